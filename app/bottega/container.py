@@ -282,10 +282,10 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     """Execute runs during the block; at its end, hand back unfinished ones."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
-    from bottega.engine.journal import StepWriter
     from bottega.engine.live_text import LiveText
     from bottega.engine.mcp import McpSessions
     from bottega.engine.telemetry import measured
+    from bottega.events.log import StepWriter
     from bottega.runs.control import CancelWatch
 
     settings, database, worker_id = service.settings, service.database, uuid4()

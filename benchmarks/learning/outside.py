@@ -89,17 +89,17 @@ def episode_of(run: Recorded, tools: Sequence[str]) -> Episode:
     for number, call in enumerate(run.calls):
         named = {"call": number, "tool_call_id": "t", "name": call.name}
         started = {**named, "arguments": dict(call.arguments)}
-        recorder.hear(EventType.TOOL_STARTED, None, AGENT, started)
+        recorder.observe(EventType.TOOL_STARTED, None, AGENT, started)
         if call.failed:
             ended = {
                 "status": "error",
                 "result": None,
                 "error": {"type": TOOL_ERROR, "message": call.result},
             }
-            recorder.hear(EventType.TOOL_FAILED, None, AGENT, {**named, **ended})
+            recorder.observe(EventType.TOOL_FAILED, None, AGENT, {**named, **ended})
         else:
             ended = {"status": "success", "result": call.result, "error": None}
-            recorder.hear(EventType.TOOL_COMPLETED, None, AGENT, {**named, **ended})
+            recorder.observe(EventType.TOOL_COMPLETED, None, AGENT, {**named, **ended})
     row = recorder.episode(
         RunStatus.COMPLETED, output=run.answer, stop_reason="answer", error=None, duration_s=1.0
     )

@@ -61,7 +61,7 @@ def told(*events: Any) -> list[dict[str, Any]]:
     """Return the patterns of a run's episode."""
     recorder = EpisodeRecorder(RunFacts(ONE, None, None, "Go.", "boss", {}, {}))
     for event in events:
-        recorder.hear(*event)
+        recorder.observe(*event)
     episode = recorder.episode(
         RunStatus.COMPLETED, output="", stop_reason=None, error=None, duration_s=1.0
     )

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
-from bottega.engine.replay_tasks import TaskReplay, remember
+from bottega.engine.replay import RestoredTasks, replay_run, replay_tasks
 from bottega.events.types import Event, EventType
 from bottega.runs.retry import carry_over
 
@@ -132,7 +132,7 @@ class Repetition:
             )
             for seq, row in enumerate(carried.events, start=2)
         ]
-        self.memory: TaskReplay = remember(self.events, NOW)
+        self.memory: RestoredTasks = replay_tasks(replay_run(self.events), NOW)
 
     def goes_on_with(self) -> set[UUID]:
         """Return the tasks that are done again."""

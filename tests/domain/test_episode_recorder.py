@@ -62,7 +62,7 @@ def tell(
 ) -> dict[str, Any]:
     telling = EpisodeRecorder(about(**changes), known.text)
     for event in events:
-        telling.hear(*event)
+        telling.observe(*event)
     return telling.episode(
         status, output=output, stop_reason=stop_reason, error=error, duration_s=1.5
     )

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.engine.fair_queue import FairQueue
+from bottega.engine.recorder import FairQueue
 
 BUSY, QUIET = UUID(int=1), UUID(int=2)
 

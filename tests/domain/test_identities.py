@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from bottega.agents.messages import ToolMessage, ToolResult, ToolStatus
 from bottega.agents.parts import estimated_tokens
-from bottega.engine.recorder import help_after
-from bottega.engine.retrieval import CURE
+from bottega.engine.retrieval import CURE, help_after
 from bottega.memory.prompts import PromptMessage
 from bottega.memory.text.identities import (
     ID,

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from bottega.agents.messages import AgentUsage
-from bottega.engine.replay_tasks import linked_runs, remember
+from bottega.engine.replay import replay_run, replay_tasks
 from bottega.events.types import Event, EventType
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -28,11 +28,11 @@ def called(name: str, arguments: dict[str, Any], result: Any) -> list[Event]:
 
 def test_stored_file_is_written_again() -> None:
     log = called("write_file", {"path": "a", "content": "b"}, {"written_chars": 1})
-    assert remember(log, NOW).writes == [(None, "a", "b")]
+    assert replay_run(log).writes == [(None, "a", "b")]
 
 
 def test_own_tool_with_the_name_of_the_file_tool_writes_no_file() -> None:
-    assert remember(called("write_file", {"target": "a"}, "stored"), NOW).writes == []
+    assert replay_run(called("write_file", {"target": "a"}, "stored")).writes == []
 
 
 def a_task(log: list[Event], *, ended: bool, of: UUID | None = None) -> UUID:
@@ -63,7 +63,7 @@ def test_outcomes_that_the_parent_has_read_are_known_as_read(tool: str) -> None:
         tasks.append({"task_id": str(task), "status": status})
     tasks += [{"task_id": "no id", "status": "failed"}, "no task"]
 
-    restored = remember(log, NOW).tasks
+    restored = replay_tasks(replay_run(log), NOW).tasks
     assert [each for each in restored if restored[each].received] == [read]
     assert unread in restored
 
@@ -88,9 +88,10 @@ def test_the_usage_of_a_linked_run_that_ended_after_its_task_counts(carried: boo
     log = cancelled_task(run, task, linked, end=5)
     carried_seq = 5 if carried else 4
     # This run gives the task a linked run of its own, unless the task had ended before.
-    assert linked_runs(log, carried_seq) == {task: linked if carried else None}
+    replay = replay_run(log, carried_seq)
+    assert replay.linked_runs() == {task: linked if carried else None}
     used = AgentUsage(7, 3, model_calls=1)
-    replay = remember(log, NOW, carried_seq, {task: used})
-    assert replay.usage == used
-    assert replay.paid.total_tokens == (0 if carried else 10)
-    assert remember(log, NOW, carried_seq).usage == AgentUsage()
+    restored = replay_tasks(replay, NOW, {task: used})
+    assert restored.usage == used
+    assert restored.paid.total_tokens == (0 if carried else 10)
+    assert replay_tasks(replay, NOW).usage == AgentUsage()

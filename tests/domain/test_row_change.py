@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bottega.engine.task_rows import CANCELLED, row_change
+from bottega.engine.journal import CANCELLED, row_change
 from bottega.events.types import EventType
 
 BROKEN = {"code": "agent_failed", "message": "no"}

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from bottega.engine.replay_tasks import Clocks
+from bottega.engine.replay import Clocks
 from bottega.events.types import Event, EventType
 
 BEGIN = datetime(2026, 11, 21, tzinfo=UTC)
@@ -22,7 +22,7 @@ class Log:
 
     def add(self, at: float, kind: EventType, task_id: UUID | None = None, **data: Any) -> None:
         when = BEGIN + timedelta(seconds=at)
-        self.clocks.hear(Event(uuid4(), 1, kind, when, task_id, None, "a", data))
+        self.clocks.observe(Event(uuid4(), 1, kind, when, task_id, None, "a", data))
 
     def begins(self, task_id: UUID, at: float = 0.0) -> None:
         self.add(at, EventType.SUBAGENT_DISPATCHED, task_id)

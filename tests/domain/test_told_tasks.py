@@ -17,7 +17,7 @@ from bottega.agents.history import (
 )
 from bottega.engine.memory import use_memory
 from bottega.engine.recorder import JournalRecorder
-from bottega.engine.replay import Replay
+from bottega.engine.replay import RunReplay
 from bottega.memory.patterns.task_analysis import analyse
 from tests.claims import claim_of
 from tests.domain.asked import LANGUAGES, TASKS
@@ -31,7 +31,7 @@ async def prompt(asked: Any, **demands: list[str]) -> list[StandardMessage]:
     run = claim_of(UUID(int=1), input=asked, demands=demands)
     model = ScriptedModel("done")
     agent = BaseAgent(SYSTEM, model)
-    journal = SimpleNamespace(replay=Replay(), episode_recorder=None)
+    journal = SimpleNamespace(replay=RunReplay(), episode=None, observers=[])
     recorder = cast(JournalRecorder, SimpleNamespace(journal=journal, lessons=None))
     await use_memory(agent, run, recorder, None, limit=20_000)
     said = with_demands(query_messages(query_of(run.input)), demands_message(run.demands))

@@ -123,7 +123,7 @@ def test_a_run_works_on_while_a_task_may_begin(
 def test_a_queued_task_keeps_no_run_from_waiting_for_a_model(team: Team) -> None:
     root = team.begins()
     team.task(S.QUEUED, ((1, 0),))
-    team.calls[root] = ModelCall(None, None, monotonic() + 100, 1, 0.0)
+    team.calls[root] = ModelCall(None, monotonic() + 100, 1, 0.0)
     assert team.waits()
     team.task(S.RUNNING, ((1, 1),))
     assert not team.waits()
@@ -156,5 +156,5 @@ def test_a_caller_waits_with_the_sub_agent_that_it_called(team: Team) -> None:
         assert team.needs() == {root: False}
         with team.asking(below):
             assert list(team.needs().items()) == [(below, True), (root, True)]
-            team.calls[below] = ModelCall(None, None, 0.0)
+            team.calls[below] = ModelCall(None, 0.0)
             assert team.needs() == {below: False, root: False}

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.engine.fair_queue import FairQueue
+from bottega.engine.recorder import FairQueue
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.service import Running, frames, running

@@ -22,8 +22,8 @@ from bottega.agents.parts import FileContent, Part
 from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.clock import monotonic
 from bottega.errors import HistoryError, ModelError
+from bottega.llm.dialects.dialect import Piece
 from bottega.llm.dialects.opaque import origin_of
-from bottega.llm.dialects.parts import Piece
 from tests.fake_model import FakeModel, calls, chunk, gated_within, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 from tests.tools.test_media import png

@@ -10,8 +10,7 @@ from httpx2 import URL
 
 from bottega.agents.messages import HumanMessage
 from bottega.errors import InvalidInputError, ModelError
-from bottega.llm.client import _proxy
-from bottega.llm.provider import open_provider
+from bottega.llm.provider import _proxy, open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.vendors import NO_KEY, OpenAIProvider
 from tests.fake_model import FakeModel
@@ -83,7 +82,7 @@ async def test_no_proxy_names_hosts_ports_and_networks(
 async def test_error_whose_body_does_not_end_is_known_by_its_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bottega.llm.client._LONGEST_ERROR_S", 0.2)
+    monkeypatch.setattr("bottega.llm.provider._LONGEST_ERROR_S", 0.2)
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

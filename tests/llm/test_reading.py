@@ -5,7 +5,7 @@ from math import floor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.llm.provider import pause_of
+from bottega.llm.dialects.answer import pause_of
 
 TURNS = st.integers(0, 4)
 WHOLE_MS = st.integers(0, 10**9).map(lambda ms: ms / 1000)

@@ -20,8 +20,8 @@ from bottega.agents.messages import (
 )
 from bottega.agents.provider import ToolSchema
 from bottega.errors import HistoryError, InvalidInputError
+from bottega.llm.dialects.dialect import Piece
 from bottega.llm.dialects.opaque import origin_of
-from bottega.llm.dialects.parts import Piece
 from bottega.llm.vendors import OpenAIProvider
 from tests.fake_responses import FakeResponses, answer, call, say, thought
 from tests.llm.conftest import KEY, Asking, provider_for

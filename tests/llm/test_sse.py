@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.llm.provider import SSESplitter
+from bottega.llm.dialects.answer import SSESplitter
 
 LINE = st.text(alphabet='ab: {}"é\u2028\x0b\x1c', max_size=12).map(str.encode)
 FIELD = st.sampled_from([b"data: ", b"data:", b"event: ", b": ", b"id: ", b"retry: ", b"data", b""])

@@ -7,8 +7,9 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from bottega.db.engine import Database
-from bottega.engine.journal import Journal, StepWriter
+from bottega.engine.journal import Journal
 from bottega.engine.live_text import CallText, LiveText
+from bottega.events.log import StepWriter
 from bottega.services import background
 from tests.claims import claim_of, store_head
 from tests.waiting import until

@@ -12,10 +12,10 @@ import pytest
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import End, Journal, StepWriter
+from bottega.engine.journal import End, Journal
 from bottega.errors import FencedError
 from bottega.events import log
-from bottega.events.log import Step
+from bottega.events.log import Step, StepWriter
 from bottega.events.types import EventType, RunStatus
 from tests.claims import claim, end_leases, report, sweep
 from tests.stores.test_neighbours import claimed
@@ -283,7 +283,7 @@ import asyncio, sys
 from uuid import UUID
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.db.engine import open_database
-from bottega.engine.journal import StepWriter
+from bottega.events.log import StepWriter
 from tests.stores.test_step_groups import Step, warnings
 
 async def write(writer, run):

@@ -11,8 +11,8 @@ from pydantic_core import from_json, to_json
 from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import End, Journal, StepWriter
-from bottega.events.log import Step, append_steps
+from bottega.engine.journal import End, Journal
+from bottega.events.log import Step, StepWriter, append_steps
 from bottega.events.types import EventType, RunStatus
 from tests.claims import claim, end_leases, hand_back
 from tests.stores.test_neighbours import claimed

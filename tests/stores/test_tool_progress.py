@@ -8,10 +8,11 @@ from pydantic_core import from_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import Database
-from bottega.engine.journal import Journal, StepWriter
+from bottega.engine.journal import Journal
 from bottega.engine.live_text import LiveText
 from bottega.engine.mcp import LONGEST_MESSAGE, CallProgress
 from bottega.events.frames import Filter, Frame
+from bottega.events.log import StepWriter
 from bottega.events.stream import Subscriber
 from bottega.services import background
 from bottega.settings import Settings

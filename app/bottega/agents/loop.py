@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
 from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome
@@ -14,7 +15,7 @@ from bottega.agents.messages import (
     StandardMessage,
 )
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck, unmet
-from bottega.agents.provider import LLMProvider, Permit, ToolSchema, answer_from
+from bottega.agents.provider import LLMProvider, Permit, ToolSchema
 from bottega.agents.query import (
     RUN_AGAIN,
     Ending,
@@ -33,7 +34,7 @@ from bottega.agents.query import (
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import after_tools, answer_calls
 from bottega.agents.tools import ToolBase
-from bottega.errors import ModelError
+from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
@@ -52,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 FINAL_ANSWER = "final_answer"
 HOOK_STOP = "hook_stop"
+PROVIDER_FAILED = "provider_failed"
 MAX_ITERATIONS = "max_iterations"
 _SAID = (FINAL_ANSWER, HOOK_STOP, Ending.LENGTH)
 
@@ -76,8 +78,11 @@ class QueryLoop:
         self._toolbox: dict[str, ToolBase] = {}
         self._schemas: tuple[ToolSchema, ...] = ()
         self._messages: Sequence[StandardMessage] = ()
-        self._output = OutputCheck(self.agent.output)
         self._options = options_of(query)
+
+    @cached_property
+    def _output(self) -> OutputCheck:
+        return OutputCheck(self.agent.output)
 
     async def run(self) -> AssistantResponse:
         """Run the query.
@@ -270,6 +275,12 @@ class QueryLoop:
         self._good = list(history)
 
     async def _invoke(self, permit: Permit | None) -> AssistantMessage:
+        """Call the provider.
+
+        Raises:
+            ModelError: it failed in any way.
+            BottegaError: an internal error.
+        """
         options = self._options
         if failing := self.query.recorder.failing(self.query):
             options = replace(options, failing=failing)
@@ -278,7 +289,19 @@ class QueryLoop:
         if permit is not None:
             options = replace(options, permit=permit, max_output_tokens=permit.most)
         on_delta = delta_listener(self.query)
-        return await answer_from(self.provider, self._messages, self._schemas, options, on_delta)
+        try:
+            message: object = await self.provider.invoke(
+                self._messages, self._schemas, options=options, on_delta=on_delta
+            )
+        except Exception as error:
+            if isinstance(error, ModelError) or is_internal(error):
+                raise
+            code = error.code if isinstance(error, BottegaError) else PROVIDER_FAILED
+            raise ModelError(f"{type(error).__name__}: {error}", code=code) from error
+        if not isinstance(message, AssistantMessage):
+            text = f"the provider returned {type(message).__name__}, not an AssistantMessage"
+            raise ModelError(text, code=PROVIDER_FAILED)
+        return message
 
     def _keeps_tool_choice(self) -> bool:
         """Return true if the agent's choice of tools holds for this call; it needs tools."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
 from bottega.agents.params import ModelParams
 from bottega.agents.parts import FileLoader
-from bottega.errors import BottegaError, ModelError, NoProviderError, is_internal
+from bottega.errors import ModelError, NoProviderError
 
 OnDelta = Callable[[str], Awaitable[None] | None]
 """NotifyListener for text deltas of a model."""
@@ -141,34 +141,6 @@ def with_patience(provider: LLMProvider | None, most_s: float) -> LLMProvider | 
 
 
 _default_provider: Callable[[], LLMProvider] | None = None
-
-
-async def answer_from(
-    provider: LLMProvider,
-    messages: Sequence[StandardMessage],
-    tools: Sequence[ToolSchema],
-    options: ModelOptions,
-    on_delta: OnDelta | None,
-) -> AssistantMessage:
-    """Make a model call.
-
-    Raises:
-        ModelError: the provider failed in any way.
-        BottegaError: an internal error.
-    """
-    try:
-        message = await provider.invoke(messages, tools, options=options, on_delta=on_delta)
-    except Exception as error:
-        if isinstance(error, ModelError) or is_internal(error):
-            raise
-        code = error.code if isinstance(error, BottegaError) else "provider_failed"
-        raise ModelError(f"{type(error).__name__}: {error}", code=code) from error
-    if not isinstance(message, AssistantMessage):
-        raise ModelError(
-            f"the provider returned {type(message).__name__}, not an AssistantMessage",
-            code="provider_failed",
-        )
-    return message
 
 
 def set_default_provider(factory: Callable[[], LLMProvider] | None) -> None:

@@ -404,10 +404,34 @@ def options_of(query: Query) -> ModelOptions:
     )
 
 
-class Recorder:
-    """Observer of queries that can replay their calls; this base class records nothing.
+class QueryObserver:
+    """Reacts to what happens in queries; this base class does nothing.
 
     Methods that are not ``async`` must not block.
+    """
+
+    def query_started(self, query: Query) -> None:
+        """Note a query's start: its messages are in the history, no model call was made."""
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        """Note a query's end, successful or not; not called after a cancellation."""
+
+    def query_escaped(self, query: Query, error: BaseException) -> None:
+        """Note that an exception or its cancellation ended a query, without a response."""
+
+    def delta_listener(self, query: Query) -> OnDelta | None:
+        """Return a listener for the text deltas of the current model call, if any."""
+        return None
+
+    def model_try_began(self, query: Query, target: ModelTarget) -> None:
+        """Note the model that the current model call tries now; it may be the same as before."""
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        """Note a failed try of the current model call, before it is repeated."""
+
+
+class Recorder(QueryObserver):
+    """Observer of queries that can replay their calls; this base class records nothing.
 
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
@@ -432,14 +456,7 @@ class Recorder:
         """Return true if an earlier attempt recorded what the event (of this call) is about."""
         return False
 
-    def query_started(self, query: Query) -> None:
-        """Record a query's start: its messages are in the history, no model call was made."""
-
-    def query_ended(self, query: Query, response: AssistantResponse) -> None:
-        """Record a query's end, successful or not; not called after a cancellation."""
-
     def query_escaped(self, query: Query, error: BaseException) -> None:
-        """Note that an exception or its cancellation ended a query, without a response."""
         query.escaped = error
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
@@ -450,19 +467,9 @@ class Recorder:
         async with query.admission() as permit:
             return await invoke(permit)
 
-    def delta_listener(self, query: Query) -> OnDelta | None:
-        """Return a listener for the text deltas of the next model call, if any."""
-        return None
-
     def failing(self, query: Query) -> Failing | None:
         """Return the failed tries of the current model call before this attempt, if any."""
         return None
-
-    def model_try_began(self, query: Query, target: ModelTarget) -> None:
-        """Record the model that the current model call tries now; it may be the same as before."""
-
-    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
-        """Record a failed try of the current model call, before it is repeated."""
 
     def answer_lost(self, query: Query, usage: Usage) -> None:
         """Count the usage of an answer of the current model call that broke off."""

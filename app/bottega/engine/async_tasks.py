@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,16 @@ from bottega.agents.query import current_call
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import Journal
+from bottega.engine.journal import CANCELLED, Journal, TaskPlace
 from bottega.engine.linked_runs import LinkedRuns, Spreading, give_files
 from bottega.engine.recorder import JournalRecorder
-from bottega.engine.replay_tasks import ENDS, TaskReplay, linked_runs, remember
-from bottega.engine.task_rows import CANCELLED, TaskPlace
+from bottega.engine.replay import ENDS, RestoredTasks, RunReplay, replay_tasks
 from bottega.engine.workers import Load
-from bottega.events.types import Event, EventType
+from bottega.events.types import EventType
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.plugins import sees_dispatches
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.swarm import Swarm, SwarmOptions
+from bottega.subagents.swarm import LinkedEnd, Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
 from bottega.subagents.tool_base import screening, shown_usage
 
@@ -39,17 +38,18 @@ class ResumedTasks:
     """
 
     def __init__(
-        self, recorder: JournalRecorder, replay: TaskReplay, registry: SubagentRegistry
+        self, recorder: JournalRecorder, restored: RestoredTasks, registry: SubagentRegistry
     ) -> None:
         self._tasks = recorder.tasks
         self._registry = registry
-        self._replay = replay
-        self._left = dict.fromkeys(replay.unfinished())
+        self._replay = recorder.journal.replay
+        self._restored = restored.tasks
+        self._left = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
         """Write that each task is queued again."""
         for task_id in self._left:
-            data = {"attempt": self._replay.tasks[task_id].attempt}
+            data = {"attempt": self._restored[task_id].attempt}
             self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
 
     def ended(self, task_id: UUID) -> None:
@@ -69,7 +69,7 @@ class ResumedTasks:
 
     def _cancel(self, task_id: UUID) -> None:
         del self._left[task_id]
-        place, restored = self._place(task_id), self._replay.tasks[task_id]
+        place, restored = self._place(task_id), self._restored[task_id]
         moved = {"from": SubagentStatus.QUEUED, "to": SubagentStatus.CANCELLED}
         self._tasks.write(
             place, EventType.SUBAGENT_STATUS_CHANGED, {"attempt": restored.attempt, **moved}
@@ -83,8 +83,8 @@ class ResumedTasks:
 
     def _place(self, task_id: UUID) -> TaskPlace:
         above = self._replay.line(task_id)
-        agent = self._replay.tasks[task_id].params.agent
-        return TaskPlace(task_id, self._replay.parents[task_id], agent, len(above) - 1)
+        agent = self._restored[task_id].params.agent
+        return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
 # Only tasks below the asking task ($4) are found; NULL is the root, above all.
@@ -173,14 +173,12 @@ async def running_subagents(
     runtime: SubagentRuntime,
     recorder: JournalRecorder,
     run: ClaimedRun,
-    events: Sequence[Event],
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
     """Run a run's asynchronous sub-agents during the block; none outlives it.
 
     Args:
-        events: of the run's earlier attempts.
         is_suspended: tells whether the block ends without the run's end.
 
     Raises:
@@ -190,8 +188,10 @@ async def running_subagents(
     assert me is not None
     journal = recorder.journal
     spreading = Spreading(runtime.linked, recorder, run)
-    replay, files = await _recalled(spreading, run, events)
-    resumed = ResumedTasks(recorder, replay, runtime.registry)
+    linked = await spreading.ends_of(journal.replay.linked_runs())
+    used = {task_id: end.usage for task_id, end in linked.items()}
+    restored = replay_tasks(journal.replay, run.claimed_at, used)
+    resumed = ResumedTasks(recorder, restored, runtime.registry)
     began, left = monotonic(), run.remaining_s
     options = SwarmOptions(
         run_id=run.run_id,
@@ -201,8 +201,8 @@ async def running_subagents(
         remaining=lambda: left - (monotonic() - began),
         outer=recorder.accounts.all,
         plugins=runtime.plugins,
-        restored=replay.tasks,
-        waits=replay.waits,
+        restored=restored.tasks,
+        waits=restored.waits,
         cancelled=recorder.tasks.cancelled,
         lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
         is_suspended=is_suspended,
@@ -212,9 +212,10 @@ async def running_subagents(
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)
-    _restore_files(swarm, run, replay, files)
+    give_files(swarm, run)
+    _restore_files(swarm, journal.replay, restored, linked.values())
     recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
-    recorder.repeat(replay.usage, replay.paid)
+    recorder.repeat(restored.usage, restored.paid)
     resumed.resume()
     try:
         yield
@@ -231,38 +232,23 @@ async def running_subagents(
                 resumed.close()
 
 
-async def _recalled(
-    spreading: Spreading, run: ClaimedRun, events: Sequence[Event]
-) -> tuple[TaskReplay, dict[str, str]]:
-    """Return the state of earlier attempts' tasks, and the files of their linked runs by path."""
-    ends = await spreading.ends_of(linked_runs(events, run.carried_seq))
-    used = {task_id: end.usage for task_id, end in ends.items()}
-    files = {path: text for end in ends.values() for path, text in end.files.items()}
-    return remember(events, run.claimed_at, run.carried_seq, used), files
-
-
 def _restore_files(
-    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, files: Mapping[str, str]
+    swarm: Swarm, replay: RunReplay, restored: RestoredTasks, linked: Iterable[LinkedEnd]
 ) -> None:
-    """Restore the files of earlier attempts, and those that a linked run gets."""
-    give_files(swarm, run)
-    for path, text in files.items():
-        swarm.context.restore(path, text)
+    """Restore the files of earlier attempts and of their linked runs."""
+    for end in linked:
+        for path, text in end.files.items():
+            swarm.context.restore(path, text)
     for write in replay.writes:
         swarm.restore_file(*write)
-    for each in replay.over:
+    for each in restored.over:
         swarm.forget_files(each)
 
 
-def end_all(
-    runtime: SubagentRuntime,
-    recorder: JournalRecorder,
-    run: ClaimedRun,
-    events: Sequence[Event],
-) -> None:
+def end_all(runtime: SubagentRuntime, recorder: JournalRecorder, run: ClaimedRun) -> None:
     """End the unfinished tasks of a run that ends before it could resume."""
-    replay = remember(events, run.claimed_at)
-    resumed = ResumedTasks(recorder, replay, runtime.registry)
+    restored = replay_tasks(recorder.journal.replay, run.claimed_at)
+    resumed = ResumedTasks(recorder, restored, runtime.registry)
     resumed.resume()
     resumed.close()
 

@@ -159,7 +159,8 @@ class CompiledTeam:
             own = set(map(id, agent.registered_tools))
             for configure in dependencies.configure:
                 configure(agent, member.definition)
-            if approval := approval_of(member.definition.get("approval")):
+            rule = member.definition.get("approval")
+            if rule is not None and (approval := approval_of(rule)):
                 _approve_others(agent, own, approval)
         roots = {name: copy_of(agent) for name, agent in self.roots.items()}
         if run.output_schema is not None:

@@ -34,16 +34,10 @@ from bottega.db.failures import persist
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import End
 from bottega.engine.memory import facts_of
-from bottega.engine.replay import answer_of, result_of
+from bottega.engine.replay import RunReplay, TaskReplay, ToolCallReplay, replay_run, result_of
 from bottega.errors import BottegaError
-from bottega.events.types import (
-    EventType,
-    LlmCompleted,
-    MessageDelivered,
-    RunStatus,
-    ToolEnded,
-    tool_call_of,
-)
+from bottega.events.log import event_of
+from bottega.events.types import Event, RunStatus
 from bottega.graph.publication import as_text, message_lines
 from bottega.memory.prompts import RECALL, RunMemory, TurnReader, tokens_of
 from bottega.memory.text.summaries import cut, summary_of
@@ -92,20 +86,11 @@ def broken(
     return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
 
 
-@dataclass(frozen=True, slots=True)
-class SpokenLine:
-    """An event of a turn: said by a model, a tool or the user, or a decision on a tool call."""
-
-    type: str
-    agent: str
-    data: Mapping[str, Any]
-
-
 def said(answer: str | None) -> list[StandardMessage]:
     return [] if answer is None else [AssistantMessage(content=answer)]
 
 
-def turn_messages(lines: Sequence[SpokenLine], answer: str | None) -> list[StandardMessage]:
+def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]:
     """Return what an agent said and heard after the question of a turn. Pure.
 
     These are the model's messages with tool calls, each with all its answers, what the user said
@@ -114,32 +99,19 @@ def turn_messages(lines: Sequence[SpokenLine], answer: str | None) -> list[Stand
     Args:
         answer: the final one; ``None``: the last message without calls.
     """
-    results: dict[tuple[int, str], ToolResult] = {}
-    edited: set[tuple[int, str]] = set()
-    drafts: dict[int, AssistantMessage] = {}
-    told: defaultdict[int, list[MessageDelivered]] = defaultdict(list)
-    for line in lines:
-        if line.type == EventType.LLM_COMPLETED:
-            completed = LlmCompleted.of(line.data)
-            drafts[completed.call] = with_distinct_ids(answer_of(completed))
-        elif line.type == EventType.MESSAGE_DELIVERED:
-            delivered = MessageDelivered.of(line.data)
-            told[delivered.call].append(delivered)
-        elif line.type == EventType.INTERRUPT_RESOLVED:
-            if Resolution(line.data["resolution"]).arguments is not None:
-                edited.add(tool_call_of(line.data))
-        else:
-            ended = ToolEnded.of(line.data)
-            key = ended.call, ended.tool_call_id
-            result = result_of(ended)
-            results[key] = as_edited(result) if key in edited else result
+    drafts = {
+        number: with_distinct_ids(call.answer)
+        for number, call in turn.calls.items()
+        if call.answer is not None
+    }
     found: list[StandardMessage] = []
-    for call, message in drafts.items():
-        found += map(user_message, (each.content for each in told[call]))
-        keys = [(call, tool_call.id) for tool_call in message.tool_calls]
-        if keys and all(key in results for key in keys):
-            found += [message, *(ToolMessage.answering(results[key]) for key in keys)]
-        elif any(each.answered for each in told[call + 1]):
+    for number, message in drafts.items():
+        found += (user_message(each.content) for each in turn.delivered[number])
+        calls = [turn.tools.get((number, tool_call.id)) for tool_call in message.tool_calls]
+        results = [result for call in calls if (result := _turn_result(call)) is not None]
+        if calls and len(results) == len(calls):
+            found += [message, *map(ToolMessage.answering, results)]
+        elif any(each.answered for each in turn.delivered[number + 1]):
             found.append(without_calls(message))
     last = next(reversed(drafts.values()), None)
     if last is not None and not last.tool_calls and answer in (None, last.content):
@@ -147,6 +119,15 @@ def turn_messages(lines: Sequence[SpokenLine], answer: str | None) -> list[Stand
     elif answer is not None:
         found += said(answer)
     return found
+
+
+def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
+    if call is None or call.ended is None:
+        return None
+    result = result_of(call.ended, call.answer or "")
+    decisions = (Resolution(resolution) for _, resolution in call.decisions.values())
+    is_edited = any(decision.arguments is not None for decision in decisions)
+    return as_edited(result) if is_edited else result
 
 
 GISTS = 12
@@ -227,16 +208,14 @@ def _gist(text: str) -> str:
     return cut(" ".join(text[: 4 * _GIST_BYTES].split()), _GIST_BYTES)
 
 
-async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns | None:
-    """Read the turns before a run's own; ``None``: it is in no conversation.
+async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
+    """Read the turns of a conversation before a run's own.
 
     Waits while the database is away.
 
     Args:
         most: tokens of all turns before that a prompt may hold.
     """
-    if not run.in_conversation:
-        return None
     if run.base is None:
         return PastTurns(1, 1, 0, {}, {})
     return await persist(lambda: _before(pool, run, most))
@@ -248,10 +227,10 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
     if not turns:  # they were erased
         return PastTurns(1, 1, 0, {}, {})
     whole = [row for row in turns if _is_read(row, most)]
-    lines = await _lines(pool, run, [row["run_id"] for row in whole]) if whole else {}
+    replays = await _replays(pool, run, [row["run_id"] for row in whole]) if whole else {}
     histories: defaultdict[str, list[StandardMessage]] = defaultdict(list)
     for row in turns:
-        for name, messages in _messages(run, row, lines.get(row["run_id"]), most).items():
+        for name, messages in _messages(run, row, replays.get(row["run_id"]), most).items():
             histories[name] += messages
     return PastTurns(
         number=turns[-1]["number"] + 1,
@@ -270,8 +249,8 @@ async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: 
         return None
     run_id = row["run_id"]
     whole = [run_id] if _is_read(row, most) else []
-    lines = await persist(lambda: _lines(pool, run, whole)) if whole else {}
-    messages = _messages(run, row, lines.get(run_id), most)
+    replays = await persist(lambda: _replays(pool, run, whole)) if whole else {}
+    messages = _messages(run, row, replays.get(run_id), most)
     said = (each for own in messages.values() for each in own)
     return cut("\n".join(message_lines(said)), most // 2 * BYTES_PER_TOKEN)
 
@@ -281,54 +260,44 @@ def _is_read(row: Mapping[str, Any], most: int) -> bool:
     return bool(row["tokens"] <= most // 2 and row["events"] <= _MOST_EVENTS)
 
 
-async def _lines(
+async def _replays(
     pool: asyncpg.Pool, run: ClaimedRun, runs: Sequence[UUID]
-) -> dict[UUID, list[SpokenLine]]:
+) -> dict[UUID, RunReplay]:
     """Return what the agents of runs said and heard, with the answers of their sub-agents."""
-    found: dict[UUID, list[SpokenLine]] = {run_id: [] for run_id in runs}
+    events: dict[UUID, list[Event]] = {run_id: [] for run_id in runs}
     asked: list[tuple[UUID, int]] = []
-    for row in await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag"):
-        event = from_json(row["line"])
-        line = SpokenLine(event["type"], event["agent"], event["data"])
-        found[row["run_id"]].append(line)
-        if (seq := event["data"].get("answer_seq")) is not None:
-            asked.append((row["run_id"], seq))
+    for number, row in enumerate(await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag")):
+        run_id = row["run_id"]
+        # Lines have no seq of their own: negative ones are in nobody's ``answer_seq``.
+        event = event_of(run_id, -1 - number, run.started_at, row["line"])
+        events[run_id].append(event)
+        if (seq := event.data.get("answer_seq")) is not None:
+            asked.append((run_id, seq))
+    texts: dict[UUID, dict[int, str | None]] = {run_id: {} for run_id in runs}
     if asked:
         keys = [run_id for run_id, _ in asked], [seq for _, seq in asked]
         async with acting_as(pool, run.tenant_id) as connection:
             rows = await connection.fetch(_ANSWERS, run.tenant_id, *keys)
-        answers = {(row["run_id"], row["seq"]): row["output"] for row in rows}
-        for run_id, lines in found.items():
-            found[run_id] = [_with_answer(line, run_id, answers) for line in lines]
-    return found
-
-
-def _with_answer(
-    line: SpokenLine, run_id: UUID, answers: Mapping[tuple[UUID, int], str]
-) -> SpokenLine:
-    if (seq := line.data.get("answer_seq")) is None:
-        return line
-    data = {**line.data, "answer_seq": None, "result": answers.get((run_id, seq), "")}
-    return replace(line, data=data)
+        for row in rows:
+            texts[row["run_id"]][row["seq"]] = row["output"]
+    return {run_id: replay_run(events[run_id], texts=texts[run_id]) for run_id in runs}
 
 
 def _messages(
-    run: ClaimedRun, row: Mapping[str, Any], lines: Sequence[SpokenLine] | None, most: int
+    run: ClaimedRun, row: Mapping[str, Any], turn: RunReplay | None, most: int
 ) -> dict[str, list[StandardMessage]]:
-    """Return the messages of a turn by agent; ``lines``: ``None`` for a very large one."""
+    """Return the messages of a turn by agent; ``turn``: ``None`` for a very large one."""
     asked = query_of(from_json(row["asked"]))
     question = [HumanMessage(content=asked)] if isinstance(asked, str) else asked
     answer = from_json(row["answer"]) if row["answer"] else None
     if run.mode != "dag":
         assert run.agent is not None
         final = answer if isinstance(answer, str) and row["ending"] in _SPOKEN else None
-        if lines is None:
+        if turn is None:
             return {run.agent: _shortened([*question, *said(final)], most)}
-        return {run.agent: [*question, *turn_messages(lines, final)]}
-    by_agent: defaultdict[str, list[SpokenLine]] = defaultdict(list)
-    for line in lines or ():
-        by_agent[line.agent].append(line)
-    return {name: [*question, *turn_messages(own, None)] for name, own in by_agent.items()}
+        return {run.agent: [*question, *turn_messages(turn.task(None), final)]}
+    nodes = {} if turn is None else turn.tasks
+    return {node.agent or "": [*question, *turn_messages(node, None)] for node in nodes.values()}
 
 
 def _shortened(messages: Iterable[StandardMessage], most: int) -> list[StandardMessage]:

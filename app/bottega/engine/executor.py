@@ -32,23 +32,22 @@ from bottega.engine.budget import DayBudgets
 from bottega.engine.build_agents import Teams
 from bottega.engine.claim import ClaimedRun, hand_back
 from bottega.engine.conversation import broken, conversation_of, end_of
-from bottega.engine.fair_queue import FairQueue
-from bottega.engine.journal import End, Journal, StepWriter
+from bottega.engine.journal import CANCELLED, End, Journal, RunEpisode
 from bottega.engine.linked_runs import agent_of_task, written
 from bottega.engine.live_text import LiveText
 from bottega.engine.mcp import McpSessions
 from bottega.engine.memory import facts_of, use_memory
-from bottega.engine.recorder import JournalRecorder
-from bottega.engine.replay import fold
+from bottega.engine.recorder import FairQueue, JournalRecorder
+from bottega.engine.replay import replay_run
 from bottega.engine.retrieval import MemorySources
-from bottega.engine.task_rows import CANCELLED
-from bottega.engine.telemetry import ObservedRecorder, about, recorder_of
+from bottega.engine.telemetry import about, observe
 from bottega.engine.waiting import Soon, Wait, take_decisions, take_messages
 from bottega.engine.workers import RunLease
 from bottega.errors import FencedError, PendingRequestError
 from bottega.events import log
 from bottega.events.listener import Notifier
-from bottega.events.types import Event, EventType, RunStatus, warning
+from bottega.events.log import StepWriter
+from bottega.events.types import EventType, RunStatus, warning
 from bottega.files.run_files import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
@@ -190,7 +189,7 @@ class _UnderWay:
     is_leaving: bool = False
     cancelled: bool = False
     lost: bool = False
-    recorder: ObservedRecorder | None = None
+    recorder: JournalRecorder | None = None
     wait: Wait | None = None
     ending: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -323,27 +322,14 @@ class Executor:
                 del self._under_way[run.run_id]
 
     async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> bool:
-        tenant_id, run_id = run.tenant_id, run.run_id
+        run_id = run.run_id
         self.notifier.began(run_id, run.quiet_s)
-        journal = self._journal_of(run)
-        entry.recorder = recorder_of(
-            journal,
-            run,
-            fair=self._fair,
-            day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
-            live_text=self.live_text,
-            run_files=self._files_of(run),
-            waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),
-        )
+        recorder = entry.recorder = self._recorder_of(run, entry)
+        journal = recorder.journal
         bound = logger.bind(attempt=run.attempt)
         try:
-            if earlier is not None:  # this worker had lost the run, and did not know
-                _lose(earlier)
-                await asyncio.wait([earlier.task])
-            if self.secrets is not None:
-                await self.secrets.known(tenant_id, run.tenant)
-            entry.recorder.began()
-            await self._take_to_its_end(entry.recorder, run, entry)
+            await self._begin(recorder, run, entry, earlier)
+            await self._take_to_its_end(recorder, run, entry)
         except FencedError:
             bound.warning("run.fenced")
         except PendingRequestError:
@@ -351,13 +337,13 @@ class Executor:
             await self._hand_back(run, journal, Wait(0.0), "message")
         except asyncio.CancelledError:
             if not entry.task.cancelling():  # something in the run cancelled itself
-                await self._break(entry.recorder, run, _SELF_CANCELLED)
+                await self._break(recorder, run, _SELF_CANCELLED)
             elif entry.lost:
                 entry.task.uncancel()
                 bound.warning("run.fenced")
             elif entry.cancelled:
                 entry.task.uncancel()
-                await self._end_cancelled(entry.recorder, run)
+                await self._end_cancelled(recorder, run)
             else:
                 entry.is_leaving = True
                 await self._hand_back(run, journal, entry.wait or Wait(0.0))
@@ -370,24 +356,51 @@ class Executor:
             elif journal.finishing:
                 raise
             else:
-                await self._break(entry.recorder, run, error)
+                await self._break(recorder, run, error)
         finally:
             entry.lease = None
             self.notifier.wake(run_id)
-            await self._settle(entry.recorder)
+            await self._settle(recorder)
             await journal.close()
-            entry.recorder.closed()
             await entry.ending.aclose()
         return journal.others_due
+
+    async def _begin(
+        self,
+        recorder: JournalRecorder,
+        run: ClaimedRun,
+        entry: _UnderWay,
+        earlier: _UnderWay | None,
+    ) -> None:
+        if earlier is not None:  # this worker had lost the run, and did not know
+            _lose(earlier)
+            await asyncio.wait([earlier.task])
+        if self.secrets is not None:
+            await self.secrets.known(run.tenant_id, run.tenant)
+        for observer in recorder.journal.observers:
+            observer.began()
+            entry.ending.callback(observer.closed)
 
     def _journal_of(self, run: ClaimedRun) -> Journal:
         known = Redactor() if self.secrets is None else self.secrets.redactor(run.tenant_id)
         by_rules, is_full = not (self.sources and self.sources.analyst), run.memory == "full"
-        made = functools.partial(EpisodeRecorder, facts_of(run), known.text, reflects=by_rules)
-        episodes = made() if is_full else None
-        return Journal(
-            self.writer, run, episode_recorder=episodes, wake=self.notifier.wrote, known=known
+        episode = None
+        if is_full:
+            episode = RunEpisode(EpisodeRecorder(facts_of(run), known.text, reflects=by_rules))
+        return Journal(self.writer, run, episode=episode, wake=self.notifier.wrote, known=known)
+
+    def _recorder_of(self, run: ClaimedRun, entry: _UnderWay) -> JournalRecorder:
+        recorder = JournalRecorder(
+            self._journal_of(run),
+            run,
+            fair=self._fair,
+            day=() if self.day_budgets is None else self.day_budgets.open(run.tenant_id),
+            live_text=self.live_text,
+            run_files=self._files_of(run),
+            waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),
         )
+        observe(recorder, run)
+        return recorder
 
     def _files_of(self, run: ClaimedRun) -> RunFiles | None:
         if self.files is None:
@@ -395,7 +408,7 @@ class Executor:
         return RunFiles(self.files, run.tenant_id, run.run_id, run.session_id)
 
     async def _take_to_its_end(
-        self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay
+        self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay
     ) -> None:
         if run.is_cancelled:
             await self._end_cancelled(recorder, run)
@@ -417,7 +430,7 @@ class Executor:
         cause = "model" if wait.pause_s is not None else "interrupt" if wait.interrupts else cause
         await hand_back(self.pool, run, cause, wait.pause_s or 0.0, wait.interrupts)
 
-    async def _break(self, recorder: ObservedRecorder, run: ClaimedRun, error: Exception) -> None:
+    async def _break(self, recorder: JournalRecorder, run: ClaimedRun, error: Exception) -> None:
         """End a run for an error that is a bug."""
         await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
 
@@ -432,37 +445,39 @@ class Executor:
                 if not is_transient(error):
                     raise
 
-    async def _end_tasks(self, recorder: ObservedRecorder, run: ClaimedRun) -> None:
+    async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
+        journal = recorder.journal
         unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
-        if unended or recorder.journal.lacks_earlier_steps:
-            events = await self._earlier_events(recorder.journal)
-            if self.runtime is not None and unended:
-                end_all(self.runtime, recorder, run, events)
+        if not journal.is_replayed and (unended or journal.episode is not None):
+            await self._replay(journal)
+        if self.runtime is not None and unended:
+            end_all(self.runtime, recorder, run)
 
-    async def _end_cancelled(self, recorder: ObservedRecorder, run: ClaimedRun) -> None:
+    async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: another worker has it, and sees the cancellation when it claims the run.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, run, end)
 
-    async def _finish(self, recorder: ObservedRecorder, run: ClaimedRun, end: End) -> None:
+    async def _finish(self, recorder: JournalRecorder, run: ClaimedRun, end: End) -> None:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
         journal = recorder.journal
         files = written(recorder.swarm, run)
         await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
-        recorder.ended(end)
-        self.left_work(journal.episode_recorder is not None, journal.checks(end))
+        for observer in journal.observers:
+            observer.ended(end)
+        self.left_work(journal.episode is not None, journal.checks(end))
 
-    async def _settle(self, recorder: ObservedRecorder) -> None:
+    async def _settle(self, recorder: JournalRecorder) -> None:
         accounts = recorder.accounts
         day, accounts.day = accounts.day, ()
         if self.day_budgets is not None:
             await self.day_budgets.close(day)
 
-    async def _go_on(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
+    async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
         """Take the claimed run to its final event."""
         journal = recorder.journal
         limit = asyncio.timeout(max(0.0, run.remaining_s))
@@ -475,8 +490,7 @@ class Executor:
             )
 
         try:
-            events = await self._earlier_events(journal)
-            journal.replay = fold(events, journal.carried_seq)
+            await self._replay(journal)
             recorder.inbox.open()
             await self.take_messages({run.run_id: run.messages})
             if journal.replay.asked_people:
@@ -484,9 +498,7 @@ class Executor:
             began = True
             async with limit:
                 if (runtime := self.runtime) is not None and runtime.serves(run):
-                    async with running_subagents(
-                        runtime, recorder, run, events, self.pool, suspended
-                    ):
+                    async with running_subagents(runtime, recorder, run, self.pool, suspended):
                         end = await self._work(recorder, run, entry)
                 else:
                     end = await self._work(recorder, run, entry)
@@ -500,14 +512,18 @@ class Executor:
             end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
             await self._finish(recorder, run, end)
 
-    async def _work(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
+    async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
         """Run the agents; return the run's end."""
         tasks, ending = recorder.tasks, entry.ending
-        session = None if self.mcp is None else self.mcp.open(run, tasks, ending)
+        session = None
+        if self.mcp is not None and run.mcp_servers:
+            session = self.mcp.open(run, tasks, ending)
         team = await self.teams.of(run, session)
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, warning(code, message))
-        conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)
+        conversation = None
+        if run.in_conversation:
+            conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)
         query = with_demands(query_messages(query_of(run.input)), demands_message(run.demands))
         if run.mode == "dag" and team.graph is not None:
             if conversation is not None:
@@ -529,13 +545,11 @@ class Executor:
             end = end_of(response, recorder.answer_seq)
         return end if conversation is None else conversation.ended(end, team.agents, run)
 
-    async def _earlier_events(self, journal: Journal) -> list[Event]:
-        """Return the events of earlier attempts, and add them to the episode."""
-        if not journal.has_earlier_steps:
-            return []
-        events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
-        journal.add_earlier_steps(events)
-        return events
+    async def _replay(self, journal: Journal) -> None:
+        """Read what earlier attempts recorded."""
+        if journal.has_earlier_steps:
+            events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
+            journal.resume(replay_run(events, journal.carried_seq), events)
 
 
 def _lose(entry: _UnderWay) -> None:

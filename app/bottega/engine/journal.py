@@ -7,194 +7,51 @@ A step is all events since the last commit, stored by one statement. Steps are c
 - at the end of the run,
 - and after ``SHOW_AFTER_S`` at the latest, so that people see it.
 
-``StepWriter`` writes the steps of all runs of a worker: those that are ready together share a
-transaction. A group is stored by one call of SQL's ``append_steps``, which fences each step by
-itself. A step that cannot be stored with others is sent alone, so that it neither fails nor delays
-them.
+A run's tasks are part of it: their ids, their events and rows, and the ends of stopped ones.
 """
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
 import structlog
 
-from bottega import metrics
-from bottega.agents.messages import AgentUsage, Usage
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+from bottega.agents.provider import ModelTarget
+from bottega.agents.query import CurrentCall, Path, Query, QueryObserver, task_id_at
+from bottega.agents.tools import AgentState, ToolBase
 from bottega.clock import monotonic
-from bottega.db.failures import is_transient, persist
+from bottega.db.failures import is_transient
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.replay import Replay, key_of
+from bottega.engine.replay import ENDS, RunReplay, key_of
 from bottega.errors import PendingRequestError
-from bottega.events import log
-from bottega.events.log import Step
+from bottega.events.log import Step, StepWriter
 from bottega.events.types import (
     FINAL_EVENT,
+    AgentFailed,
+    Data,
     Event,
-    EventError,
     EventType,
     RunStatus,
-    ToolError,
+    SubagentDequeued,
+    SubagentDispatched,
+    SubagentEnded,
     warning,
 )
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
-
-SHOW_AFTER_S = 0.08
-"""Longest time for which an event waits for the next step, so that people see it."""
-
-_GROUP_STEPS = 50
-_GROUP_CHARACTERS = 1024 * 1024
-_PATIENCE_S = 0.005
-"""Wait for a call under way before a second one begins."""
-_CALLS = 2
-_ALONE = 1
-
-
-class _Waiting(NamedTuple):
-    step: Step
-    stored: "asyncio.Future[bool]"
-
-
-class StepWriter:
-    """The writer of steps that all runs of a worker share."""
-
-    def __init__(self, pool: asyncpg.Pool) -> None:
-        self._pool = pool
-        self._waiting: deque[_Waiting] = deque()
-        self._calls = 0
-        self._begin_at: asyncio.Handle | None = None
-        self._alone = asyncio.Semaphore(_ALONE)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unshown: dict[Callable[[], None], float] = {}
-        self._show_at: asyncio.TimerHandle | None = None
-
-    async def store(self, step: Step) -> bool:
-        """Store a step, in a group if others are ready too. At most one of each run at a time.
-
-        Returns:
-            Whether due runs of its tenant may be claimed now, since it ended one.
-
-        Raises:
-            FencedError: the run belongs to a newer attempt, or is over.
-            PendingRequestError: the step completes a run for which a message or its
-                cancellation waits.
-            DatabaseAwayError: the database was away for too long.
-        """
-        loop, began = asyncio.get_running_loop(), monotonic()
-        waiting = _Waiting(step, loop.create_future())
-        self._waiting.append(waiting)
-        if self._begin_at is None and self._calls < _CALLS:
-            if self._calls == 0:
-                self._begin_at = loop.call_soon(self._begin)
-            else:
-                self._begin_at = loop.call_later(_PATIENCE_S, self._begin)
-        others_due = await waiting.stored
-        metrics.step_duration.observe(monotonic() - began)
-        return others_due
-
-    def _begin(self) -> None:
-        """Send the next group."""
-        self._begin_at = None
-        if not self._waiting:
-            return
-        group: list[_Waiting] = []
-        characters = 0
-        while self._waiting and len(group) < _GROUP_STEPS and characters < _GROUP_CHARACTERS:
-            group.append(self._waiting.popleft())
-            characters += len(group[-1].step.events)
-        self._calls += 1
-        self._start(self._send(group))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, group: list[_Waiting]) -> None:
-        try:
-            answers = await log.append_steps(self._pool, [each.step for each in group])
-        except Exception as error:
-            if is_transient(error) and not isinstance(error, asyncpg.LockNotAvailableError):
-                self._start(self._send_again(group))
-            else:
-                self._each_alone(group)
-        else:
-            self._answer(group, answers)
-        finally:
-            self._calls -= 1
-            if self._begin_at is not None:
-                self._begin_at.cancel()
-            self._begin()
-
-    async def _send_again(self, group: list[_Waiting]) -> None:
-        """Repeat a group while the database is away: it is unknown if it was stored."""
-        steps = [each.step for each in group]
-
-        async def send() -> list[str]:
-            try:
-                return await log.append_steps(self._pool, steps)
-            except asyncpg.LockNotAvailableError:
-                return ["busy"] * len(steps)
-
-        try:
-            answers = await persist(send)
-        except Exception:
-            self._each_alone(group)
-        else:
-            self._answer(group, answers)
-
-    def _answer(self, group: list[_Waiting], answers: list[str]) -> None:
-        for each, answer in zip(group, answers, strict=True):
-            if answer == "busy":
-                self._each_alone([each])
-            elif not each.stored.done():
-                if answer in ("refused", "pending"):
-                    each.stored.set_exception(log.refusal(each.step, answer))
-                else:
-                    each.stored.set_result(answer != "stored")
-
-    def _each_alone(self, group: list[_Waiting]) -> None:
-        for each in group:
-            self._start(self._send_alone(each))
-
-    async def _send_alone(self, waiting: _Waiting) -> None:
-        try:
-            others_due = await log.append_step(self._pool, waiting.step, self._alone)
-        except Exception as error:
-            if not waiting.stored.done():
-                waiting.stored.set_exception(error)
-        else:
-            if not waiting.stored.done():
-                waiting.stored.set_result(others_due)
-
-    def show_later(self, show: Callable[[], None]) -> None:
-        """Call ``show`` within :data:`SHOW_AFTER_S`, together with those of other runs."""
-        self._unshown[show] = monotonic()
-        if self._show_at is None:
-            self._show_at = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
-
-    def shown(self, show: Callable[[], None]) -> None:
-        """Do not call ``show`` any more."""
-        self._unshown.pop(show, None)
-
-    def _show(self) -> None:
-        now = monotonic()
-        due = [show for show, since in self._unshown.items() if now - since > SHOW_AFTER_S / 2]
-        for show in due:
-            del self._unshown[show]
-            show()
-        self._show_at = None
-        if self._unshown:
-            oldest = next(iter(self._unshown.values()))
-            loop = asyncio.get_running_loop()
-            self._show_at = loop.call_later(oldest + SHOW_AFTER_S - now, self._show)
-
+from bottega.subagents.handle import SubagentStatus
 
 logger = structlog.get_logger(__name__)
 
@@ -212,7 +69,6 @@ _STARTS = frozenset(
     )
 )
 """Events that need no early commit: a resumed run writes them again."""
-_FAILED_BESIDE = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +94,57 @@ class End:
     turn: dict[str, Any] | None = None
     messages: int = 0
     files: Mapping[str, str] = field(default_factory=dict)
+
+
+class RunObserver(QueryObserver):
+    """Reacts to what happens in one attempt of a run; this base class does nothing.
+
+    No method may block or raise. What earlier attempts recorded is not told again, but the events
+    of their log are.
+    """
+
+    def began(self) -> None:
+        """Note that the attempt begins."""
+
+    def earlier_events(self, events: Sequence[Event]) -> None:
+        """Receive the log of earlier attempts, once, before the first new event."""
+
+    def event(self, event_type: str, task_id: UUID | None, agent: str | None, data: Data) -> None:
+        """Receive a new event of the log."""
+
+    def model_call_began(self, query: Query, target: ModelTarget | None, started: int) -> None:
+        """Note that a model is called; ``started``: ``seq`` of its ``llm.started``."""
+
+    def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
+        """Note the answer of a model call, or what ended it."""
+
+    def tool_call_began(self, call: CurrentCall, made: ToolCall, tool: ToolBase | None) -> None:
+        """Note that a tool is called; ``None``: the model called one that does not exist."""
+
+    def tool_call_ended(
+        self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
+    ) -> None:
+        """Note the result of a tool call, or what ended it."""
+
+    def ended(self, end: End) -> None:
+        """Note that the run's end is stored."""
+
+    def closed(self) -> None:
+        """Note that the attempt is over, whether its run has ended or not."""
+
+
+class RunEpisode(RunObserver):
+    """The run's episode, from all events of its log."""
+
+    def __init__(self, recorder: EpisodeRecorder) -> None:
+        self.recorder = recorder
+
+    def earlier_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.recorder.observe(event.type, event.task_id, event.agent, event.data)
+
+    def event(self, event_type: str, task_id: UUID | None, agent: str | None, data: Data) -> None:
+        self.recorder.observe(event_type, task_id, agent, data)
 
 
 @dataclass(slots=True)
@@ -274,15 +181,16 @@ class Journal:
     """The open end of a run's log, held by the one worker that may write to it.
 
     Args:
-        episode_recorder: builds the run's episode at its end; ``None``: no episode is stored.
+        episode: builds the run's episode at its end; ``None``: no episode is stored.
+        observers: react to what happens in the run; the episode is one of them.
         writer: stores the steps of all runs of this worker.
         wake: called after each commit.
         known: redacts secrets before they are stored.
 
     Attributes:
-        replay: the record of earlier attempts; set before the run resumes.
+        replay: the record of earlier attempts.
+        is_replayed: whether ``replay`` has all of them.
         spent: by this attempt, by agent, model, and whether the server is the tenant's own.
-        broken: names and errors of asynchronous tasks that failed and were not yet handled.
         finishing: whether the run's end is being stored, or is stored.
         others_due: false if the run has ended, and its tenant had no due runs then.
     """
@@ -292,15 +200,14 @@ class Journal:
         writer: StepWriter,
         run: ClaimedRun,
         *,
-        episode_recorder: EpisodeRecorder | None = None,
+        episode: RunEpisode | None = None,
         wake: Callable[[UUID], None],
         known: Redactor = Redactor(()),
     ) -> None:
         self.run_id = run.run_id
         self.attempt = run.attempt
-        self.replay = Replay()
+        self.replay = RunReplay()
         self.spent: dict[tuple[str, str, bool], Usage] = {}
-        self.broken: list[tuple[str, ToolError]] = []
         self._writer = writer
         self.tenant_id = run.tenant_id
         self._wake = wake
@@ -308,11 +215,12 @@ class Journal:
         self._has_checks = run.has_checks
         self.known = known
         self._began = monotonic() - run.elapsed_s
-        self.episode_recorder = episode_recorder
-        self._heard_earlier_steps = False
+        self.episode = episode
+        self.observers: list[RunObserver] = [] if episode is None else [episode]
         self._claimed = run.last_seq
         self.carried_seq = run.carried_seq
         self._has_messages = run.messages > 0
+        self.is_replayed = not self.has_earlier_steps
         self._stored = run.last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
@@ -350,11 +258,8 @@ class Journal:
                 "data": data,
             }
         )
-        if event_type in _FAILED_BESIDE:
-            code, message = EventError.of(data)
-            self.broken.append((agent or "", ToolError(code or "error", message or "")))
-        if self.episode_recorder is not None:
-            self.episode_recorder.hear(event_type, task_id, agent, data)
+        for observer in self.observers:
+            observer.event(event_type, task_id, agent, data)
         if not self._unshown:
             self._unshown = True
             self._writer.show_later(self._show)
@@ -365,21 +270,11 @@ class Journal:
         """True if the log holds steps from before this attempt."""
         return self.attempt > 1 or self.carried_seq > 0 or self._has_messages
 
-    @property
-    def lacks_earlier_steps(self) -> bool:
-        """True if the run's episode still lacks the steps of earlier attempts."""
-        return (
-            self.episode_recorder is not None
-            and self.has_earlier_steps
-            and not self._heard_earlier_steps
-        )
-
-    def add_earlier_steps(self, events: Iterable[Event]) -> None:
-        """Add the steps of earlier attempts to the run's episode, once."""
-        if self.episode_recorder is not None and self.lacks_earlier_steps:
-            self._heard_earlier_steps = True
-            for event in events:
-                self.episode_recorder.hear(event.type, event.task_id, event.agent, event.data)
+    def resume(self, replay: RunReplay, events: Sequence[Event]) -> None:
+        """Go on from what earlier attempts recorded."""
+        self.replay, self.is_replayed = replay, True
+        for observer in self.observers:
+            observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
         """Return true if the state changes of an event are still to be made."""
@@ -523,7 +418,7 @@ class Journal:
             data["answer_seq"] = end.answer_seq
         if end.output_json is not None:
             data["output_json"] = end.output_json
-        episode = self._episode(end)
+        episode = None if self.episode is None else self._episode_at(end, self.episode)
         if episode is not None:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
@@ -561,12 +456,10 @@ class Journal:
         """Return true if the end orders the root agent's success checks."""
         return self._has_checks and end.status is RunStatus.COMPLETED
 
-    def _episode(self, end: End) -> dict[str, Any] | None:
+    def _episode_at(self, end: End, episode: RunEpisode) -> dict[str, Any] | None:
         """Return the run's episode. A bug in it must not keep the run from ending."""
-        if self.episode_recorder is None:
-            return None
         try:
-            return self.episode_recorder.episode(
+            return episode.recorder.episode(
                 end.status,
                 output=end.output,
                 stop_reason=end.stop_reason,
@@ -578,3 +471,208 @@ class Journal:
             message = f"its episode was not stored: {type(error).__name__}"
             self.add(EventType.WARNING, warning(EPISODE_NOT_STORED, message))
             return None
+
+
+# Tasks
+
+T = TypeVar("T")
+Error = dict[str, str]
+
+_OF_TRY = (EventType.AGENT_STARTED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
+"""Types of events that each try at a task has."""
+
+CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """The place of a task in its run: the columns that its events and its row share.
+
+    Attributes:
+        task_id: ``None`` for the root, which has no row.
+        parent_id: ``None`` for the root and its tasks.
+        agent: the agent's name in the log.
+        depth: 0 for the root's tasks; ``None`` for the root.
+    """
+
+    task_id: UUID | None
+    parent_id: UUID | None
+    agent: str
+    depth: int | None
+
+
+def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, Any]:
+    """Return the fields of a task's row that an event of the task sets; most set none. Pure.
+
+    Args:
+        seq: of the event.
+    """
+    match event_type:
+        case EventType.AGENT_STARTED:
+            return {"status": RunStatus.RUNNING, "began": True}
+        case EventType.AGENT_WAITING:
+            return {"status": RunStatus.WAITING}
+        case EventType.AGENT_RESUMED:
+            return {"status": RunStatus.RUNNING}
+        case EventType.AGENT_COMPLETED:
+            return {"status": RunStatus.COMPLETED, "answer_seq": seq}
+        case EventType.AGENT_FAILED:
+            failed = AgentFailed.of(data)
+            is_cancelled = failed.error["code"] == CANCELLED["code"]
+            status = RunStatus.CANCELLED if is_cancelled else RunStatus.FAILED
+            return {"status": status, "error": failed.error, "usage": failed.usage}
+        case EventType.SUBAGENT_DISPATCHED:
+            task = SubagentDispatched.of(data)
+            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms}
+            about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
+            return {"status": SubagentStatus.QUEUED, **kept, **about}
+        case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
+            begins = data["attempt"] == 1  # later attempts only have the rest of its time
+            kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
+            return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
+        case EventType.SUBAGENT_RETRIED:  # the failure before was not its end
+            return {"status": SubagentStatus.RUNNING, "error": None, "usage": None}
+        case EventType.SUBAGENT_STATUS_CHANGED:
+            began = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
+            return {"status": data["to"], **began}
+        case EventType.SUBAGENT_COMPLETED:
+            ended = SubagentEnded.of(data)
+            answer = seq if ended.answer_seq is None else ended.answer_seq
+            end = {"answer_seq": answer, "duration_ms": ended.duration_ms}
+            return {"status": SubagentStatus.COMPLETED, **end}
+        case kind if kind in ENDS:
+            ended = SubagentEnded.of(data)
+            error, end_status = ended.error._asdict(), ENDS[EventType(kind)]
+            return {"status": end_status, "error": error, "duration_ms": ended.duration_ms}
+    return {}
+
+
+def is_answered(query: Query, response: AssistantResponse) -> bool:
+    """Check if the caller of a query takes its response as an answer. Pure.
+
+    A text at the limit of iterations is an answer for a run, for the sink of a graph and for an
+    asynchronous task, but not for a synchronous caller or for the agents that depend on a node.
+    """
+    if response.error is None or not response.is_answer:
+        return response.error is None
+    if query.tool_call is not None:
+        return False
+    graph = query.agent.memory_graph
+    is_node = query.parent is None and bool(query.path)
+    return not is_node or graph is None or not graph.successors(name_of(query.agent))
+
+
+class Tasks:
+    """The tasks of one run: every query but the root's is one.
+
+    Args:
+        root: the namespace of their ids. It is the run's own id, or that of the run that this one
+            repeats from its last step.
+        cancelled: tasks that a client cancelled.
+
+    Attributes:
+        open: queries that are under way.
+    """
+
+    def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
+        self.journal = journal
+        self.root = root
+        self.cancelled = set(cancelled)
+        self.open: dict[Query, None] = {}
+        self._ids: dict[Path, UUID | None] = {(): None}
+        self._places: dict[Path, TaskPlace] = {}
+        self._asked: dict[UUID, asyncio.Future[Any]] = {}
+
+    def id_of(self, query: Query) -> UUID | None:
+        """Return a query's task id: ``None`` for the root, else UUIDv5 of (parent, call, index)."""
+        return self.id_at(query.path)
+
+    def id_at(self, path: Path) -> UUID | None:
+        if path not in self._ids:
+            self._ids[path] = task_id_at(self.id_at(path[:-1]) or self.root, path[-1:])
+        return self._ids[path]
+
+    def place_at(self, path: Path, agent: str) -> TaskPlace:
+        """Return the place of the task at a path."""
+        place = self._places.get(path)
+        if place is None or place.agent != agent:
+            depth = len(path) - 1 if path else None
+            place = TaskPlace(self.id_at(path), self.id_at(path[:-1]), agent, depth)
+            self._places[path] = place
+        return place
+
+    def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
+        """Write an event of a query, and change its task's row; return the event's ``seq``."""
+        if query.tries > 1 and event_type in _OF_TRY:
+            data = {**data, "try": query.tries}
+        return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
+
+    def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:
+        """Write an event of a task, and change the task's row; return the event's ``seq``."""
+        seq = self.journal.add(
+            event_type,
+            data,
+            task_id=place.task_id,
+            parent_task_id=place.parent_id,
+            agent=place.agent,
+            depth=place.depth,
+        )
+        if place.task_id is None or not self.journal.is_new(seq):
+            return seq
+        if change := row_change(event_type, data, seq):
+            self.journal.task(
+                place.task_id,
+                parent_id=place.parent_id,
+                agent=place.agent,
+                depth=place.depth,
+                **change,
+            )
+        return seq
+
+    async def cancellable(
+        self, path: Path, agent: AgentState, execute: Callable[[], Awaitable[T]]
+    ) -> T | None:
+        """Run the task at ``path``; return ``None`` if it is or was cancelled."""
+        task_id = self.id_at(path)
+        assert task_id is not None
+        if task_id not in self.cancelled:
+            asked = asyncio.ensure_future(execute())
+            self._asked[task_id] = asked
+            try:
+                return await asked
+            except asyncio.CancelledError:
+                me = asyncio.current_task()
+                if task_id not in self.cancelled or (me is not None and me.cancelling()):
+                    raise
+            finally:
+                del self._asked[task_id]
+        if not self.stopped(path, CANCELLED):  # before it started, or in an earlier attempt
+            self._write_stopped(path, agent, AgentUsage(), CANCELLED)
+        return None
+
+    def cancel(self, task_id: UUID) -> None:
+        """Stop a task and all below it. Its parent goes on and gets an error."""
+        if task_id not in self.cancelled:
+            self.cancelled.add(task_id)
+            if asked := self._asked.get(task_id):
+                asked.cancel()
+
+    def stopped(self, path: Path, error: Error) -> bool:
+        """Write the stop of a task, after those under way below it; return true if any was."""
+        below = [query for query in self.open if query.path[: len(path)] == path]
+        for query in sorted(below, key=lambda query: -query.depth):
+            why = error if query.path == path else CANCELLED
+            self._write_stopped(query.path, query.agent, query.usage, why)
+            del self.open[query]
+        return bool(below)
+
+    def _write_stopped(
+        self, path: Path, agent: AgentState, spent: AgentUsage, error: Error
+    ) -> None:
+        data = {"error": error, "usage": spent.to_dict()}
+        self.write(self.place_at(path, name_of(agent)), EventType.AGENT_FAILED, data)
+
+
+def name_of(agent: AgentState) -> str:
+    """Return an agent's name in the log."""
+    return agent.agent_id or agent.agent_name

@@ -16,10 +16,11 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from bottega.agents.messages import Usage
-from bottega.agents.provider import ModelTarget, OnDelta
+from bottega.agents.messages import AssistantMessage, Usage
+from bottega.agents.provider import FailedTry, ModelTarget, OnDelta
+from bottega.agents.query import Query
 from bottega.clock import monotonic
-from bottega.engine.journal import Journal
+from bottega.engine.journal import Journal, RunObserver, Tasks, name_of
 from bottega.events.log import storable
 from bottega.events.types import served_by
 
@@ -208,20 +209,49 @@ class LiveText:
             self._ended.popleft()
 
 
+class ShownCalls(RunObserver):
+    """Shows the text of a run's model calls while it comes in."""
+
+    def __init__(self, live_text: LiveText, tasks: Tasks) -> None:
+        self._live_text = live_text
+        self._tasks = tasks
+        self._texts: dict[Query, CallText] = {}
+
+    def model_call_began(self, query: Query, target: ModelTarget | None, started: int) -> None:
+        place = self._tasks.place_at(query.path, name_of(query.agent))
+        text = self._texts[query] = CallText(
+            self._tasks.journal,
+            place.task_id,
+            place.parent_id,
+            place.agent,
+            query.model_calls,
+            started,
+        )
+        self._live_text.begin(text)
+
+    def delta_listener(self, query: Query) -> OnDelta | None:
+        text = self._texts.get(query)
+        return None if text is None else text.listener
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        self._texts[query].restart()
+
+    def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
+        self._live_text.end(self._texts.pop(query))
+
+
 @dataclass(slots=True)
 class ModelCall:
     """A model call under way.
 
     Attributes:
         target: ``None`` if the provider names none.
-        text: shows its text while it comes in.
         goes_on_at: end of the wait for its next try; in the past while it does not wait.
         failing_since: when its patience began, in any attempt of the run.
         lost: usage of its answer that broke off, until its event is written.
     """
 
     target: ModelTarget | None
-    text: CallText | None
     goes_on_at: float
     failed_tries: int = 0
     failing_since: float | None = None

@@ -24,9 +24,8 @@ from bottega.agents.tools import ToolBase
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import Journal
+from bottega.engine.journal import Journal, Tasks, name_of
 from bottega.engine.live_text import LiveText
-from bottega.engine.task_rows import Tasks, name_of
 from bottega.engine.waiting import MOST_OF_CALL
 from bottega.errors import InvalidInputError
 from bottega.events.log import storable
@@ -203,10 +202,8 @@ class McpSessions:
     egress: Egress
     live_text: LiveText | None
 
-    def open(self, run: ClaimedRun, tasks: Tasks, ending: AsyncExitStack) -> McpSession | None:
-        """Return the session of an attempt, until ``ending``; ``None``: the run needs none."""
-        if not run.mcp_servers:
-            return None
+    def open(self, run: ClaimedRun, tasks: Tasks, ending: AsyncExitStack) -> McpSession:
+        """Return the session of an attempt, until ``ending``."""
         connections = McpConnections(self.egress, partial(self._changed, run.tenant_id))
         ending.push_async_callback(_close, connections)
         return McpSession(connections, tasks, self.live_text)

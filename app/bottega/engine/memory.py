@@ -17,18 +17,20 @@ from bottega.agents.agent import BaseAgent
 from bottega.agents.parts import content_text
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import Journal
-from bottega.engine.recorder import JournalRecorder, ToolFailure, with_cures_once
+from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import ANALYSIS
 from bottega.engine.retrieval import (
     MOST_EPISODES,
     Assignment,
     MemorySources,
+    ToolFailure,
     continues,
     episode_event,
     insight_events,
     patterns_for,
     render_episode,
     tells_a_topic,
+    with_cures_once,
 )
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import ContextReceived, EventType, context_recalled, warning
@@ -116,8 +118,8 @@ async def use_memory(
     lessons = MemoryRetriever(about, recorder.journal, sources, assignment, goals, working)
     tools = [SetPlan(working), SearchMemory(lessons.search)] if agent.registered_tools else []
     agent.memory = RunMemory(working, limit=limit, tools=tools)
-    if recorder.journal.episode_recorder is not None:
-        recorder.journal.episode_recorder.goals = goals
+    if recorder.journal.episode is not None:
+        recorder.journal.episode.recorder.goals = goals
     if analysis is not None:
         working.load_task_context(
             goals=lines_of(analysis, "goals"),

@@ -1,16 +1,23 @@
-"""The work that a run's next attempt need not do again, folded from its journal. Pure.
+"""The one way in which the log of a run is read. Pure.
 
-A resumed run simply runs again, with the fold: calls with recorded answers are not made again, and
-recorded events are not written again. Sub-agents run again too. Their own calls are replayed, so
-they end and publish as before.
+:func:`replay_run` reads events in order, all of a run or some of them. Its result has the work of
+each task: its model calls, its tool calls, and what it said and got. A resumed run simply runs
+again with it: recorded answers are not asked for again, and recorded events are not written again.
+Sub-agents run again too. Their own calls are replayed, so they end and publish as before.
+:func:`replay_tasks` derives the state of asynchronous tasks. Prompts, messages, rounds and turns of
+conversations are read from the same result.
+
+The time of tasks, and of the waits for them, stands still while they wait for people, or the whole
+run does.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 from uuid import UUID
 
 from pydantic_core import from_json
@@ -19,7 +26,10 @@ from bottega.agents.hooks import AgentEvent
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
+    HumanMessage,
+    StandardMessage,
     ToolCall,
+    ToolMessage,
     ToolResult,
     ToolStatus,
     Usage,
@@ -28,6 +38,7 @@ from bottega.agents.parts import Part
 from bottega.errors import ModelError
 from bottega.events.types import (
     TOOL_ERROR,
+    AgentCompleted,
     ContextReceived,
     Event,
     EventError,
@@ -35,53 +46,192 @@ from bottega.events.types import (
     LlmCompleted,
     MemoryPublished,
     MessageDelivered,
+    SubagentDequeued,
+    SubagentDispatched,
+    SubagentEnded,
     ToolEnded,
     ToolError,
+    ToolStarted,
     call_of,
     is_repeated,
     tool_call_of,
 )
+from bottega.graph.shared_memory import Publication
 from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
+from bottega.subagents.child import ANONYMOUS, first_message
+from bottega.subagents.handle import (
+    DispatchParams,
+    Mailbox,
+    Mode,
+    RestoredTask,
+    SubagentOutcome,
+    SubagentStatus,
+    as_id,
+    needed,
+    stands_still,
+)
 
 EPISODE = "episode:"
 """Prefix of the source of recalled episodes; no agent's name starts with it."""
-TAUGHT = (EPISODE, SOURCE, INSIGHT)
+MEMORY_PREFIXES = (EPISODE, SOURCE, INSIGHT)
 """Prefixes of the sources of all memory of earlier runs."""
 ANALYSIS = "analysis:"
 """Prefix of the source of a model's analysis of the run's task."""
+ENDS = {
+    EventType.SUBAGENT_COMPLETED: SubagentStatus.COMPLETED,
+    EventType.SUBAGENT_FAILED: SubagentStatus.FAILED,
+    EventType.SUBAGENT_TIMEOUT: SubagentStatus.TIMEOUT,
+    EventType.SUBAGENT_CANCELLED: SubagentStatus.CANCELLED,
+}
+"""The status of an asynchronous task after each kind of end event."""
 
 _LONGEST_TYPE = 100
 _SERVED = frozenset(("provider", "model"))
 """Metadata of an answer that ``llm.completed`` has beside the message."""
-
-_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
-_ROOT_ENDS = (*_ENDS, EventType.MEMORY_PUBLISHED)
+_AWAIT = "await_subagent"
+_OVER = frozenset(map(str, ENDS.values()))
+_QUERY_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
+_ROOT_ENDS = (*_QUERY_ENDS, EventType.MEMORY_PUBLISHED)
+_ABOUT = (
+    "attempt",
+    "call",
+    "try",
+    "tool_call_id",
+    "source",
+    "version",
+    "interrupt_id",
+    "message_id",
+)
+_ABOUT_WARNING = ("code", "message")
 
 Key = tuple[Any, ...]
 """The identity of an event over attempts: its type and subject."""
 
 
+def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
+    """Return the key of an event; it is the same in every attempt."""
+    about = _ABOUT_WARNING if event_type == EventType.WARNING else _ABOUT
+    return (event_type, task_id, *(data.get(name) for name in about))
+
+
 @dataclass(slots=True)
-class Replay:
-    """The contents of the journal of a run's earlier attempts.
+class ModelCallReplay:
+    """A model call of a task.
+
+    Attributes:
+        starts: its ``llm.started``: one for each model that was tried in each attempt.
+        answer, seq: its answer, and the event that has it.
+        is_carried: another run paid for the answer.
+        is_rejected: the answer was sent back, or failed the query.
+        failure: the error with which it failed for good.
+        failing: number of failed tries, and the beginning of its patience.
+        lost: usage of answers that broke off, paid by this run.
+    """
+
+    starts: list[Event] = field(default_factory=list)
+    answer: AssistantMessage | None = None
+    seq: int = 0
+    is_carried: bool = False
+    is_rejected: bool = False
+    failure: ModelError | None = None
+    failing: tuple[int, datetime] | None = None
+    lost: Usage | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """True if its result is known."""
+        return self.answer is not None or self.failure is not None
+
+
+@dataclass(slots=True)
+class ToolCallReplay:
+    """A call of a tool or a sub-agent.
+
+    Attributes:
+        answer: the sub-agent's, to which ``ended`` refers.
+        decisions: of people, by the interrupt's kind: its id, and the resolution.
+    """
+
+    started: ToolStarted | None = None
+    ended: ToolEnded | None = None
+    answer: str | None = None
+    decisions: dict[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def result(self) -> ToolResult | None:
+        """The recorded result; ``None``: there is none, or it is a sub-agent's."""
+        is_own = self.ended is not None and self.ended.answer_seq is None
+        return result_of(self.ended) if is_own and self.ended is not None else None
+
+
+Said = AssistantMessage | ToolEnded | ContextReceived | MessageDelivered
+"""A model's answer, the end of a tool call, context or memory, or a user's message."""
+
+
+@dataclass(slots=True)
+class TaskReplay:
+    """The work of a task, synchronous or asynchronous, or of the run's own agent.
+
+    Attributes:
+        parent_id: ``None``: the run's own agent.
+        said: with the event of each, in order.
+        sources: agents whose answers it got before its first model call; ``None``: it made none.
+        delivered: messages of users or of its parent, by the model call before which it got them.
+        published: its last publication.
+        output: its answer.
+        dispatched, dequeued, ended: events of an asynchronous task.
+        resumed: number of attempts that queued it again.
+        last_try: index in ``said`` at which its present try begins.
+        usage: of its model calls, and of the linked run that did it.
+        paid: the part that this run paid, not the run that it repeats.
+        is_received: its parent has read its outcome.
+    """
+
+    agent: str | None = None
+    parent_id: UUID | None = None
+    calls: defaultdict[int, ModelCallReplay] = field(
+        default_factory=lambda: defaultdict(ModelCallReplay)
+    )
+    tools: defaultdict[tuple[int, str], ToolCallReplay] = field(
+        default_factory=lambda: defaultdict(ToolCallReplay)
+    )
+    said: list[tuple[Event, Said]] = field(default_factory=list)
+    sources: frozenset[str] | None = None
+    delivered: defaultdict[int, list[MessageDelivered]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    published: Event | None = None
+    output: str | None = None
+    dispatched: Event | None = None
+    dequeued: Event | None = None
+    ended: Event | None = None
+    resumed: int = 0
+    last_try: int = 0
+    usage: AgentUsage = AgentUsage()
+    paid: Usage = Usage()
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    is_received: bool = False
+
+    def use(self, usage: Usage, *, is_paid: bool) -> None:
+        self.usage += usage
+        self.paid += usage if is_paid else Usage()
+
+
+_NO_TASK = TaskReplay()
+_NO_CALL = ModelCallReplay()
+_NO_TOOL_CALL = ToolCallReplay()
+
+
+class RunReplay:
+    """The work of a run's earlier attempts, by its log.
 
     Attributes:
         seen: the ``seq`` of each event by its key.
-        answers: model answers by (task, call).
-        answered_at: the ``seq`` of the events of those answers.
-        failures: of model calls that failed for good, by (task, call).
-        failing: of model calls whose patience has begun: number of failed tries, and its beginning.
-        results: results of tools that are no sub-agents, by (task, call, tool call).
-        begun: keys of those tools' calls that were started.
-        ended: keys of the calls of any tools that ended.
-        decisions: of people on tool calls, by ((task, call, tool call), kind): the interrupt's id,
-            and the resolution.
-        carried: keys of the answers that another run paid for.
-        lost: usage of answers that broke off, by (task, call), but for those.
+        tasks: by id, in order of their first events; ``None``: the run's own agent.
+        texts: of answers, by ``seq``: what ``answer_seq`` refers to.
+        clocks: of tasks, and of waits for them.
         versions: of each agent's publications, by task.
-        published_at: times of publications, by task.
-        sources: agents whose answers a task got before its first model call, by task.
         recalled: data of the memory that the root got at its start, in order.
         helped: data of the memory that the root got after failed calls, in order, by model call and
             tool call.
@@ -89,36 +239,36 @@ class Replay:
         asked: number of the root's last started model call; 0: none.
         asked_people: true if any tool call has waited for people.
         questions: ids of the interrupts in which MCP servers asked.
-        delivered: contents of the messages that the root got, by the model call before which.
-        messages_read: number of those, but for a run's that this one repeats.
+        messages_read: number of users' messages that the root got, but for a run's that this one
+            repeats.
+        writes: (task or ``None``, path, content) of files, in order.
     """
 
-    seen: dict[Key, int] = field(default_factory=dict)
-    answers: dict[Key, AssistantMessage] = field(default_factory=dict)
-    answered_at: dict[Key, int] = field(default_factory=dict)
-    failures: dict[Key, ModelError] = field(default_factory=dict)
-    failing: dict[Key, tuple[int, datetime]] = field(default_factory=dict)
-    results: dict[Key, ToolResult] = field(default_factory=dict)
-    begun: set[Key] = field(default_factory=set)
-    ended: set[Key] = field(default_factory=set)
-    decisions: dict[tuple[Key, str], tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
-    carried: set[Key] = field(default_factory=set)
-    lost: dict[Key, Usage] = field(default_factory=dict)
-    versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
-    published_at: dict[UUID | None, datetime] = field(default_factory=dict)
-    sources: dict[UUID | None, frozenset[str]] = field(default_factory=dict)
-    recalled: list[Mapping[str, Any]] = field(default_factory=list)
-    helped: dict[int, dict[str, list[Mapping[str, Any]]]] = field(default_factory=dict)
-    analysis: str | None = None
-    asked: int = 0
-    asked_people: bool = False
-    questions: set[str] = field(default_factory=set)
-    delivered: dict[int, list[Any]] = field(default_factory=dict)
-    messages_read: int = 0
+    def __init__(self, carried_seq: int = 0, texts: Mapping[int, str | None] | None = None) -> None:
+        self.carried_seq = carried_seq
+        self.seen: dict[Key, int] = {}
+        self.tasks: dict[UUID | None, TaskReplay] = {}
+        self.texts: dict[int, str | None] = dict(texts or {})
+        self.clocks = Clocks()
+        self.versions: dict[str | None, dict[UUID | None, int]] = {}
+        self.recalled: list[Mapping[str, Any]] = []
+        self.helped: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+        self.analysis: str | None = None
+        self.asked = 0
+        self.asked_people = False
+        self.questions: set[str] = set()
+        self.messages_read = 0
+        self.writes: list[tuple[UUID | None, str, str]] = []
 
-    def has_call(self, call: int) -> bool:
-        """Return true if the result of a model call of the root is known."""
-        return (None, call) in self.answers or (None, call) in self.failures
+    def task(self, task_id: UUID | None) -> TaskReplay:
+        """Return the work of a task; nothing if the log does not have it."""
+        return self.tasks.get(task_id, _NO_TASK)
+
+    def model_call(self, task_id: UUID | None, call: int) -> ModelCallReplay:
+        return self.task(task_id).calls.get(call, _NO_CALL)
+
+    def tool_call(self, task_id: UUID | None, call: int, tool_call_id: str) -> ToolCallReplay:
+        return self.task(task_id).tools.get((call, tool_call_id), _NO_TOOL_CALL)
 
     def has(
         self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
@@ -130,12 +280,12 @@ class Replay:
             tool_call_id: of the event's tool call, if it is about one.
         """
         if tool_call_id is not None:
-            return (task_id, calls, tool_call_id) in self.ended
+            return self.tool_call(task_id, calls, tool_call_id).ended is not None
         if event is AgentEvent.QUERY_END:
-            return any(key_of(kind, task_id, {}) in self.seen for kind in _ENDS)
+            return any(key_of(kind, task_id, {}) in self.seen for kind in _QUERY_ENDS)
         if event in (AgentEvent.QUERY_START, AgentEvent.BEFORE_LLM_CALL):
             calls += 1  # the next one
-        return (task_id, calls) in self.answers
+        return self.model_call(task_id, calls).answer is not None
 
     def reopen(self) -> None:
         """Forget that the root ended: it has got a message, and will end again."""
@@ -144,99 +294,551 @@ class Replay:
         for versions in self.versions.values():
             versions.pop(None, None)
         self.versions = {name: versions for name, versions in self.versions.items() if versions}
-        self.published_at.pop(None, None)
+        if (root := self.tasks.get(None)) is not None:
+            root.published = None
+
+    def line(self, task_id: UUID | None) -> list[UUID]:
+        """Return a task and those above it."""
+        line = []
+        while task_id is not None:
+            line.append(task_id)
+            task_id = self.task(task_id).parent_id
+        return line
+
+    def linked_runs(self) -> dict[UUID, UUID | None]:
+        """Return the linked runs of finished tasks, by task.
+
+        ``None``: the task ended in this run, which gave it a linked run of its own.
+        """
+        found: dict[UUID, UUID | None] = {}
+        for task_id, task in self.tasks.items():
+            if task_id is None or task.dispatched is None or task.ended is None:
+                continue
+            if (run_id := SubagentDispatched.of(task.dispatched.data).linked_run_id) is not None:
+                is_carried = task.ended.seq <= self.carried_seq
+                found[task_id] = UUID(run_id) if is_carried else None
+        return found
+
+    def observe(self, event: Event) -> None:
+        """Read the run's next event."""
+        task = self.tasks.get(event.task_id)
+        if task is None:
+            task = self.tasks[event.task_id] = TaskReplay(event.agent, event.parent_task_id)
+        self.clocks.observe(event)
+        if (read := _READERS.get(event.type)) is not None:
+            read(self, task, event)
+        self.seen[key_of(event.type, event.task_id, event.data)] = event.seq
 
 
-def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
-    """Fold a run's log, in order.
+def replay_run(
+    events: Iterable[Event],
+    carried_seq: int = 0,
+    texts: Mapping[int, str | None] = MappingProxyType({}),
+) -> RunReplay:
+    """Read a run's log, or some events of it, in order.
 
     Args:
         carried_seq: last ``seq`` that was copied from the run that this one repeats.
+        texts: answers by ``seq``, to which the events refer, and which are not among them.
     """
-    folded = Replay()
-    given: defaultdict[UUID | None, set[str]] = defaultdict(set)
+    replay = RunReplay(carried_seq, texts)
     for event in events:
-        data = event.data
-        match event.type:
-            case EventType.LLM_COMPLETED:
-                completed = LlmCompleted.of(data)
-                if event.seq <= carried_seq:
-                    folded.carried.add((event.task_id, completed.call))
-                folded.answers[event.task_id, completed.call] = answer_of(completed)
-                folded.answered_at[event.task_id, completed.call] = event.seq
-            case EventType.LLM_FAILED if not is_repeated(data):
-                error = EventError.of(data)
-                folded.failures[event.task_id, call_of(data)] = ModelError(
-                    error.message or "", code=error.code
-                )
-            case EventType.LLM_FAILED if data["retry_in_ms"]:
-                failing = event.task_id, call_of(data)
-                _, since = folded.failing.get(failing, (0, event.at))
-                folded.failing[failing] = data["try"], since
-            case EventType.TOOL_STARTED:
-                folded.begun.add((event.task_id, *tool_call_of(data)))
-            case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
-                ended = ToolEnded.of(data)
-                key = (event.task_id, ended.call, ended.tool_call_id)
-                folded.ended.add(key)
-                if ended.answer_seq is None:
-                    folded.results[key] = result_of(ended)
-            case EventType.LLM_STARTED if event.task_id is None:
-                folded.asked = max(folded.asked, call_of(data))
-            case EventType.CONTEXT_RECALLED:
-                _fold_recalled(folded, event)
-        if event.seq > carried_seq and (lost := lost_in(event)) is not None:
-            of_call: Key = event.task_id, call_of(data)
-            folded.lost[of_call] = folded.lost.get(of_call, Usage()) + lost
-        _fold_people(folded, event, carried_seq)
-        _fold_shared_memory(folded, given, event)
-        folded.seen[key_of(event.type, event.task_id, data)] = event.seq
-    return folded
+        replay.observe(event)
+    return replay
 
 
-def _fold_people(folded: Replay, event: Event, carried_seq: int) -> None:
-    """Fold an event about tool calls that waited for people, or a message of the user."""
-    if event.type == EventType.INTERRUPT_CREATED:
-        folded.asked_people = True
-        if event.data["server"] is not None:
-            folded.questions.add(event.data["interrupt_id"])
-    elif event.type == EventType.INTERRUPT_RESOLVED:
-        decision = event.data["interrupt_id"], event.data["resolution"]
-        key = event.task_id, *tool_call_of(event.data)
-        folded.decisions[key, event.data["kind"]] = decision
-    elif event.type == EventType.MESSAGE_DELIVERED and event.task_id is None:
-        message = MessageDelivered.of(event.data)
-        folded.delivered.setdefault(message.call, []).append(message.content)
-        folded.messages_read += event.seq > carried_seq
-        folded.reopen()
+# One function for each kind of event
 
 
-def _fold_recalled(folded: Replay, event: Event) -> None:
-    """Fold memory of earlier runs, or a model's analysis of the task."""
-    recalled = ContextReceived.of(event.data)
-    if event.task_id is None and recalled.source.startswith(TAUGHT):
-        if recalled.call is not None and recalled.tool_call_id is not None:
-            helped = folded.helped.setdefault(recalled.call, {})
-            helped.setdefault(recalled.tool_call_id, []).append(event.data)
+def _model_call_started(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    call = call_of(event.data)
+    task.calls[call].starts.append(event)
+    if task.sources is None:
+        got = (said.source for _, said in task.said if isinstance(said, ContextReceived))
+        task.sources = frozenset(got)
+    if event.task_id is None:
+        replay.asked = max(replay.asked, call)
+
+
+def _model_call_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    completed = LlmCompleted.of(event.data)
+    answer = answer_of(completed)
+    call = task.calls[completed.call]
+    call.answer, call.seq = answer, event.seq
+    call.is_carried = event.seq <= replay.carried_seq
+    task.mailbox.calls = completed.call
+    task.said.append((event, answer))
+    task.use(usage_of(answer), is_paid=not call.is_carried)
+    replay.texts[event.seq] = answer.content
+
+
+def _model_call_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    number = call_of(event.data)
+    call = task.calls[number]
+    if not is_repeated(event.data):
+        error = EventError.of(event.data)
+        call.failure = ModelError(error.message or "", code=error.code)
+        task.mailbox.calls = number
+    elif event.data["retry_in_ms"]:
+        since = event.at if call.failing is None else call.failing[1]
+        call.failing = event.data["try"], since
+    _model_call_broke_off(replay, task, event)
+
+
+def _model_call_broke_off(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    if (usage := event.data.get("usage")) is None:
+        return
+    lost, is_paid = Usage.from_dict(usage), event.seq > replay.carried_seq
+    task.use(lost, is_paid=is_paid)
+    if is_paid:
+        call = task.calls[call_of(event.data)]
+        call.lost = lost if call.lost is None else call.lost + lost
+
+
+def _answer_rejected(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    task.calls[call_of(event.data)].is_rejected = True
+
+
+def _tool_started(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    call = task.tools[tool_call_of(event.data)]
+    call.started = call.started or ToolStarted.of(event.data)
+
+
+def _tool_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    ended = ToolEnded.of(event.data)
+    call = task.tools[ended.call, ended.tool_call_id]
+    call.ended, call.answer = ended, replay.texts.get(ended.answer_seq or 0)
+    task.said.append((event, ended))
+    if event.type == EventType.TOOL_COMPLETED:
+        for task_id in _read_by(replay, event.task_id, ended):
+            replay.tasks[task_id].is_received = True
+        if call.started is not None and _is_write(ended):
+            written = call.started.arguments
+            replay.writes.append((event.task_id, written["path"], written["content"]))
+
+
+def _context_received(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    context = ContextReceived.of(event.data)
+    task.said.append((event, context))
+    if event.type == EventType.MEMORY_INJECTED:
+        return
+    if event.task_id is None and context.source.startswith(MEMORY_PREFIXES):
+        if context.call is not None and context.tool_call_id is not None:
+            helped = replay.helped.setdefault(context.call, {})
+            helped.setdefault(context.tool_call_id, []).append(event.data)
         else:
-            folded.recalled.append(event.data)
-    elif recalled.source.startswith(ANALYSIS):
-        folded.analysis = recalled.content
+            replay.recalled.append(event.data)
+    elif context.source.startswith(ANALYSIS):
+        replay.analysis = context.content
 
 
-def _fold_shared_memory(
-    folded: Replay, given: defaultdict[UUID | None, set[str]], event: Event
-) -> None:
-    """Fold an event about publications or context; ``given`` are the sources by task."""
+def _message_delivered(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    message = MessageDelivered.of(event.data)
+    task.said.append((event, message))
+    task.delivered[message.call].append(message)
+    if event.task_id is None:
+        replay.messages_read += event.seq > replay.carried_seq
+        replay.reopen()
+    else:
+        task.mailbox.unread.pop(message.message_id, None)
+        recorded = task.mailbox.recorded.setdefault(message.call, {})
+        recorded[message.message_id] = str(message.content)
+
+
+def _people_asked(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    replay.asked_people = True
+    if event.data["server"] is not None:
+        replay.questions.add(event.data["interrupt_id"])
+
+
+def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    decision = event.data["interrupt_id"], event.data["resolution"]
+    task.tools[tool_call_of(event.data)].decisions[event.data["kind"]] = decision
+
+
+def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    answer = AgentCompleted.of(event.data)
+    is_reference = answer.answer_seq is not None
+    task.output = replay.texts.get(answer.answer_seq or 0) if is_reference else answer.output
+    replay.texts[event.seq] = task.output
+
+
+def _published(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    task.published = event
+    versions = replay.versions.setdefault(event.agent, {})
+    versions[event.task_id] = MemoryPublished.of(event.data).version
+
+
+def _task_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     match event.type:
-        case EventType.MEMORY_PUBLISHED:
-            versions = folded.versions.setdefault(event.agent, {})
-            versions[event.task_id] = MemoryPublished.of(event.data).version
-            folded.published_at[event.task_id] = event.at
-        case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
-            given[event.task_id].add(ContextReceived.of(event.data).source)
-        case EventType.LLM_STARTED:
-            folded.sources.setdefault(event.task_id, frozenset(given[event.task_id]))
+        case EventType.SUBAGENT_DISPATCHED:
+            task.dispatched = event
+        case EventType.SUBAGENT_DEQUEUED:
+            task.dequeued = task.dequeued or event
+        case EventType.SUBAGENT_RESUMED:
+            task.resumed += 1
+        case EventType.SUBAGENT_RETRIED:
+            task.last_try = len(task.said)
+        case EventType.SUBAGENT_MESSAGE_SENT:
+            task.mailbox.put(event.data["message_id"], event.data["message"])
+
+
+def _task_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    task.ended = event
+    if (usage := _usage_of_linked_run(event)) is not None:
+        task.use(usage, is_paid=event.seq > replay.carried_seq)
+
+
+_READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
+    EventType.LLM_STARTED: _model_call_started,
+    EventType.LLM_COMPLETED: _model_call_completed,
+    EventType.LLM_FAILED: _model_call_failed,
+    EventType.LLM_CANCELLED: _model_call_broke_off,
+    EventType.ANSWER_REJECTED: _answer_rejected,
+    EventType.TOOL_STARTED: _tool_started,
+    EventType.TOOL_COMPLETED: _tool_ended,
+    EventType.TOOL_FAILED: _tool_ended,
+    EventType.MEMORY_INJECTED: _context_received,
+    EventType.CONTEXT_RECALLED: _context_received,
+    EventType.MESSAGE_DELIVERED: _message_delivered,
+    EventType.INTERRUPT_CREATED: _people_asked,
+    EventType.INTERRUPT_RESOLVED: _people_decided,
+    EventType.AGENT_COMPLETED: _agent_completed,
+    EventType.MEMORY_PUBLISHED: _published,
+    EventType.SUBAGENT_DISPATCHED: _task_changed,
+    EventType.SUBAGENT_DEQUEUED: _task_changed,
+    EventType.SUBAGENT_RESUMED: _task_changed,
+    EventType.SUBAGENT_RETRIED: _task_changed,
+    EventType.SUBAGENT_MESSAGE_SENT: _task_changed,
+    **dict.fromkeys(ENDS, _task_ended),
+}
+
+
+def _is_write(completed: ToolEnded) -> bool:
+    """Check if a call wrote a file; an agent's own tool may have the same name."""
+    result = completed.result
+    return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
+
+
+def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
+    """Return the caller's own tasks whose outcome the result of a poll or an await has."""
+    result = completed.result
+    if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
+        return []
+    views = result.get("tasks")
+    views = [each for each in views if isinstance(each, dict)] if isinstance(views, list) else []
+    over = (as_id(str(view.get("task_id"))) for view in views if view.get("status") in _OVER)
+    return [
+        each
+        for each in over
+        if each is not None and each in replay.tasks and replay.tasks[each].parent_id == task_id
+    ]
+
+
+def _usage_of_linked_run(event: Event) -> AgentUsage | None:
+    """Return the usage of the linked run that did the task, at the task's end."""
+    usage = SubagentEnded.of(event.data).usage
+    return None if usage is None else AgentUsage.from_dict(usage)
+
+
+# Time
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Time since an event, but for that in which it stands still.
+
+    Attributes:
+        stood: seconds in which it stood still, until ``since``.
+    """
+
+    began: datetime
+    stood: float = 0.0
+    since: datetime | None = None
+
+    def stand(self, is_still: bool, at: datetime) -> None:
+        """Stop the clock, or let it go on."""
+        if self.since is not None and not is_still:
+            self.stood += seconds(self.since, at)
+            self.since = None
+        elif self.since is None and is_still:
+            self.since = at
+
+    def passed(self, now: datetime) -> float:
+        still = 0.0 if self.since is None else seconds(self.since, now)
+        return max(0.0, seconds(self.began, now) - self.stood - still)
+
+
+@dataclass(slots=True)
+class _Await:
+    """A wait for tasks, under way."""
+
+    clock: _Clock
+    awaited: Sequence[UUID | None]
+    mode: Mode
+    quorum: int | None
+
+
+class Clocks:
+    """The clocks of a run; they observe its events in order."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[UUID, SubagentStatus] = {}
+        self._tasks: dict[UUID, _Clock] = {}
+        self._paused: set[UUID] = set()
+        self._awaits: dict[tuple[Any, ...], _Await] = {}
+        self._run_waits = False
+
+    def ran(self, task_id: UUID, now: datetime) -> float | None:
+        """Return the seconds since a task got a slot; ``None``: it never did."""
+        clock = self._tasks.get(task_id)
+        return None if clock is None else clock.passed(now)
+
+    def waits(self, now: datetime) -> dict[tuple[Any, ...], float]:
+        """Return the seconds that waits have lasted, by (task, call, tool call)."""
+        return {key: each.clock.passed(now) for key, each in self._awaits.items()}
+
+    def observe(self, event: Event) -> None:
+        """Read the run's next event."""
+        at, data = event.at, event.data
+        match event.type:
+            case EventType.RUN_WAITING | EventType.RUN_RESUMED:
+                self._run_waits = event.type == EventType.RUN_WAITING
+                for task_id in self._tasks:
+                    self._look_at(task_id, at)
+                self._look_at_awaits(at)
+            case EventType.TOOL_STARTED:
+                started = ToolStarted.of(data)
+                if started.name == _AWAIT:
+                    key = (event.task_id, *tool_call_of(data))
+                    self._awaits.setdefault(key, _await_of(started.arguments, at))
+                    self._look_at_awaits(at)
+            case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
+                self._awaits.pop((event.task_id, *tool_call_of(data)), None)
+        if event.task_id is not None:
+            self._observe_task(event.task_id, event)
+
+    def _observe_task(self, task_id: UUID, event: Event) -> None:
+        match event.type:
+            case EventType.SUBAGENT_DISPATCHED | EventType.SUBAGENT_RESUMED:
+                self._statuses[task_id] = SubagentStatus.QUEUED
+            case EventType.SUBAGENT_DEQUEUED:
+                self._tasks.setdefault(task_id, _Clock(event.at))
+                return
+            case EventType.SUBAGENT_STATUS_CHANGED:
+                status = self._statuses[task_id] = SubagentStatus(event.data["to"])
+                if status is SubagentStatus.WAITING:
+                    self._paused.add(task_id)
+                elif status is not SubagentStatus.QUEUED:
+                    self._paused.discard(task_id)
+            case _:
+                return
+        self._look_at(task_id, event.at)
+        self._look_at_awaits(event.at)
+
+    def _look_at(self, task_id: UUID, at: datetime) -> None:
+        if clock := self._tasks.get(task_id):
+            clock.stand(self._run_waits or task_id in self._paused, at)
+
+    def _look_at_awaits(self, at: datetime) -> None:
+        for each in self._awaits.values():
+            each.clock.stand(self._run_waits or self._needs_people(each), at)
+
+    def _needs_people(self, wait: _Await) -> bool:
+        known = [self._statuses[each] for each in wait.awaited if each in self._statuses]
+        missing = needed(wait.mode, wait.quorum, len(known))
+        missing -= sum(status.is_final for status in known)
+        if wait.mode == "any_success":
+            missing = min(1, missing) * (SubagentStatus.COMPLETED not in known)
+        return stands_still(known, missing)
+
+
+def _await_of(arguments: Any, at: datetime) -> _Await:
+    """Return a wait by its arguments, which may be invalid: then it ends at once."""
+    listed = arguments.get("task_ids")
+    named = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
+    mode, quorum = arguments.get("mode"), arguments.get("quorum")
+    return _Await(
+        _Clock(at),
+        [as_id(each) for each in named if isinstance(each, str)],
+        mode if mode in get_args(Mode) else "all",
+        quorum if isinstance(quorum, int) else None,
+    )
+
+
+def seconds(since: datetime, until: datetime) -> float:
+    return max(0.0, (until - since).total_seconds())
+
+
+# Asynchronous tasks
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTasks:
+    """The state of tasks from which a run resumes.
+
+    Attributes:
+        tasks: asynchronous tasks by id, in the order of dispatch.
+        over: tasks of any kind that do not run again: they finished, or one above them did.
+        usage: total usage of those.
+        paid: its part that this run paid for, not the run that it repeats.
+        waits: seconds that have passed, by (task, call, tool call) of a wait.
+    """
+
+    tasks: dict[UUID, RestoredTask]
+    over: frozenset[UUID]
+    usage: AgentUsage
+    paid: Usage
+    waits: dict[tuple[Any, ...], float]
+
+    def unfinished(self) -> list[UUID]:
+        return [task_id for task_id in self.tasks if task_id not in self.over]
+
+
+def replay_tasks(
+    replay: RunReplay,
+    now: datetime,
+    linked: Mapping[UUID, AgentUsage] = MappingProxyType({}),
+) -> RestoredTasks:
+    """Return the state of a run's tasks.
+
+    Args:
+        now: by the clock of the events' times.
+        linked: usage of linked runs by task; the log lacks it if the task was cancelled before.
+    """
+    tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
+    late = {
+        task_id: linked[task_id]
+        for task_id in tasks.keys() & linked.keys()
+        if (ended := tasks[task_id].ended) is not None and _usage_of_linked_run(ended) is None
+    }
+    below = _finished(replay, tasks)
+    over = frozenset(each for of_one in below.values() for each in of_one)
+    paid = sum((tasks[each].paid for each in over), Usage())
+    for task_id in over & late.keys():
+        ended = tasks[task_id].ended
+        if ended is not None and ended.seq > replay.carried_seq:
+            paid += late[task_id]
+
+    def used(task_id: UUID) -> AgentUsage:
+        return tasks[task_id].usage + late.get(task_id, AgentUsage())
+
+    restored = {}
+    for task_id, task in tasks.items():
+        if task.dispatched is not None:
+            own = below.get(task_id, ())
+            usage = sum(map(used, own), AgentUsage())
+            published = [found for each in own if (found := _publication(tasks[each])) is not None]
+            ran = replay.clocks.ran(task_id, now)
+            restored[task_id] = restored_task(task, task.dispatched, now, ran, usage, published)
+    return RestoredTasks(
+        restored, over, sum(map(used, over), AgentUsage()), paid, replay.clocks.waits(now)
+    )
+
+
+def _finished(replay: RunReplay, tasks: Mapping[UUID, TaskReplay]) -> dict[UUID, list[UUID]]:
+    """Map each topmost finished task to itself and all tasks below it."""
+    below: dict[UUID, list[UUID]] = {}
+    for task_id in tasks:
+        over = [each for each in replay.line(task_id) if replay.task(each).ended is not None]
+        if over:
+            below.setdefault(over[-1], []).append(task_id)
+    return below
+
+
+def restored_task(
+    task: TaskReplay,
+    dispatched: Event,
+    now: datetime,
+    ran: float | None,
+    usage: AgentUsage,
+    publications: Iterable[Publication],
+) -> RestoredTask:
+    """Return the state of an asynchronous task.
+
+    Args:
+        ran: seconds since it got a slot; ``None``: it never did.
+        usage, publications: of it and all tasks below it, if it is over.
+    """
+    asked = SubagentDispatched.of(dispatched.data)
+    begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
+    params = DispatchParams(
+        prompt=asked.prompt,
+        agent=asked.agent or ANONYMOUS,
+        named=asked.agent is not None,
+        instructions=asked.instructions,
+        priority=asked.priority,
+        timeout=(asked if begun is None else begun).timeout_ms / 1000,
+        token_budget=asked.token_budget,
+        metadata=asked.metadata,
+        shared=tuple(asked.shared),
+        retries=asked.retries,
+        spread=asked.linked_run_id is not None,
+    )
+    remaining = None
+    if begun is not None and ran is not None:
+        remaining = begun.timeout_ms / 1000 - ran
+    ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
+    spent = task.usage.tokens
+    if ended is not None:
+        spent = Usage.from_dict(ended.token_usage)  # with the agents that it called
+    return RestoredTask(
+        params,
+        attempt=1 + task.resumed + (task.ended is None),
+        waited=seconds(dispatched.at, now),
+        remaining=remaining,
+        outcome=None if task.ended is None else _outcome(task, task.ended),
+        duration_ms=None if ended is None else ended.duration_ms,
+        spent=spent,
+        usage=usage,
+        publications=tuple(publications),
+        mailbox=task.mailbox if task.mailbox.known else None,
+        received=task.is_received,
+    )
+
+
+def _outcome(task: TaskReplay, event: Event) -> SubagentOutcome:
+    ended = SubagentEnded.of(event.data)
+    return SubagentOutcome(
+        ENDS[EventType(event.type)],
+        output=task.output if ended.output is None else ended.output,
+        error=ended.error.message,
+        error_code=ended.error.code,
+        stop_reason=ended.stop_reason,
+    )
+
+
+def _publication(task: TaskReplay) -> Publication | None:
+    """Return a task's publication from the log, without later changes by hooks."""
+    if task.published is None:
+        return None
+    said: list[AssistantMessage | ToolMessage] = []
+    for _, each in task.said[task.last_try :]:
+        if isinstance(each, AssistantMessage):
+            said.append(each)
+        elif isinstance(each, ToolEnded) and each.answer_seq is None:
+            said.append(ToolMessage.answering(result_of(each)))
+    if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
+        said = said[:-1]  # the answer
+    messages: tuple[StandardMessage, ...] = tuple(said)
+    results = [each.tool_results[0] for each in said if isinstance(each, ToolMessage)]
+    if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
+        asked = SubagentDispatched.of(dispatched.data)
+        question = first_message(dispatched.task_id, asked.prompt, asked.shared)
+        messages = (HumanMessage(content=question), *said)
+    data = MemoryPublished.of(task.published.data)
+    return Publication(
+        agent_id=task.published.agent or "",
+        content=(task.output or "") if data.content is None else data.content,
+        version=data.version,
+        timestamp=task.published.at,
+        metadata=data.metadata,
+        tool_results=tuple(results),
+        messages=messages,
+    )
+
+
+# Messages as the log has them
 
 
 def data_of(message: AssistantMessage) -> dict[str, Any]:
@@ -301,32 +903,5 @@ def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
     )
 
 
-def lost_in(event: Event) -> Usage | None:
-    """Return the usage of an answer that broke off, if an event reports that."""
-    if event.type not in (EventType.LLM_FAILED, EventType.LLM_CANCELLED):
-        return None
-    usage = event.data.get("usage")
-    return None if usage is None else Usage.from_dict(usage)
-
-
 def usage_of(message: AssistantMessage) -> AgentUsage:
     return AgentUsage().plus(message.usage, 1, len(message.tool_calls))
-
-
-_ABOUT = (
-    "attempt",
-    "call",
-    "try",
-    "tool_call_id",
-    "source",
-    "version",
-    "interrupt_id",
-    "message_id",
-)
-_ABOUT_WARNING = ("code", "message")
-
-
-def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
-    """Return the key of an event; it is the same in every attempt."""
-    about = _ABOUT_WARNING if event_type == EventType.WARNING else _ABOUT
-    return (event_type, task_id, *(data.get(name) for name in about))

@@ -4,7 +4,7 @@ Spans have texts in the form of the GenAI conventions: JSON, bounded, without se
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 from uuid import UUID
@@ -29,9 +29,8 @@ from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase
 from bottega.engine.async_tasks import SubagentRuntime
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import End, Journal
+from bottega.engine.journal import End, RunObserver, name_of
 from bottega.engine.recorder import JournalRecorder
-from bottega.engine.task_rows import name_of
 from bottega.errors import BottegaError
 from bottega.events.types import RunStatus
 from bottega.mcp.client import McpTool
@@ -121,53 +120,42 @@ _TYPES: dict[type[ToolBase], str] = {
 }
 
 
-class ObservedRecorder(JournalRecorder):
-    """The recorder of a run in this worker."""
+class RunLog(RunObserver):
+    """Log lines and metrics of a run in this worker."""
 
-    def __init__(self, journal: Journal, run: ClaimedRun, **options: Any) -> None:
-        super().__init__(journal, run, **options)
+    def __init__(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
+        self._recorder = recorder
         self._run = run
 
     def began(self) -> None:
         """Log that this attempt begins; its trace goes with what it sends."""
         trace_context.current.set(Trace.of(self._run.traceparent, self._run.tracestate))
-        attempt = self.journal.attempt
+        attempt = self._run.attempt
         if attempt == 1:
             log.info("run.started")
         else:
             log.info("run.resumed", attempt=attempt)
 
     def ended(self, end: End) -> None:
-        """Log and count the end of the run, which is stored."""
         metrics.runs.labels(end.status, self._run.mode).inc()
-        if self.journal.episode_recorder is not None:
+        if self._recorder.journal.episode is not None:
             metrics.episodes_stored.inc()
         say = log.info if end.error is None else log.warning
         say("run.ended", status=str(end.status), error=end.error)
 
-    def closed(self) -> None:
-        """Note that this attempt is over, whether its run has ended or not."""
-
     def query_started(self, query: Query) -> None:
         """Name the task in all log lines of the query."""
         if query.path:
-            structlog.contextvars.bind_contextvars(**about(self._run, self.tasks.id_of(query)))
-        super().query_started(query)
+            task_id = self._recorder.tasks.id_of(query)
+            structlog.contextvars.bind_contextvars(**about(self._run, task_id))
 
-    async def _act(
-        self,
-        call: CurrentCall,
-        tool_call: ToolCall,
-        tool: ToolBase | None,
-        execute: Callable[[], Awaitable[ToolResult]],
-    ) -> ToolResult:
-        outcome = "cancelled"
-        try:
-            result = await super()._act(call, tool_call, tool, execute)
-            outcome = "error" if result.status is ToolStatus.ERROR else "ok"
-            return result
-        finally:
-            metrics.tool_calls.labels(type_of(tool), outcome).inc()
+    def tool_call_ended(
+        self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
+    ) -> None:
+        ended = "cancelled"
+        if isinstance(outcome, ToolResult):
+            ended = "error" if outcome.status is ToolStatus.ERROR else "ok"
+        metrics.tool_calls.labels(type_of(tool), ended).inc()
 
 
 def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]:
@@ -248,27 +236,29 @@ def _text(content: str, clean: Clean) -> dict[str, Any]:
     return {"type": "text", "content": clean(content)[:LONGEST]}
 
 
-def recorder_of(journal: Journal, run: ClaimedRun, **options: Any) -> ObservedRecorder:
-    """Return the recorder of an attempt; it makes spans only while they are sent."""
-    kind = ObservedRecorder if spans.tracer is None else TracedRecorder
-    return kind(journal, run, **options)
+def observe(recorder: JournalRecorder, run: ClaimedRun) -> None:
+    """Log and count what happens in an attempt; make spans only while they are sent."""
+    recorder.journal.observers.append(RunLog(recorder, run))
+    if spans.tracer is not None:
+        recorder.journal.observers.append(RunSpans(recorder, run))
 
 
-class TracedRecorder(ObservedRecorder):
-    """The recorder of a run with spans: of the attempt, its agents, model calls and tools.
+class RunSpans(RunObserver):
+    """Spans of an attempt, its agents, model calls and tools.
 
     What an earlier attempt recorded has its spans there, and gets none here.
     """
 
-    def __init__(self, journal: Journal, run: ClaimedRun, **options: Any) -> None:
-        super().__init__(journal, run, **options)
+    def __init__(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
+        self._recorder = recorder
+        self._run = run
         self._attempt: Span | None = None
         self._agents: dict[Query, Span] = {}
         self._model_calls: dict[Query, Span] = {}
+        self._tool_calls: dict[CurrentCall, Span] = {}
 
     def began(self) -> None:
-        super().began()
-        run, attempt = self._run, self.journal.attempt
+        run, attempt = self._run, self._run.attempt
         name = run.agent if run.graph_name is None else run.graph_name
         about: dict[str, str | int] = {
             spans.OPERATION: "invoke_workflow",
@@ -286,25 +276,22 @@ class TracedRecorder(ObservedRecorder):
         self._attempt = spans.begin(title, spans.CONSUMER, about, ids=ids, link=link)
 
     def ended(self, end: End) -> None:
-        super().ended(end)
         if self._attempt is not None:
             self._attempt.set({spans.RUN_STATUS: str(end.status)})
             failed = end.status is not RunStatus.COMPLETED
             self._attempt.end((end.error or {}).get("code", str(end.status)) if failed else None)
 
     def closed(self) -> None:
-        super().closed()
         for span in (*self._model_calls.values(), *self._agents.values(), self._attempt):
             if span is not None:
                 span.end()
 
     def query_started(self, query: Query) -> None:
-        super().query_started(query)
-        if self.is_replayed(query, AgentEvent.QUERY_END, None):
+        if self._recorder.is_replayed(query, AgentEvent.QUERY_END, None):
             return
         agent = name_of(query.agent)
         about = {spans.OPERATION: "invoke_agent", spans.AGENT: agent}
-        if (task := self.tasks.id_of(query)) is not None:
+        if (task := self._recorder.tasks.id_of(query)) is not None:
             about[spans.TASK] = str(task)
         span = spans.begin(f"invoke_agent {agent}", spans.INTERNAL, about)
         if span is not None:
@@ -313,95 +300,73 @@ class TracedRecorder(ObservedRecorder):
                 span.set({spans.INPUT: messages(query.messages, self._clean)})
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
-        super().query_ended(query, response)
         if (span := self._agents.pop(query, None)) is not None:
             if span.takes_texts and response.content:
                 span.set({spans.OUTPUT: answer(response.content, self._clean)})
             span.end(None if response.error is None else response.error_code or "agent_failed")
 
     def query_escaped(self, query: Query, error: BaseException) -> None:
-        super().query_escaped(query, error)
         if (span := self._agents.pop(query, None)) is not None:
             span.end(_code_of(error))
 
-    async def _ask(
-        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
-    ) -> AssistantMessage:
-        target = getattr(query.agent.provider, "target", None)
+    def model_call_began(self, query: Query, target: ModelTarget | None, started: int) -> None:
         about = {spans.OPERATION: "chat", spans.AGENT: name_of(query.agent), **_served(target)}
         title = "chat" if target is None else f"chat {target.model}"
-        span = spans.begin(title, spans.CLIENT, about)
-        if span is None:
-            return await super()._ask(query, invoke)
-        self._model_calls[query] = span
-        if span.takes_texts:
-            sent = query.agent.conversation_history
-            span.set(prompt(sent, self._clean))
-        error: str | None = spans.CANCELLED
-        try:
-            message = await super()._ask(query, invoke)
-            error = None
-        except BaseException as failure:
-            error = _code_of(failure)
-            raise
-        else:
-            span.set(_answered(message))
+        if (span := spans.begin(title, spans.CLIENT, about)) is not None:
+            self._model_calls[query] = span
             if span.takes_texts:
-                span.set({spans.OUTPUT: messages([message], self._clean)})
-            return message
-        finally:
-            del self._model_calls[query]
-            span.end(error)
+                span.set(prompt(query.agent.conversation_history, self._clean))
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
-        super().model_try_began(query, target)
         if (span := self._model_calls.get(query)) is not None:
             span.set(_served(target))
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
-        super().model_try_failed(query, failed)
         if (span := self._model_calls.get(query)) is not None:
             span.event(spans.FAILED_TRY, {spans.ERROR: failed.error.code, "try": failed.number})
 
-    async def _act(
-        self,
-        call: CurrentCall,
-        tool_call: ToolCall,
-        tool: ToolBase | None,
-        execute: Callable[[], Awaitable[ToolResult]],
-    ) -> ToolResult:
-        key = (self.tasks.id_of(call.query), call.query.model_calls, tool_call.id)
+    def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
+        if (span := self._model_calls.pop(query, None)) is None:
+            return
+        if isinstance(outcome, BaseException):
+            span.end(_code_of(outcome))
+            return
+        span.set(_answered(outcome))
+        if span.takes_texts:
+            span.set({spans.OUTPUT: messages([outcome], self._clean)})
+        span.end()
+
+    def tool_call_began(self, call: CurrentCall, made: ToolCall, tool: ToolBase | None) -> None:
+        if self._recorder.known_call(call.query, made).ended is not None:
+            return
         kind = type_of(tool)
         about = {
             spans.OPERATION: "execute_tool",
             spans.AGENT: name_of(call.query.agent),
-            spans.TOOL: tool_call.name,
-            spans.TOOL_CALL: tool_call.id,
+            spans.TOOL: made.name,
+            spans.TOOL_CALL: made.id,
             spans.TOOL_TYPE: "function" if kind == "client" else "extension",
             spans.TOOL_KIND: kind,
         }
-        span = None
-        if key not in self.journal.replay.ended:
-            span = spans.begin(f"execute_tool {tool_call.name}", spans.CLIENT, about)
-        if span is None:
-            return await super()._act(call, tool_call, tool, execute)
-        if span.takes_texts:
-            span.set({spans.ARGUMENTS: value(tool_call.arguments, self._clean)})
-        error: str | None = spans.CANCELLED
-        try:
-            result = await super()._act(call, tool_call, tool, execute)
-            error = "tool_error" if result.status is ToolStatus.ERROR else None
+        if (span := spans.begin(f"execute_tool {made.name}", spans.CLIENT, about)) is not None:
+            self._tool_calls[call] = span
             if span.takes_texts:
-                span.set({spans.RESULT: value(result.text, self._clean)})
-            return result
-        except BaseException as failure:
-            error = _code_of(failure)
-            raise
-        finally:
-            span.end(error)
+                span.set({spans.ARGUMENTS: value(made.arguments, self._clean)})
+
+    def tool_call_ended(
+        self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
+    ) -> None:
+        if (span := self._tool_calls.pop(call, None)) is None:
+            return
+        if isinstance(outcome, BaseException):
+            span.end(_code_of(outcome))
+            return
+        if span.takes_texts:
+            span.set({spans.RESULT: value(outcome.text, self._clean)})
+        span.end("tool_error" if outcome.status is ToolStatus.ERROR else None)
 
     def _clean(self, text: str) -> str:
-        return self.journal.known.text(text)
+        return self._recorder.journal.known.text(text)
 
 
 def _served(target: ModelTarget | None) -> dict[str, str]:

@@ -23,8 +23,8 @@ from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase
 from bottega.clock import monotonic
 from bottega.db.failures import persist
+from bottega.engine.journal import Tasks, name_of
 from bottega.engine.live_text import ModelCall, waits_of
-from bottega.engine.task_rows import Tasks, name_of
 from bottega.events.types import EventType
 from bottega.subagents.handle import SubagentHandle, SubagentStatus, Waiter
 from bottega.subagents.registry import SubagentRegistry
@@ -70,11 +70,12 @@ class Inbox:
     def due(self, query: Query, *, answered: bool) -> Sequence[StandardMessage]:
         """Return the messages for the root's next model call."""
         replay = self._journal.replay
-        if query.path or not (self._new or replay.delivered):
+        delivered = replay.task(None).delivered
+        if query.path or not (self._new or delivered):
             return ()
         call = query.model_calls + 1
-        contents = replay.delivered.pop(call, [])
-        if not replay.has_call(call):
+        contents = [each.content for each in delivered.pop(call, ())]
+        if not replay.model_call(None, call).is_known:
             while self._new:
                 message_id, content = self._new.popleft()
                 told = {"message_id": message_id, "call": call, "content": content}
@@ -454,15 +455,16 @@ class OpenInterrupts:
 
         Questions of MCP servers beyond the bound get no answer.
         """
-        key = (self._tasks.id_of(query), query.model_calls, tool_call.id)
+        task_id = self._tasks.id_of(query)
+        key = (task_id, query.model_calls, tool_call.id)
         kind = interrupt.kind
         number = (interrupt.number,) if interrupt.number else ()
         interrupt_id = uuid5(self._run_id, ":".join(map(str, (*key, kind, *number))))
-        replay = self._journal.replay
-        if known := replay.decisions.get((key, kind)):
-            asked, resolution = known
+        known = self._journal.replay.tool_call(*key)
+        if (decided_before := known.decisions.get(kind)) is not None:
+            asked, resolution = decided_before
             # A decision of the run that this one repeats serves only a call that has its result.
-            if asked == str(interrupt_id) or key in replay.ended:
+            if asked == str(interrupt_id) or known.ended is not None:
                 return Resolution(resolution)
         if interrupt.server is not None and self._is_too_many(str(interrupt_id)):
             return Resolution({})

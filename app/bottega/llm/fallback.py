@@ -23,10 +23,9 @@ from bottega.agents.provider import (
 )
 from bottega.clock import monotonic
 from bottega.errors import BottegaError, ErrorKind, ModelError
-from bottega.llm.client import keep
 from bottega.llm.errors import BROKEN_ANSWERS, MOST_BROKEN, next_delay_s, out_of_patience
 from bottega.llm.gates import AT_ONCE_S, LIMITED, GatePermit, HeldBackError, ModelGate
-from bottega.llm.provider import ModelProvider, open_provider
+from bottega.llm.provider import ModelProvider, keep, open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.usage import Charge, ModelAccount
 

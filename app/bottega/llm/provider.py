@@ -1,324 +1,313 @@
-"""A model behind an API, in any dialect: its tries, and the reading of answers piece by piece."""
+"""A model behind an API, in any dialect: the connection to its server, and its tries."""
 
 import asyncio
 import copy
 import random
+import re
 import uuid
-from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import ip_address, ip_network
+from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakKeyDictionary
 
 import aiohttp
+import httpx2
+from pydantic_core import from_json
+from yarl import URL
 
 from bottega import metrics
 from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, Usage
 from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
-from bottega.llm.client import ModelClient, Request, is_success, keep
-from bottega.llm.dialects.answer import AnswerBuilder
+from bottega.llm.dialects.answer import AnswerBuilder, read
 from bottega.llm.dialects.anthropic import anthropic
 from bottega.llm.dialects.chat import chat
-from bottega.llm.dialects.dialect import Dialect, NewDialect
+from bottega.llm.dialects.dialect import (
+    NO_FILES,
+    Dialect,
+    MissingFilesError,
+    NewDialect,
+    load_files,
+    size_as_text,
+)
 from bottega.llm.dialects.gemini import gemini
 from bottega.llm.dialects.opaque import dropped_for
-from bottega.llm.dialects.parts import NO_FILES, MissingFilesError, load_files, size_as_text
 from bottega.llm.dialects.responses import responses
 from bottega.llm.errors import (
-    BAD_RESPONSE,
     BROKEN_ANSWERS,
     MOST_BROKEN,
     ErrorMapper,
     next_delay_s,
     out_of_patience,
+    places_of,
 )
-from bottega.llm.prices import ModelPrices, prices_of
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.prices import LOOPBACK, ModelPrices, prices_of
+from bottega.llm.server import ANTHROPIC_VERSION, VENDORS, VERSION_HEADER, DialectName, ServerSpec
 from bottega.llm.vendor_words import is_known
-from bottega.network import NETWORK_ERRORS, charging, reader_of
-from bottega.outside import BoundedReader, OutsideError
+from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
+from bottega.outside import OutsideError
 from bottega.redaction import Redactor, is_vocabulary
+from bottega.trace_context import with_trace
 
-_DATA = b"data:"
-_USUAL = b"data: "
+T = TypeVar("T")
+
+MOST_MODELS = 1000
+"""Models of one server for which something is kept. Users may name any."""
+
+_KEY_HEADERS: Mapping[str, tuple[str, str]] = {
+    "chat": ("Authorization", "Bearer {}"),
+    "responses": ("Authorization", "Bearer {}"),
+    "anthropic": ("x-api-key", "{}"),
+    "gemini": ("x-goog-api-key", "{}"),
+}
+_NOT_A_URL = "a model's base URL must be an http(s) URL such as https://host/v1"
+_PUBLIC = frozenset(
+    (
+        *("accept", "authorization", "content-type", "user-agent"),
+        *("openai-organization", "openai-project"),
+    )
+)
+"""Headers that may be sent to another host, or that aiohttp takes away."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+"""Name of a header (RFC 9110, section 5.6.2)."""
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_LONGEST_ERROR_S = 10.0
 
 
-class SSESplitter:
-    """Extracts the ``data`` of events from pieces of a stream that may be cut anywhere.
+@dataclass(slots=True)
+class Request:
+    """A request of one try.
 
-    Lines may end in LF, CRLF or CR. Several ``data`` lines of one event are joined by LF.
-    Comments, other fields (``event``, ``id``, ``retry``) and events without data are dropped.
+    Attributes:
+        is_owed: it was written, and has neither been refused nor paid.
     """
 
-    def __init__(self) -> None:
-        self._tail: list[bytes] = []
-        self._data: list[bytes] = []
-
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Return the events that ``piece`` completes, in order."""
-        if not piece:
-            return []
-        if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
-            self._tail.append(piece)  # joined at the line's end: linear time
-            return []
-        text = b"".join([*self._tail, piece]) if self._tail else piece
-        self._tail = []
-        kept = b"\r" if text.endswith(b"\r") else b""  # LF may follow
-        if b"\r" in text:
-            text = text[: len(text) - len(kept)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *blocks, rest = text.split(b"\n\n")
-        events = self._single_lines(text, blocks)
-        if events is None:
-            if self._data and blocks:
-                blocks[0] = blocks[0] or b"\n"  # it ends an event, too
-            events = [event for block in blocks if block and (event := self._event(block))]
-        lines, end, unfinished = rest.rpartition(b"\n")
-        self._take(lines)
-        # Another end of a line would be a blank line.
-        if end or unfinished or kept:
-            self._tail.append(end + unfinished + kept)
-        return events
-
-    def finish(self) -> list[bytes]:
-        """Return the event that the end of the stream completes without a blank line."""
-        event = self._event(b"".join(self._tail).rstrip(b"\r"))
-        self._tail = []
-        return [event] if event else []
-
-    def _single_lines(self, text: bytes, blocks: list[bytes]) -> list[bytes] | None:
-        """Return the events of the usual stream, one line of data each; ``None``: it is another."""
-        if self._data or text.count(b"\n") != 2 * len(blocks) or not text.startswith(_USUAL):
-            return None
-        events = [block[6:] for block in blocks if block[:6] == _USUAL]
-        return events if len(events) == len(blocks) and all(events) else None
-
-    def _event(self, block: bytes) -> bytes:
-        """Return the data of an event that ends with a block of lines; empty without data."""
-        if block[:5] == _DATA and b"\n" not in block and not self._data:
-            return block[6:] if block[5:6] == b" " else block[5:]
-        self._take(block)
-        data, self._data = self._data, []
-        return data[0] if len(data) == 1 else b"\n".join(data)
-
-    def _take(self, lines: bytes) -> None:
-        """Keep the data in whole lines."""
-        for line in lines.split(b"\n"):
-            if line[:5] == _DATA:
-                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            elif line == b"data":
-                self._data.append(b"")
-
-    def _ends_in_cr(self) -> bool:
-        return bool(self._tail) and self._tail[-1].endswith(b"\r")
+    is_owed: bool = False
 
 
-_COLLECT_S = 0.05
-_TURNS = 5
-_LONGEST_ANSWER = 64 * 1024 * 1024
-_MOST_LINES = 500_000
-_SHORTEST_EVENT, _FREE_EVENTS = 32, 2000
-"""Least bytes of an event on average, beyond the first ones: each costs some microseconds."""
+class ModelClient:
+    """Sends requests to one server, with one pool of connections per event loop.
 
+    A pool closes at the latest when its event loop shuts down, as at the end of ``asyncio.run``.
 
-async def read(
-    response: aiohttp.ClientResponse,
-    builder: AnswerBuilder,
-    report: ErrorMapper,
-    asked_at: float,
-    on_delta: OnDelta | None,
-    begins: Callable[[], None] = lambda: None,
-) -> None:
-    """Read the answer as it arrives.
-
-    Args:
-        asked_at: time of the request, by the event loop's clock.
-        begins: called with its first piece.
+    Attributes:
+        address: the server's URL without credentials.
+        report: makes errors that do not show the key.
 
     Raises:
-        ModelError: the connection failed, or the answer cannot be used. After a complete answer
-            only its usage may be missing, which is not an error.
+        InvalidInputError: the address is not one.
     """
-    content_type = response.headers.get("content-type", "").lower()
-    if "html" in content_type:
-        raise report.no_completion(content_type)
-    try:
-        await _read_all(response, builder, report, asked_at, on_delta, begins)
-    except OutsideError as error:
-        raise report.no_completion(error.detail) from None
 
+    def __init__(self, spec: ServerSpec) -> None:
+        given = _base(spec)
+        self._base = given.copy_with(userinfo=b"")
+        self.address = _address(self._base)
+        self.report = ErrorMapper(
+            self.address, spec.api_key or "", places_of(spec), hidden=spec.hidden
+        )
+        self._headers = _headers(spec, given.userinfo)
+        self._guard = spec.guard
+        self._look_up = spec.look_up
+        # A redirect may lead to another host: aiohttp takes only the header Authorization away.
+        is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
+        self._follows = is_plain and spec.dialect in ("chat", "responses")
+        self._proxy = None if spec.guard else _proxy(self._base)
+        timeout_s = spec.timeout_s
+        self._timeout = aiohttp.ClientTimeout(
+            total=None,
+            connect=timeout_s,  # with the wait for a free connection
+            sock_connect=min(10.0, timeout_s),
+            sock_read=timeout_s,
+        )
+        self._urls: dict[str, URL] = {}
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            WeakKeyDictionary()
+        )
+        self._opened: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]
+        ] = WeakKeyDictionary()
 
-async def _read_all(
-    response: aiohttp.ClientResponse,
-    builder: AnswerBuilder,
-    report: ErrorMapper,
-    asked_at: float,
-    on_delta: OnDelta | None,
-    begins: Callable[[], None],
-) -> None:
-    outside = reader_of(response, _LONGEST_ANSWER, _MOST_LINES)
-    charge = charging(response, outside)
-    reader = _Answer(builder, report)
-    failure: ModelError | None = None
-    begun = False
-    while not builder.complete:
+    async def post(self, path: str, body: bytes, request: Request) -> aiohttp.ClientResponse:
+        """Send a request; return when the status is known, before the body is read.
+
+        The caller closes the response. ``request`` is owed from when its body is written.
+
+        Raises:
+            NETWORK_ERRORS: there is no answer.
+        """
+        url = self._urls.get(path)
+        if url is None:
+            raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
+            url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
+            keep(self._urls, path, url)
         try:
-            piece = await response.content.readany()
-        except NETWORK_ERRORS as error:
-            failure = report.interrupted(error)
-            break
-        if not piece:
-            break
-        if not begun:
-            begun = True
-            begins()
-        charge()
-        async for step in outside.steps(piece):
-            with outside:
-                text = reader.feed(step, outside)
-            await _notify(on_delta, text)
-        if not builder.finished:
-            _collect(response, asked_at)
-    if failure is not None and not builder.finished:
-        raise failure
-    if failure is None:
-        await _drain(response)
-    if not builder.finished:
-        with outside:
-            text = reader.finish()
-        await _notify(on_delta, text)
-
-
-def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
-    """Leave what arrives next in the socket for a while, since each read costs the same."""
-    transport = response.connection and response.connection.transport
-    if not transport or transport.is_closing():
-        return
-    loop = asyncio.get_running_loop()
-    transport.pause_reading()
-    now = loop.time()
-    pause_s = pause_of(now, now - asked_at, id(transport) // 64 % _TURNS)
-    loop.call_later(pause_s, _read_again, transport)
-
-
-def pause_of(now: float, took_s: float, turn: int) -> float:
-    """Return the seconds until an answer is read again.
-
-    Its end waits at most half as long as the answer has taken since the request, and about
-    ``_COLLECT_S``: live text is not shown more often. Answers that take longer than twice that are
-    read in a few turns, so that one wake-up serves many, and steps that they end are stored
-    together. All in one turn would hold the event loop for too long.
-
-    Args:
-        now: by the event loop's clock, which may count whole milliseconds.
-        took_s: since the request.
-        turn: from 0 to ``_TURNS`` - 1.
-    """
-    wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
-    if wait_s < _COLLECT_S / 10:  # it may be this turn: the clock's steps are coarse
-        wait_s += _COLLECT_S
-    return min(wait_s, took_s / 2)
-
-
-def _read_again(transport: asyncio.Transport) -> None:
-    if not transport.is_closing():
-        transport.resume_reading()
-
-
-async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read what is left of a complete answer: only then the pool reuses the connection."""
-    if response.content.at_eof():
-        return
-    # The end is near. This costs a tenth of asyncio.timeout.
-    limit = asyncio.get_running_loop().call_later(0.1, response.close)
-    left = 256 * 1024
-    try:
-        while left > 0 and (piece := await response.content.readany()):
-            left -= len(piece)
-    except NETWORK_ERRORS:
-        pass  # the answer is complete
-    finally:
-        limit.cancel()
-
-
-class _Answer:
-    """Reads an answer in the form that its first letter shows.
-
-    Content types are no help: some servers send a stream as JSON, and JSON as a stream.
-    """
-
-    def __init__(self, builder: AnswerBuilder, report: ErrorMapper) -> None:
-        self._builder = builder
-        self._report = report
-        self._head = b""
-        self._reader: _Events | _Whole | None = None
-
-    def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        """Take a piece of the answer; return the text in it."""
-        if self._reader is None:
-            outside.count(piece.count(b"\n") + piece.count(b"\r"))
-            piece = (self._head + piece).removeprefix(BOM_UTF8).lstrip()
-            self._head = piece
-            if not piece or BOM_UTF8.startswith(piece):
-                return ""
-            is_json = piece.startswith((b"{", b"["))
-            self._reader = _Whole(self._builder) if is_json else _Events(self._builder)
-        return self._reader.feed(piece, outside)
-
-    def finish(self) -> str:
-        """Take the end of the answer; return the text that it completes."""
-        if self._reader is None:
-            return ""
-        try:
-            return self._reader.finish()
-        except ModelError as error:
-            if error.code == BAD_RESPONSE and error.retryable and type(self._reader) is _Events:
-                raise self._report.broken("it ended within an event") from None
+            # Not the session's headers: aiohttp sends those, with the key, to a proxy too.
+            return await (await self._session()).post(
+                url,
+                data=body,
+                headers=with_trace(self._headers),
+                proxy=self._proxy,
+                allow_redirects=self._follows,
+                trace_request_ctx=request,
+            )
+        except ValueError as error:
+            if self._follows or isinstance(error, aiohttp.ClientError):  # a host of a redirect
+                raise aiohttp.ClientError("the redirect cannot be followed") from error
             raise
 
+    async def refusal(self, response: aiohttp.ClientResponse, clock: Clock) -> ModelError:
+        """Make the error of a response whose status is not a success, from the body's start."""
+        body = bytearray()
+        try:
+            async with (
+                asyncio.timeout(_LONGEST_ERROR_S),
+                aclosing(body_of(response, reader_of(response, 65_536))) as pieces,
+            ):
+                async for piece in pieces:
+                    body += piece
+        except (*NETWORK_ERRORS, OutsideError):
+            pass  # the status is known
+        return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
-class _Events:
-    """Reads a stream of server-sent events."""
+    async def aclose(self) -> None:
+        opened = self._opened.get(asyncio.get_running_loop())
+        if opened is not None:
+            await opened.aclose()
 
-    def __init__(self, builder: AnswerBuilder) -> None:
-        self._builder = builder
-        self._splitter = SSESplitter()
-        self._room = _FREE_EVENTS
+    async def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if (session := self._sessions.get(loop)) is None:
+            self._opened[loop] = opened = self._open(loop)
+            session = self._sessions[loop] = await anext(opened)
+        return session
 
-    def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        """Take a piece of the stream; return the text in it."""
-        outside.count(piece.count(b"\n") + piece.count(b"\r"))
-        events = self._splitter.feed(piece)
-        self._room += len(piece) // _SHORTEST_EVENT - len(events)
-        if self._room < 0:
-            raise OutsideError(f"events of less than {_SHORTEST_EVENT} bytes")
-        return self._builder.add_events(events)
-
-    def finish(self) -> str:
-        """Take the end of the stream; return the text that it completes."""
-        return self._builder.add_events(self._splitter.finish())
-
-
-class _Whole:
-    """Reads the answer of a server that ignored the request to stream."""
-
-    def __init__(self, builder: AnswerBuilder) -> None:
-        self._builder = builder
-        self._body = bytearray()
-
-    def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        self._body += piece
-        return ""
-
-    def finish(self) -> str:
-        return self._builder.add_whole(bytes(self._body))
+    async def _open(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> AsyncGenerator[aiohttp.ClientSession, None]:
+        """Yield a session; close it with the generator, as an event loop does that shuts down."""
+        session = open_session(
+            self._timeout,
+            most=1000,
+            kept_s=5.0,
+            look_up=self._look_up,
+            guard=self._guard,
+            traces=[_written()],
+        )
+        try:
+            async with session:
+                yield session
+        finally:
+            del self._sessions[loop], self._opened[loop]
 
 
-async def _notify(on_delta: OnDelta | None, text: str) -> None:
-    if text and on_delta is not None:
-        waiting = on_delta(text)
-        if waiting is not None:
-            await waiting
+def keep(kept: dict[str, T], key: str, value: T) -> T:
+    """Keep a value, and drop the oldest if there are too many; return it."""
+    while len(kept) >= MOST_MODELS:
+        del kept[next(iter(kept))]
+    kept[key] = value
+    return value
+
+
+def is_success(response: aiohttp.ClientResponse) -> bool:
+    return 200 <= response.status < 300
+
+
+def _base(spec: ServerSpec) -> httpx2.URL:
+    try:
+        return httpx2.URL(spec.base_url or VENDORS[spec.dialect])
+    except (httpx2.InvalidURL, TypeError):
+        raise InvalidInputError(f"{_NOT_A_URL}: {spec.base_url!r}") from None
+
+
+def _headers(spec: ServerSpec, login: bytes) -> dict[str, str]:
+    """Return all headers of a request; the server's own replace those of the dialect.
+
+    Args:
+        login: user and password in the server's URL; empty if there are none.
+
+    Raises:
+        InvalidInputError: both the key and the login would be the header Authorization, or a header
+            cannot be sent.
+    """
+    own = {"Accept": "application/json", "Content-Type": "application/json"}
+    own["Accept-Encoding"] = "identity"  # a compressed answer can be a thousand times larger
+    if spec.dialect == "anthropic":
+        own[VERSION_HEADER] = ANTHROPIC_VERSION
+    if spec.api_key is not None:
+        name, template = _KEY_HEADERS[spec.dialect]
+        own[name] = template.format(spec.api_key)
+    if login:
+        if "Authorization" in own or any(name.lower() == "authorization" for name in spec.headers):
+            raise InvalidInputError(
+                "a model's base URL with user and password cannot be sent together with a key"
+            )
+        own["Authorization"] = f"Basic {b64encode(unquote_to_bytes(login)).decode()}"
+    given = {name.lower() for name in spec.headers}
+    found = {name: value for name, value in own.items() if name.lower() not in given}
+    found |= spec.headers
+    for name, value in found.items():
+        if not _TOKEN.fullmatch(name) or _CONTROL.search(value):
+            raise InvalidInputError(
+                f"the header {name!r} of a model's server has a name or a value that cannot be sent"
+            )
+    return found
+
+
+def _written() -> aiohttp.TraceConfig:
+    """Return what notes that a request is owed, when its body is written."""
+
+    async def write(session: Any, context: Any, chunk: Any) -> None:
+        context.trace_request_ctx.is_owed = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(write)
+    return trace
+
+
+def _proxy(url: httpx2.URL) -> str | None:
+    """Return the environment's proxy for a server; none for this machine."""
+    proxies = getproxies()
+    direct = (name.strip() for name in proxies.get("no", "").split(","))
+    if url.host in LOOPBACK or any(_is_named(url, name) for name in direct):
+        return None
+    if proxy_bypass(url.host) or proxy_bypass(f"{url.host}:{url.port}"):
+        return None
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _is_named(url: httpx2.URL, name: str) -> bool:
+    """Return true if a part of ``NO_PROXY`` is the server's URL, or a network that it is in."""
+    if name == f"{url.scheme}://{url.host}":
+        return True
+    try:
+        return ip_address(url.host) in ip_network(name.strip("[]"), strict=False)
+    except ValueError:
+        return False
+
+
+def _decoded(body: bytes | bytearray) -> object:
+    """Return a body as JSON, also if its end is missing; else as text."""
+    try:
+        return from_json(body, allow_partial="trailing-strings")
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()
+
+
+def _address(url: httpx2.URL) -> str:
+    """Return the URL without credentials and query."""
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidInputError(_NOT_A_URL)
+    port = f":{url.port}" if url.port else ""
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    return f"{url.scheme}://{host}{port}{url.path.rstrip('/')}"
 
 
 _DIALECTS: Mapping[DialectName, NewDialect] = {

@@ -4,9 +4,7 @@ The log has the input of a run or task, context from other agents, the model's a
 results. The agent's own system message is in its definition.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -21,15 +19,14 @@ from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
-from bottega.engine.replay import result_of
+from bottega.engine.replay import RunReplay, Said, replay_run, result_of
 from bottega.errors import NotFoundError
 from bottega.events.log import STEP_EVENTS
 from bottega.events.types import (
     FINAL_EVENT,
     ContextReceived,
+    Event,
     EventType,
-    LlmCompleted,
-    MessageDelivered,
     SubagentDispatched,
     ToolEnded,
 )
@@ -50,56 +47,39 @@ GIVEN = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
 _TOLD = (*SAID, *GIVEN)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageEntry:
-    """An event of a conversation.
-
-    Attributes:
-        text: that of the answer event in ``answer_seq``.
-        heard: of a tool's answer what the model read, if the event does not say it.
-    """
-
-    seq: int
-    type: str
-    at: datetime
-    data: Mapping[str, Any]
-    text: str | None = None
-    heard: str | None = None
-
-
-def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of an event, in order. Pure.
+def message_of(
+    said: Said, event: Event, replay: RunReplay, heard: str | None = None
+) -> dict[str, Any]:
+    """Return what somebody said as a message. Pure.
 
     Args:
-        question: ``role`` and ``content`` of the conversation's first messages.
+        event: that has it.
+        heard: of a tool's answer what the model read, if the event does not say it.
     """
-    data = entry.data
-    match entry.type:
-        case EventType.LLM_COMPLETED:
-            completed = LlmCompleted.of(data)
-            message = AssistantMessage.model_validate(completed.message)
-            calls = [call.model_dump() for call in message.tool_calls]
-            said = {"content": message.content, "tool_calls": calls, "usage": completed.usage}
-            found: list[dict[str, Any]] = [{"role": "assistant", **said}]
-        case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
-            result = result_of(ToolEnded.of(data), entry.text)
+    match said:
+        case AssistantMessage():
+            calls = [call.model_dump() for call in said.tool_calls]
+            usage = event.data["usage"]
+            return {
+                "role": "assistant",
+                "content": said.content,
+                "tool_calls": calls,
+                "usage": usage,
+            }
+        case ToolEnded():
+            result = result_of(said, replay.texts.get(said.answer_seq or 0))
+            read = _read_as(result, heard)
+            content = {"content": tool_outputs(read)[0].text, "parts": _parts_of(read)}
             about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
-            heard = _read_as(result, entry.heard)
-            said = {"content": tool_outputs(heard)[0].text, "parts": _parts_of(heard)}
-            found = [{"role": "tool", "status": result.status, **said, **about}]
-        case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
-            context = ContextReceived.of(data)
-            content = entry.text if context.answer_seq is not None else context.content
-            source = {"source": context.source, "version": context.version}
-            found = [{"role": "system", "content": content, **source}]
-        case EventType.MESSAGE_DELIVERED:
-            delivered = MessageDelivered.of(data)
-            said = {"role": "user", "message_id": delivered.message_id}
-            found = [{**_shown({"content": delivered.content}), **said}]
+            return {"role": "tool", "status": result.status, **content, **about}
+        case ContextReceived():
+            is_reference = said.answer_seq is not None
+            text = replay.texts.get(said.answer_seq or 0) if is_reference else said.content
+            source = {"source": said.source, "version": said.version}
+            return {"role": "system", "content": text, **source}
         case _:
-            found = [dict(message) for message in question]
-    about_all = {"seq": entry.seq, "at": entry.at}
-    return [{**message, **about_all, "part": part} for part, message in enumerate(found)]
+            message = _shown({"content": said.content})
+            return {**message, "role": "user", "message_id": said.message_id}
 
 
 async def page(
@@ -218,19 +198,71 @@ async def _page(
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()
-        for row in rows:
-            data = from_json(row["body"])  # not as jsonb, which sorts the keys
-            about = row["seq"], row["type"], row["at"]
-            entry = MessageEntry(*about, data, row["output"], row["heard"])
-            messages = messages_of(entry, question)
-            for message in reversed(messages) if descending else messages:
-                place = (message["seq"], message["part"])
-                if after is None or (place < after if descending else place > after):
-                    found.append({"agent": row["agent"], **message})
+        heard = {row["seq"]: row["heard"] for row in rows}
+        for message in _listed(run["id"], rows, first, question, heard, descending=descending):
+            place = (message["seq"], message["part"])
+            if after is None or (place < after if descending else place > after):
+                found.append(message)
         more = rows.more
         if rows:
             after = (rows[-1]["seq"], -1 if descending else _LAST)
     return fitting(found, limit, more=more)
+
+
+def _listed(
+    run_id: UUID,
+    rows: Sequence[Mapping[str, Any]],
+    first: EventType,
+    question: Sequence[Mapping[str, Any]],
+    heard: Mapping[int, str | None],
+    *,
+    descending: bool,
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages of some events of a run, each with its place and its agent."""
+    events = events_of_rows(run_id, rows)
+    references = zip(rows, events, strict=True)
+    texts = {event.data.get("answer_seq") or 0: row["output"] for row, event in references}
+    replay = replay_run(sorted(events, key=lambda event: event.seq), texts=texts)
+    said = {event.seq: each for task in replay.tasks.values() for event, each in task.said}
+    for event in events:
+        if event.type == first:
+            messages = [dict(message) for message in question]
+        else:
+            messages = [message_of(said[event.seq], event, replay, heard[event.seq])]
+        about = {"seq": event.seq, "at": event.at}
+        parts = [
+            {"agent": event.agent, **message, **about, "part": part}
+            for part, message in enumerate(messages)
+        ]
+        yield from reversed(parts) if descending else parts
+
+
+def events_of_rows(run_id: UUID, rows: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """Return the events of rows; their data are not parsed as jsonb, which sorts the keys."""
+    return [
+        Event(
+            run_id=run_id,
+            seq=row["seq"],
+            type=row["type"],
+            at=row["at"],
+            task_id=row["task_id"],
+            parent_task_id=None,
+            agent=row["agent"],
+            data=from_json(row["body"]),
+        )
+        for row in rows
+    ]
+
+
+async def read_events(
+    connection: AsyncConnection, run: Mapping[str, Any], *where: ColumnElement[bool]
+) -> list[Event]:
+    """Return some events of a run, in order."""
+    events = run_events.c
+    query = select(events.seq, events.type, events.at, events.task_id, events.agent, events.body)
+    query = query.where(events.tenant_id == run["tenant_id"], events.run_id == run["id"], *where)
+    rows = await connection.execute(query.order_by(events.step, events.seq))
+    return events_of_rows(run["id"], [dict(row) for row in rows.mappings()])
 
 
 _LAST = 2**31 - 1
@@ -264,7 +296,7 @@ def _conversation(
 ) -> Select[Any]:
     """Select some of a run's events, each with the text of the answer that it refers to."""
     events = run_events.c
-    columns = events.seq, events.type, events.agent, events.at, events.body
+    columns = events.seq, events.type, events.task_id, events.agent, events.at, events.body
     return read.with_answers(*columns, _heard().label("heard")).where(
         events.tenant_id == run["tenant_id"],
         events.run_id == run["id"],

@@ -32,7 +32,7 @@ from bottega.definitions.agents import (
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
-from bottega.llm.dialects.parts import Media, WritePart, loaded
+from bottega.llm.dialects.dialect import Media, WritePart, loaded
 from bottega.llm.prices import prices_of
 from bottega.llm.server import VENDORS, DialectName, reserved_in, supported
 from bottega.memory.episodes.scope import MemoryScope

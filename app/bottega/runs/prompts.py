@@ -12,9 +12,9 @@ from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.db.tables import run_events
 from bottega.definitions import kinds
 from bottega.definitions.graphs import to_graph
-from bottega.engine.replay import ANALYSIS, TAUGHT
+from bottega.engine.replay import ANALYSIS, MEMORY_PREFIXES, TaskReplay, replay_run
 from bottega.errors import NotFoundError
-from bottega.events.types import EventType
+from bottega.events.types import Event, EventType
 from bottega.graph.publication import MemoryItem, PropagationPolicy
 from bottega.runs import messages, read
 from bottega.subagents.child import DEFAULT_INSTRUCTIONS
@@ -59,28 +59,29 @@ async def prompt(
         )
 
     opening = await page(messages.GIVEN, None, MOST_CONTEXT)
-    starts = _of_call(run_id, call, await _starts(connection, run, task_id))
+    task = await _begun(connection, run, task_id)
+    starts = _starts(run_id, call, task)
     first, last = starts[0], starts[-1]
-    said = await page(messages.SAID, (first["seq"], 0), MOST_SAID)
-    agent, names = first["agent"], run["pinned"]["agents"]
+    said = await page(messages.SAID, (first.seq, 0), MOST_SAID)
+    agent, names = first.agent or "", run["pinned"]["agents"]
     definitions = await _definitions(connection, run, agent)
     definition = definitions.get(agent, {})
     changed = run["overrides"].get(agent) or {}
-    own = _own(definition, await _instructions(connection, run, task_id))
+    own = _own(definition, None if task.dispatched is None else task.dispatched.data)
     own = "\n\n".join(filter(None, (own, changed.get("instructions"))))
     order = await _order(connection, run, _subagents(definition))
     return {
         "task_id": task_id,
         "agent": agent,
         "version": names.get(agent),
-        **{name: last["data"].get(name) for name in ("call", "attempt", "provider", "model")},
+        **{name: last.data.get(name) for name in ("call", "attempt", "provider", "model")},
         "params": merged(definition.get("params"), changed.get("params")),
         "tools": [
             *_tools(definition, definitions, await _mcp_servers(connection, run, definition)),
             *map(_tool, changed.get("tools") or ()),
         ],
-        "shortened": last["data"].get("memory"),
-        "messages": list(composed(own, order, opening, said, first["seq"])),
+        "shortened": last.data.get("memory"),
+        "messages": list(composed(own, order, opening, said, first.seq)),
         "more": opening.more or said.more,
     }
 
@@ -103,10 +104,10 @@ def composed(
     given = [each for each in opening if each.get("source") and each["seq"] < before]
     given = [each for each in given if each["content"] and not each["source"].startswith(ANALYSIS)]
     for each in given:
-        if not each["source"].startswith(TAUGHT):
+        if not each["source"].startswith(MEMORY_PREFIXES):
             yield {**each, "origin": "context", "content": _fenced(each)}
     for each in given:
-        if each["source"].startswith(TAUGHT):
+        if each["source"].startswith(MEMORY_PREFIXES):
             yield {**each, "origin": "memory"}
     asked = {each["seq"] for each in opening if not each.get("source")}
     for each in opening:
@@ -163,37 +164,20 @@ def _tool(tool: Row) -> dict[str, Any]:
     }
 
 
-def _of_call(run_id: UUID, call: int | None, starts: Sequence[Row]) -> Sequence[Row]:
-    """Return the starts of a call, the last one's if it is ``None``."""
-    wanted = starts[-1]["data"]["call"] if call is None and starts else call
-    found = [each for each in starts if each["data"]["call"] == wanted]
-    if not found:
+async def _begun(connection: AsyncConnection, run: Row, task_id: UUID | None) -> TaskReplay:
+    """Return the starts of a task's model calls, and its dispatch."""
+    of_task = run_events.c.task_id.is_not_distinct_from(task_id)
+    types = run_events.c.type.in_((EventType.LLM_STARTED, EventType.SUBAGENT_DISPATCHED))
+    return replay_run(await messages.read_events(connection, run, of_task, types)).task(task_id)
+
+
+def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]:
+    """Return the starts of a model call, the last one's if it is ``None``."""
+    number = max(task.calls, default=0) if call is None else call
+    if number not in task.calls:
         which = "a model call" if call is None else f"the model call {call}"
         raise NotFoundError(f"run {run_id} has not begun {which} there", code="no_model_call")
-    return found
-
-
-async def _starts(connection: AsyncConnection, run: Row, task_id: UUID | None) -> Sequence[Row]:
-    events = run_events.c
-    query = (
-        select(events.seq, events.agent, events.data)
-        .where(
-            *messages.events_of(run["tenant_id"], run["id"], task_id),
-            events.type == EventType.LLM_STARTED,
-        )
-        .order_by(events.step, events.seq)
-    )
-    return [dict(row) for row in (await connection.execute(query)).mappings()]
-
-
-async def _instructions(connection: AsyncConnection, run: Row, task_id: UUID | None) -> Row | None:
-    """Return the data of the dispatch of an asynchronous task."""
-    query = select(run_events.c.data).where(
-        *messages.events_of(run["tenant_id"], run["id"], task_id),
-        run_events.c.type == EventType.SUBAGENT_DISPATCHED,
-    )
-    found: Row | None = await connection.scalar(query.limit(1))
-    return found
+    return task.calls[number].starts
 
 
 async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dict[str, Row]:

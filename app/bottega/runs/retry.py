@@ -14,10 +14,8 @@ from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import ending_of, task_id_at
 from bottega.db.sessions import driver_of
 from bottega.db.tables import runs
-from bottega.engine.journal import EPISODE_NOT_STORED
-from bottega.engine.replay import answer_of
-from bottega.engine.replay_tasks import ENDS
-from bottega.engine.task_rows import CANCELLED, row_change
+from bottega.engine.journal import CANCELLED, EPISODE_NOT_STORED, row_change
+from bottega.engine.replay import ENDS, answer_of
 from bottega.errors import ConflictError
 from bottega.events import log
 from bottega.events.types import (

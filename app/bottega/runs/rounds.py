@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pydantic_core import from_json
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AssistantMessage
 from bottega.db.tables import run_events
 from bottega.definitions.kinds import AGENTS
-from bottega.events.types import UNFINISHED, EventType, LlmCompleted
-from bottega.runs import interrupts
+from bottega.engine.replay import replay_run
+from bottega.events.types import UNFINISHED, Event, EventType
+from bottega.runs import interrupts, messages
 
 _SPENDING = (EventType.LLM_COMPLETED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
 _e = run_events.c
@@ -43,25 +43,20 @@ class Round:
 
 async def round_of(tx: AsyncConnection, run: Mapping[str, Any], after: int) -> Round:
     """Return the round of a run that begins after the event with this ``seq``."""
-    said: dict[int, AssistantMessage] = {}
-    until, calls = (
-        run["last_seq"],
-        await interrupts.of_client(tx, run["tenant_id"], run_id=run["id"]),
-    )
+    calls = await interrupts.of_client(tx, run["tenant_id"], run_id=run["id"])
     own = {each["id"] for each in calls}
+    until: int = run["last_seq"]
     asked: Collection[UUID] = ()
-    for row in await tx.execute(_lines(run, after)):
-        data = from_json(row.body)
-        if row.type == EventType.RUN_WAITING:
-            asked = own.intersection(map(UUID, data["interrupts"]))
+    events: list[Event] = []
+    for event in await messages.read_events(tx, run, *_since(after)):
+        if event.type == EventType.RUN_WAITING:
+            asked = own.intersection(map(UUID, event.data.get("interrupts", ())))
             if asked:
-                until = row.seq
+                until = event.seq
                 break
-        elif row.type == EventType.ANSWER_REJECTED:
-            said.pop(data["call"], None)
-        else:
-            completed = LlmCompleted.of(data)
-            said[completed.call] = AssistantMessage.model_validate(completed.message)
+        events.append(event)
+    own_calls = replay_run(events).task(None).calls.values()
+    said = [call.answer for call in own_calls if call.answer and not call.is_rejected]
     is_over = not asked and run["status"] not in UNFINISHED
     wanted = [
         each
@@ -70,7 +65,7 @@ async def round_of(tx: AsyncConnection, run: Mapping[str, Any], after: int) -> R
     ]
     spent = run["usage"] if is_over else await _spent(tx, run, until)
     before = await _spent(tx, run, after) if after and spent is not None else None
-    return Round(until, list(said.values()), wanted, _without(spent, before))
+    return Round(until, said, wanted, _without(spent, before))
 
 
 class Checks(NamedTuple):
@@ -99,22 +94,11 @@ async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
     return Checks(schema is not None, bool(row.get("tool_policy")))
 
 
-def _lines(run: Mapping[str, Any], after: int) -> Any:
+def _since(after: int) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for what a round has: the root's answers, and the run's waits."""
     of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
-    return (
-        select(_e.seq, _e.type, _e.body)
-        .where(
-            _e.tenant_id == run["tenant_id"],
-            _e.run_id == run["id"],
-            _e.step > after,
-            _e.seq > after,
-            or_(
-                and_(_e.type.in_(of_root), _e.task_id.is_(None)),
-                _e.type == EventType.RUN_WAITING,
-            ),
-        )
-        .order_by(_e.step, _e.seq)
-    )
+    own = and_(_e.type.in_(of_root), _e.task_id.is_(None))
+    return _e.step > after, _e.seq > after, or_(own, _e.type == EventType.RUN_WAITING)
 
 
 async def _spent(

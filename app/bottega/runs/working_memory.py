@@ -10,28 +10,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, select, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import ColumnElement, Row, and_, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import with_distinct_ids
 from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.parts import content_text, tokens_in
+from bottega.db.tables import run_events
 from bottega.definitions import kinds
-from bottega.engine.replay import EPISODE
-from bottega.events.types import EventType
-from bottega.memory.learning.insights import INSIGHT
-from bottega.memory.patterns.adherence import SOURCE
+from bottega.engine.replay import MEMORY_PREFIXES, replay_run
+from bottega.events.types import ContextReceived, EventType
 from bottega.memory.prompts import RECALL
 from bottega.memory.sections import Area, Budgets
 from bottega.memory.text.summaries import summary_of
 from bottega.memory.working_memory import SET_PLAN, Retrieved, VariableScope, WorkingMemory, plan_of
-from bottega.runs import read
+from bottega.runs import messages, read
 
 NEWEST = 50
 """Number of results that are read and listed."""
 _LONGEST = 40_000  # characters read of a result; more than fit into its section
 _EXCERPT_TOKENS = 60
+
+_e = run_events.c
 
 _TEXT = """
     coalesce(
@@ -60,20 +60,6 @@ _TEXTS = text(f"""
 SELECT e.seq, left({_TEXT}, {_LONGEST}) AS text
 {_OF_RUN} AND e.seq = ANY(CAST(:seqs AS bigint[]))
 """)
-_RECALLED = text("""
-SELECT e.data ->> 'source' AS source, e.data ->> 'content' AS content FROM run_events e
-WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
-  AND e.type = 'context.recalled' AND e.data ->> 'content' <> ''
-  AND (starts_with(e.data ->> 'source', :episode) OR starts_with(e.data ->> 'source', :pattern)
-    OR starts_with(e.data ->> 'source', :insight))
-ORDER BY e.step, e.seq
-""")
-_PLAN = text("""
-SELECT e.data -> 'arguments' FROM run_events e
-WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
-  AND e.type = 'tool.started' AND e.data ->> 'name' = :name
-ORDER BY e.step DESC, e.seq DESC LIMIT 1
-""").columns(arguments=JSONB)
 _SPENT = text("""
 SELECT count(*) AS calls, CAST(coalesce(sum(
     CAST(e.data #>> '{usage,input}' AS bigint)
@@ -81,12 +67,6 @@ SELECT count(*) AS calls, CAST(coalesce(sum(
 FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.completed'
 """)
-_PROMPT = text("""
-SELECT e.data -> 'memory' FROM run_events e
-WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
-  AND e.type = 'llm.started'
-ORDER BY e.step DESC, e.seq DESC LIMIT 1
-""").columns(memory=JSONB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +215,35 @@ async def working_memory(
     rows = await connection.execute(_TEXTS, of_run | newest)
     texts = {row.seq: row.text for row in rows}
     results = [replace(result, text=texts.get(result.seq)) for result in results]
-    prefixes = {"episode": EPISODE, "pattern": SOURCE, "insight": INSIGHT}
-    given = await connection.execute(_RECALLED, of_run | prefixes)
-    retrieved = [Retrieved(row.source, row.content) for row in given]
-    prompt = await connection.scalar(_PROMPT, of_run)
-    plan = plan_of(await connection.scalar(_PLAN, of_run | {"name": SET_PLAN})) or []
+    root = replay_run(await messages.read_events(connection, run, *_about_memory(run))).task(None)
+    said = (each for _, each in root.said if isinstance(each, ContextReceived))
+    retrieved = [
+        Retrieved(each.source, each.content)
+        for each in said
+        if each.content and each.source.startswith(MEMORY_PREFIXES)
+    ]
+    starts = [start for call in root.calls.values() for start in call.starts]
+    prompt = starts[-1].data.get("memory") if starts else None
+    plans = [call.started.arguments for call in root.tools.values() if call.started is not None]
+    plan = plan_of(plans[-1]) if plans else None
     return fold_working(
-        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt, plan
+        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt, plan or ()
+    )
+
+
+def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for what the root was told, its last plan and its last model call."""
+    of_root = _e.tenant_id == run["tenant_id"], _e.run_id == run["id"], _e.task_id.is_(None)
+
+    def last(*where: ColumnElement[bool]) -> ColumnElement[bool]:
+        newest = select(_e.seq).where(*of_root, *where).order_by(_e.step.desc(), _e.seq.desc())
+        return _e.seq == newest.limit(1).scalar_subquery()
+
+    is_plan = _e.type == EventType.TOOL_STARTED, _e.data["name"].astext == SET_PLAN
+    return _e.task_id.is_(None), or_(
+        _e.type == EventType.CONTEXT_RECALLED,
+        and_(*is_plan, last(*is_plan)),
+        and_(_e.type == EventType.LLM_STARTED, last(_e.type == EventType.LLM_STARTED)),
     )
 
 

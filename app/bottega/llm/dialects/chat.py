@@ -12,11 +12,11 @@ from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, TextChunks
-from bottega.llm.dialects.dialect import Dialect, Encode
-from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
-from bottega.llm.dialects.parts import (
+from bottega.llm.dialects.dialect import (
     NO_FILES,
     Blocks,
+    Dialect,
+    Encode,
     Files,
     Form,
     Media,
@@ -25,6 +25,7 @@ from bottega.llm.dialects.parts import (
     encoded_blocks,
     piece_of,
 )
+from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
 from bottega.llm.dialects.schemas import is_strict
 from bottega.llm.dialects.wire import (
     UNDERSTOOD,

@@ -1,21 +1,345 @@
-"""The wire format of a model's API: the only difference between APIs in the provider.
+"""A request to a model's API, as all dialects write it: parts, turns and the body.
 
 A message is encoded once, when it is first sent. Later bodies reuse its bytes.
+
+Which parts a dialect takes:
+
+- chat: images; audio as wav or mp3; files as data (developers.openai.com/api/docs, "Images and
+  vision", "Audio", "File inputs");
+- responses: images; files as data or URL;
+- anthropic: images (jpeg, png, gif, webp); PDF, as data or URL
+  (platform.claude.com/docs/en/build-with-claude/vision and pdf-support);
+- gemini: all, as data or URL (ai.google.dev/gemini-api/docs/file-input-methods).
+
+A file that is text is sent as text by all of them.
+
+Arrangement of a history's messages into turns that every chat template accepts.
+
+Templates and APIs differ, so a request satisfies the strictest:
+
+- One system message, at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message must
+  be at the beginning", github.com/vllm-project/vllm/issues/41114).
+- User and assistant in turn. A user follows only an assistant, never a tool, and the last message
+  is not the assistant's (github.com/mistralai/mistral-common/issues/169, and its ``validator.py``).
+- No empty content (Gemini's OpenAI-compatible endpoint, Anthropic).
+- All results of one turn's calls together, in the next turn, before its text (Anthropic and Gemini:
+  platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls,
+  ai.google.dev/gemini-api/docs/function-calling).
+
+The history does not change. Instructions at its start form the system message. Context, which
+changes with each query, precedes its query in the same turn: prompts then share a prefix and prompt
+caches hit. All other text that is not the model's becomes the user's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.agents.messages import StandardMessage
+from bottega.agents.messages import (
+    AssistantMessage,
+    StandardMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from bottega.agents.params import ModelParams
+from bottega.agents.parts import BYTES_PER_TOKEN, FileContent, FileLoader, Part
 from bottega.agents.provider import ModelOptions, ToolSchema
+from bottega.errors import InvalidInputError
 from bottega.llm.dialects.answer import AnswerBuilder
-from bottega.llm.dialects.parts import NO_FILES, Files, Form, Piece, arranged
 from bottega.llm.dialects.schemas import Output, output_of
-from bottega.llm.dialects.wire import encode_head, merged
+from bottega.llm.dialects.wire import GO_ON, encode_head, encode_json, merged
 from bottega.llm.errors import ErrorMapper
-from bottega.llm.server import ServerSpec
+from bottega.llm.server import DialectName, ServerSpec
+
+_JOINT = b"\\n\\n"  # in JSON
+
+
+INSTRUCTION, CONTEXT, ASKED, ANSWER, CALLS, RESULTS = range(6)
+"""Kinds of messages in a request: plain numbers, since each call compares many."""
+
+
+class Blocks(bytes):
+    """Content that is not only text: encoded blocks, joined by commas."""
+
+
+class ResultsAndBlocks(bytes):
+    """Results of tools, and content of theirs that only the user can show to the model."""
+
+    blocks: Blocks
+
+
+Piece = tuple[int, bytes]
+"""A message's kind and encoding.
+
+For an instruction, context or a user's message: its text as the inside of a JSON string, or
+:class:`Blocks`. For others: all items, joined by commas. Empty: nothing to send.
+"""
+
+Items = Callable[[AssistantMessage | ToolMessage], bytes]
+"""Encodes a message of a model or a tool as items joined by commas."""
+
+Shown = Callable[[StandardMessage], Blocks]
+"""Encodes the content of a message that has parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Templates of the turns of an API; ``%b`` is the inside of a JSON string, or blocks.
+
+    Attributes:
+        system: the instructions, up to the list of turns and including its opening.
+        user: the user's turn of one text.
+        user_blocks: the user's turn of blocks.
+        text: a block of text.
+        results: a turn of results; ``None``: each result is an item by itself.
+        bridge: the model's turn between results and the user's text; ``None``: the text follows the
+            results in their turn.
+    """
+
+    system: bytes
+    no_system: bytes
+    user: bytes
+    user_blocks: bytes
+    text: bytes
+    results: bytes | None
+    bridge: bytes | None
+
+    def opening(self, system: Sequence[bytes]) -> bytes:
+        """Return the instructions and the opening of the list of turns."""
+        return self.system % _JOINT.join(system) if system else self.no_system
+
+    def turn(self, said: Sequence[bytes]) -> bytes:
+        """Return the user's turn."""
+        if any(type(text) is Blocks for text in said):
+            return self.user_blocks % self._blocks(said)
+        return self.user % (_JOINT.join(said) or GO_ON.encode())
+
+    def turns(self, results: list[bytes], said: Sequence[bytes]) -> list[bytes]:
+        """Return the turns between two of the model's."""
+        if not results:
+            return [self.turn(said)]
+        if self.results is not None:
+            after = [self._blocks(said)] if said and self.bridge is None else []
+            results = [self.results % b",".join(results + after)]
+        if said and self.bridge is not None:
+            return [*results, self.bridge, self.turn(said)]
+        return results
+
+    def _blocks(self, said: Sequence[bytes]) -> bytes:
+        return b",".join([text if type(text) is Blocks else self.text % text for text in said])
+
+
+def piece_of(message: StandardMessage, items: Items, shown: Shown) -> Piece:
+    if isinstance(message, ToolMessage):
+        return (RESULTS, items(message))
+    if isinstance(message, AssistantMessage):
+        if message.tool_calls:
+            return (CALLS, items(message))
+        return (ANSWER, items(message) if message.content.strip() else b"")
+    kind = ASKED
+    if isinstance(message, SystemMessage):
+        kind = CONTEXT if message.is_context else INSTRUCTION
+    elif message.parts:
+        return (kind, shown(message))
+    return (kind, encode_json(message.content)[1:-1] if message.content.strip() else b"")
+
+
+def arranged(
+    pieces: Sequence[Piece], asked: Piece | None, form: Form, demand: bytes = b""
+) -> bytes:
+    """Return the instructions and the turns of a request.
+
+    Args:
+        asked: the piece that the context precedes; ``None``: the user's last one.
+        demand: a last instruction, as the inside of a JSON string.
+    """
+    head = next((i for i, (kind, _) in enumerate(pieces) if kind > CONTEXT), len(pieces))
+    system = [data for kind, data in pieces[:head] if kind == INSTRUCTION and data]
+    if demand:
+        system.append(demand)
+    context = [data for kind, data in pieces[:head] if kind == CONTEXT and data]
+    place = _place(pieces, asked) if context else -1
+    items: list[bytes] = []
+    said = context if place < 0 else []  # texts of the open turn of the user
+    results: list[bytes] = []
+    for index, (kind, data) in enumerate(pieces[head:], head):
+        if kind == RESULTS:
+            results.append(data)
+            if type(data) is ResultsAndBlocks:
+                said.append(data.blocks)
+        elif kind >= ANSWER:
+            if data:
+                if results and not said and form.results is None:  # the usual case, at its price
+                    items += results
+                else:
+                    items += form.turns(results, said)
+                items.append(data)
+                said, results = [], []
+        else:
+            if index == place:
+                said[:0] = context
+            if data:
+                said.append(data)
+    return form.opening(system) + b",".join(items + form.turns(results, said))
+
+
+def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
+    """Return the index of the piece that the context precedes; -1: there is none."""
+    places = [i for i, (kind, _) in enumerate(pieces) if kind == ASKED]
+    return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)
+
+
+Files = Mapping[str, FileContent]
+"""Content of stored files by id."""
+
+NO_FILES: Files = {}
+
+_LARGEST: Mapping[DialectName, int] = {
+    "chat": 32_000_000,
+    "responses": 32_000_000,
+    "anthropic": 23_000_000,
+    "gemini": 32_000_000,
+}
+"""Most bytes of files in a request, which base64 makes a third longer.
+
+A request may have 32 MB at Anthropic (platform.claude.com/docs/en/api/overview), 50 MB at OpenAI
+(developers.openai.com/api/docs/guides/pdf-files), 100 MB at Google (ai.google.dev/gemini-api/docs/
+file-input-methods).
+"""
+
+_TEXTS = re.compile(r"text/|application/(json|xml|yaml|x-ndjson|toml)\b|.*\+(json|xml)\b")
+
+
+class MissingFilesError(Exception):
+    """A message holds stored files that are not loaded yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A part that is not text, with its content or its address.
+
+    Attributes:
+        data: the content in base64.
+        media_type: empty if it is not known, which only a part with a URL may be.
+    """
+
+    type: str
+    media_type: str
+    data: str | None = None
+    url: str | None = None
+    name: str | None = None
+
+    @property
+    def data_url(self) -> str:
+        """The content as a URL, or its address."""
+        return self.url or f"data:{self.media_type};base64,{self.data}"
+
+
+WritePart = Callable[[Media], dict[str, Any] | None]
+"""Returns the block for a part; ``None``: the dialect has none."""
+
+WriteText = Callable[[str], dict[str, Any]]
+
+
+def blocks_of(
+    parts: Iterable[Part], files: Files, dialect: DialectName, text: WriteText, media: WritePart
+) -> list[dict[str, Any]]:
+    """Return the blocks of parts, in order.
+
+    Raises:
+        InvalidInputError: ``unsupported_part``.
+        MissingFilesError: ``files`` lacks a file.
+    """
+    blocks = []
+    for part in parts:
+        if part.text is not None:
+            if part.text.strip():
+                blocks.append(text(part.text))
+            continue
+        found = loaded(part, files)
+        if isinstance(found, str):
+            blocks.append(text(found))
+            continue
+        block = media(found)
+        if block is None:
+            raise InvalidInputError(
+                f"the dialect {dialect} takes no part '{part.type}' "
+                f"({found.media_type or 'of unknown type'}, by {'url' if found.url else 'data'})",
+                code="unsupported_part",
+            )
+        blocks.append(block)
+    return blocks
+
+
+def encoded_blocks(blocks: Iterable[dict[str, Any]]) -> Blocks:
+    return Blocks(b",".join([encode_json(block) for block in blocks]))
+
+
+async def load_files(
+    messages: Iterable[StandardMessage], load: FileLoader | None, dialect: DialectName
+) -> Files:
+    """Load the stored files that messages hold.
+
+    Raises:
+        InvalidInputError: ``unknown_file``, or ``files_too_large``.
+    """
+    wanted = {part.file: None for message in messages for part in _parts(message) if part.file}
+    if load is None:
+        raise InvalidInputError("there are no stored files here", code="unknown_file")
+    found: dict[str, FileContent] = {}
+    size = 0
+    for name in wanted:
+        content = found[name] = await load(name)
+        size += len(content.data)
+        if size > _LARGEST[dialect]:
+            raise InvalidInputError(
+                f"the files of a request of the dialect {dialect} must not exceed "
+                f"{_LARGEST[dialect] // 10**6} MB together",
+                code="files_too_large",
+            )
+    return found
+
+
+def size_as_text(size: int, messages: Iterable[StandardMessage], files: Files) -> int:
+    """Return the bytes of a text that has as many tokens as a request.
+
+    Args:
+        size: of the request in bytes, with its media in base64.
+    """
+    for message in messages:
+        for part in _parts(message):
+            media = part.text or loaded(part, files)
+            if isinstance(media, Media) and media.data is not None:
+                size += part.tokens * BYTES_PER_TOKEN - len(media.data)
+    return size
+
+
+def _parts(message: StandardMessage) -> Iterable[Part]:
+    yield from message.parts
+    if isinstance(message, ToolMessage):
+        for result in message.tool_results:
+            yield from result.parts
+
+
+def loaded(part: Part, files: Files) -> Media | str:
+    """Return a part's content; text if it is a file of text."""
+    media_type, data, name = part.media_type or "", part.data, part.name
+    if part.file is not None:
+        content = files.get(part.file)
+        if content is None:
+            raise MissingFilesError
+        data, media_type = content.data, content.media_type
+        name = name or content.name
+    if data is None:
+        return Media(part.type, media_type, url=part.url, name=name)
+    kind = media_type.partition(";")[0].strip().lower()
+    if part.type in ("document", "file") and _TEXTS.match(kind):
+        text = data.decode("utf-8", "replace")
+        return f"{name}:\n{text}" if name else text or "(empty)"
+    return Media(part.type, kind, data=b64encode(data).decode(), name=name)
+
 
 Fields = Mapping[str, Any]
 Encode = Callable[[StandardMessage], Piece]

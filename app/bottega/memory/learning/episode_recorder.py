@@ -143,7 +143,7 @@ class EpisodeRecorder:
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
 
-    def hear(
+    def observe(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
         match event_type:
