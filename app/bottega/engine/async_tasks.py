@@ -212,8 +212,7 @@ async def running_subagents(
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)
-    give_files(swarm, run)
-    _restore_files(swarm, journal.replay, restored, linked.values())
+    _restore_files(swarm, run, journal.replay, restored, linked.values())
     recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
     recorder.repeat(restored.usage, restored.paid)
     resumed.resume()
@@ -233,9 +232,14 @@ async def running_subagents(
 
 
 def _restore_files(
-    swarm: Swarm, replay: RunReplay, restored: RestoredTasks, linked: Iterable[LinkedEnd]
+    swarm: Swarm,
+    run: ClaimedRun,
+    replay: RunReplay,
+    restored: RestoredTasks,
+    linked: Iterable[LinkedEnd],
 ) -> None:
-    """Restore the files of earlier attempts and of their linked runs."""
+    """Restore the files of earlier attempts and of their linked runs, and those a run gets."""
+    give_files(swarm, run)
     for end in linked:
         for path, text in end.files.items():
             swarm.context.restore(path, text)
