@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from resource import RLIMIT_NOFILE, setrlimit
 
+import psutil
+
 from tests.forks import Forked, fork
 from tests.waiting import deadline
 
@@ -30,8 +32,12 @@ class Command:
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
-        self.process.kill()
+        """Send SIGKILL, also to its children: first to itself, as it would start others."""
+        tree = [psutil.Process(self.process.pid)]
+        tree += tree[0].children(recursive=True)
+        for each in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
     async def says(self, text: str) -> None:
         """Wait until it has written a line with ``text`` to its log."""

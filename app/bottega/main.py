@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -57,13 +58,15 @@ from bottega.api.server.connections import Bounds, HttpProtocol, WebSocketProtoc
 from bottega.api.server.documents import add_console, add_docs
 from bottega.api.server.middleware import (
     Answers,
+    BelowPath,
     Cors,
     LimitRequests,
     LongBodies,
     RepeatRequests,
 )
 from bottega.container import Service, open_service, settle
-from bottega.errors import InvalidInputError, UnavailableError
+from bottega.errors import InvalidInputError
+from bottega.services import background
 from bottega.settings import Settings
 from bottega.tenants import operator
 
@@ -72,6 +75,12 @@ REQUEST_TIMEOUT_S = 20.0
 """Seconds for a request's head to arrive, and again for its body."""
 MAX_STREAMS = 1000
 """Concurrent streams and waiting requests of a tenant with keys, in each API process."""
+STOP_S = 5
+"""Seconds that a process which stops has to finish its answers."""
+IDLE_S = 2.0
+"""Seconds without a request after which a process that was replaced closes a connection."""
+LONGEST_ANSWER_S = 600
+"""Seconds that it has to finish its answers."""
 _Key = tuple[str, int, str]
 """Method, or :data:`_WEBSOCKET`; number of segments; and the second segment, such as ``runs``."""
 
@@ -242,8 +251,9 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     )
     addresses = Addresses(max(1, bounds.connections // 4), _trusted(settings))
     inner = Cors(app, settings.cors_origins) if settings.cors_origins else app
+    outer = Answers(inner, _FACADES)
     return uvicorn.Config(
-        Answers(inner, _FACADES),
+        BelowPath(outer, settings.root_path) if settings.root_path else outer,
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
@@ -259,7 +269,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         proxy_headers=False,
         # Longer than clients and proxies keep idle connections: none sends on a closing one.
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=STOP_S,
         **options,
     )
 
@@ -280,46 +290,49 @@ class _Server(uvicorn.Server):
         if self.started:
             self._on_listening(sockets[0].getsockname()[1])
 
-
-def listen(settings: Settings) -> socket.socket:
-    """Bind the port; do it before anything else starts.
-
-    Raises:
-        UnavailableError: ``port_taken``.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
-            "stop the process that uses it, or choose another with --port or BOTTEGA_PORT",
-            code="port_taken",
-        ) from error
+    async def hand_over(self) -> None:
+        """Accept no more connections, finish the answers, and close connections behind them."""
+        for listening in self.servers:
+            listening.close()
+        setattr(self.server_state, connections.LAST_ANSWERS, True)
+        # A request may be on its way on a connection that is idle now.
+        await asyncio.sleep(IDLE_S)
+        self.config.timeout_graceful_shutdown = LONGEST_ANSWER_S
+        self.should_exit = True
 
 
 async def serve(
     settings: Settings,
     url: str,
+    listener: socket.socket,
     *,
     worker: bool = True,
     on_listening: Callable[[int], None] = lambda port: None,
-    listener: socket.socket | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve the API, and execute runs if ``worker``, until SIGINT or SIGTERM.
+
+    SIGHUP says that another process on the same socket has taken over: streams that their clients
+    resume there end, all else is finished.
 
     Args:
         url: of a migrated database.
         listener: a socket that listens already, perhaps in several processes.
         on_listening: called with the port once the API answers.
+        on_ready: called once ``/readyz`` would answer 200.
 
     Raises:
         InvalidInputError: ``no_keys``: other machines could use the server without a key.
     """
     if not settings.on_loopback:
         await require_keys(settings, url)
-    with listener or listen(settings) as listening:
-        await _serve_on(listening, settings, url, worker, on_listening)
+    with listener:
+        async with open_service(settings, url, api=True, worker=worker) as service:
+            server = _Server(server_config(create_app(service)), on_listening)
+            settle()
+            _obey_signals(server, service)
+            async with background(partial(_report_readiness, service, on_ready)):
+                await server.serve(sockets=[listener])
 
 
 async def require_keys(settings: Settings, url: str) -> None:
@@ -338,25 +351,33 @@ async def require_keys(settings: Settings, url: str) -> None:
     )
 
 
-async def _serve_on(
-    listener: socket.socket,
-    settings: Settings,
-    url: str,
-    worker: bool,
-    on_listening: Callable[[int], None],
-) -> None:
-    async with open_service(settings, url, api=True, worker=worker) as service:
-        server = _Server(server_config(create_app(service)), on_listening)
-        settle()
+async def _report_readiness(service: Service, on_ready: Callable[[], None]) -> None:
+    while isinstance(await operations.readiness(service), Response):  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+    on_ready()
 
-        def stop() -> None:
-            # Streams end first: the server waits for its connections before it stops.
-            service.stop_working.set()
-            service.wakeups.close()
-            server.force_exit = server.should_exit
-            server.should_exit = True
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, stop)
-        await server.serve(sockets=[listener])
+def _obey_signals(server: _Server, service: Service) -> None:
+    """Stop at SIGINT and SIGTERM, at the second without patience; hand over at SIGHUP."""
+    loop = asyncio.get_running_loop()
+    stopping = False
+    handing_over: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        nonlocal stopping
+        # Streams end first: the server waits for its connections before it stops.
+        service.stop_working.set()
+        service.wakeups.close()
+        if server.should_exit and not stopping:  # it has the patience of one that was replaced
+            loop.call_later(STOP_S, partial(setattr, server, "force_exit", True))
+        server.force_exit = stopping
+        server.should_exit = stopping = True
+
+    def hand_over() -> None:
+        service.stop_working.set()
+        service.wakeups.hand_over()
+        handing_over.append(asyncio.ensure_future(server.hand_over()))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, hand_over)

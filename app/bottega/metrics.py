@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -181,11 +181,6 @@ def report(more: Iterable[Metric] = ()) -> bytes:
     folder = os.environ.get(FOLDER)
     source = _registry if folder is None else MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
     return generate_latest(_Collected([*source.collect(), *more]))
-
-
-def forget_process(name: str, folder: str) -> None:
-    """Drop the gauges of a process that has ended; its counters stay."""
-    mark_process_dead(name, folder)  # type: ignore[no-untyped-call]
 
 
 class _Names:

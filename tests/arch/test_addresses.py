@@ -28,6 +28,7 @@ _MADE = re.compile(
 )
 _ALLOWED = {
     ("api.js", "encodeURIComponent("),  # the tag itself
+    ("api.js", "fetch(ROOT +"),  # the path below which a proxy serves it
     ("live.js", "WebSocket(`"),  # its address begins with the page's own host
 }
 

@@ -5,24 +5,28 @@ from tests.fake_model import text
 
 LISTEN = """async ([path, ticket]) => {
   const types = [];
+  let opened = 0;
   const source = new EventSource(`${path}/events?event=message&ticket=${ticket}`);
-  await new Promise((resolve, reject) => {
-    source.onmessage = ({data}) => {
-      types.push(JSON.parse(data).type);
-      if (types.at(-1) === "run.completed") resolve();
-    };
-    source.onerror = () => source.readyState === EventSource.CLOSED && reject(Error("closed"));
+  await new Promise((resolve) => {
+    source.onopen = () => opened++;
+    source.onmessage = ({data}) => types.push(JSON.parse(data).type);
+    source.addEventListener("end", () => types.push("end"));
+    source.onerror = () => source.readyState === EventSource.CLOSED && resolve();
   });
-  source.close();
-  return types;
+  return [types, opened];
 }"""
 
 
-async def test_an_event_source_gets_all_events_by_a_ticket(console: Console) -> None:
+async def test_an_event_source_gets_all_events_and_does_not_come_back(
+    console: Console,
+) -> None:
     await console.open()
     console.model.script(text("Done."))
     run_id = await console.run()
     made = await console.server.client.post("/v1/ws-tickets", json={"for": "sse", "run_id": run_id})
-    types = await console.page.evaluate(LISTEN, [f"/v1/runs/{run_id}", made.json()["ticket"]])
+    types, opened = await console.page.evaluate(
+        LISTEN, [f"/v1/runs/{run_id}", made.json()["ticket"]]
+    )
     assert types[0] == "run.queued"
-    assert types[-1] == "run.completed"
+    assert types[-2:] == ["run.completed", "end"]
+    assert opened == 1

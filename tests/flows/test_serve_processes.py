@@ -2,26 +2,28 @@
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
-from pathlib import Path
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
 import psutil
 import pytest
+import websockets
 
-from bottega.cli.processes import Child, Supervisor
 from tests import forks
 from tests.fake_model import FakeModel, gated
 from tests.processes import Command, command
-from tests.service import watch
-from tests.team import define, start
-from tests.waiting import until
+from tests.service import client_of, watch
+from tests.team import RUN, define, start
+from tests.waiting import deadline, until
+
+SSE = {"accept": "text/event-stream"}
 
 
 def children(parent: Command, word: str) -> set[int]:
@@ -113,26 +115,175 @@ def test_a_child_that_cannot_start_ends_the_command() -> None:
     assert "cannot reach PostgreSQL" in ended.stderr
 
 
-async def test_a_child_that_died_or_cannot_be_forked_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+SUPERVISED = """
+import os, sys
+from bottega.cli import processes
+scripts = sys.argv[1:]
+def spawn(command, environment):
+    if not scripts[0]:
+        raise BlockingIOError(11, "no process left", scripts.pop(0))
+    script = scripts.pop(0) if len(scripts) > 1 else scripts[0]
+    link = command[-1]
+    return os.posix_spawn(sys.executable, [sys.executable, "-c", script, link], environment)
+processes.spawn = spawn
+children = [processes.Child("one", ())]
+sys.exit(processes.Supervisor(processes.Plan(children, "All work.", 0, True)).run())
+"""
+WORKS = "import os, signal, sys; os.write(int(sys.argv[1]), b'..')"
+SAYS = "import os; os.write(2, f'pid {os.getpid()}.\\n'.encode())"
+STAYS = f"{SAYS}; {WORKS}; signal.pause()"
+
+
+@asynccontextmanager
+async def supervised(*scripts: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
+    """Start a parent of one child, whose processes run these scripts, the last one for ever.
+
+    Yields the parent, and a function that waits for a line of its and returns it.
+    """
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SUPERVISED, *scripts, stderr=PIPE
+    )
+    assert parent.stderr is not None
+    lines = parent.stderr
+
+    async def said(text: str) -> str:
+        async with deadline(lambda: text):
+            while text not in (line := (await lines.readline()).decode()):
+                assert line, f"it ended before it said {text}"
+            return line
+
+    try:
+        yield parent, said
+    finally:
+        if parent.returncode is None:
+            parent.send_signal(signal.SIGTERM)
+            assert await parent.wait() == 0
+
+
+async def test_a_child_that_died_or_cannot_be_forked_is_started_again() -> None:
+    async with supervised(WORKS, "", STAYS) as (_, said):
+        assert "All work." in await said("All work")
+        assert '"status": 0' in await said("process.restarted")
+        await said("process.not_started")
+        await said("pid ")
+
+
+async def test_a_reload_during_another_is_kept_for_after_it() -> None:
+    async with supervised(STAYS) as (parent, said):
+        pids = [await said("pid ")]
+        parent.send_signal(signal.SIGHUP)  # perhaps before all work
+        await said("processes.replacing")
+        parent.send_signal(signal.SIGHUP)
+        pids.append(await said("pid "))
+        await said("processes.replaced")
+        await said("processes.replacing")
+        pids.append(await said("pid "))
+        await said("processes.replaced")
+        assert len(set(pids)) == 3
+
+
+@pytest.mark.parametrize("script", ["", "raise SystemExit(3)"])
+async def test_a_child_without_a_successor_stays(script: str) -> None:
+    async with supervised(STAYS, script, STAYS) as (parent, said):
+        first = int((await said("pid "))[4:-2])
+        parent.send_signal(signal.SIGHUP)
+        await said("process.not_replaced")
+        assert psutil.pid_exists(first)
+        parent.send_signal(signal.SIGHUP)
+        await said("processes.replaced")
+        await until(lambda: not psutil.pid_exists(first))
+
+
+class Load:
+    """Requests without a pause, over connections that stay open; none may fail."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+        self._tasks = [asyncio.ensure_future(self._ask(number)) for number in range(4)]
+        self.answers = 0
+        self.runs: list[str] = []
+
+    async def _ask(self, number: int) -> None:
+        while True:
+            if number:
+                assert (await self._client.get("/readyz")).status_code == 200
+            else:
+                self.runs.append(await start(self._client))
+            self.answers += 1
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), ended
+
+
+async def test_a_reload_replaces_the_process_and_loses_nothing(
+    database_url: str, model: FakeModel
 ) -> None:
-    script = "import os, sys; os.write(int(sys.argv[1]), b'.'); os.read(0, 1)"
-    spawn, left = asyncio.create_subprocess_exec, [DEVNULL, None, PIPE]
+    gate = asyncio.Event()
+    hold_answers(model, gate)
+    async with (
+        command("serve", "--port", "0", **with_model(database_url, model)) as parent,
+        client_of(parent.port) as client,
+    ):
+        (old,) = psutil.Process(parent.process.pid).children()
+        assert psutil.Process(parent.process.pid).memory_info().rss < 20_000_000
+        await define(client)
+        run_id = await start(client)
+        await model.received(1)
+        path = f"/v1/runs/{run_id}"
+        async with (
+            websockets.connect(f"ws://127.0.0.1:{parent.port}{path}/ws") as socket,
+            client.stream("GET", f"{path}/events", headers=SSE) as events,
+        ):
+            ask = client.post("/v1/runs", params={"wait": 60}, json=RUN)
+            waiting = asyncio.ensure_future(ask)
+            await model.received(2)
+            load = Load(client)
+            parent.process.send_signal(signal.SIGHUP)
+            lines = [line async for line in events.aiter_lines()]
+            assert "retry: 0" in lines
+            with pytest.raises(websockets.ConnectionClosedError):
+                async for _ in socket:
+                    pass
+            assert socket.close_code == 1012
+            assert "resume after=" in (socket.close_reason or "")
+            answered = load.answers
+            await until(lambda: load.answers > answered + 20)
+            await load.stop()
+        await parent.says("processes.replaced")
+        gate.set()
+        assert (await waiting).json()["status"] == "completed"
+        for each in [run_id, *load.runs[:3]]:
+            assert (await watch(parent.port, each))[-1]["type"] == "run.completed"
+        await until(lambda: not old.is_running(), within=60)
+        (new,) = children(parent, "serve")
+        parent.process.send_signal(signal.SIGTERM)
+        assert await parent.process.wait() == 0
+        assert not psutil.pid_exists(new)
 
-    async def fake(*command: str, stdin: int, **options: Any) -> asyncio.subprocess.Process:
-        kind = left.pop(0)
-        if kind is None:
-            raise BlockingIOError(errno.EAGAIN, "no process left")
-        if not left:
-            asyncio.get_running_loop().call_later(1, signal.raise_signal, signal.SIGTERM)
-        return await spawn(sys.executable, "-c", script, command[-1], stdin=kind, **options)
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", fake)
-    ready: list[bool] = []
-    supervisor = Supervisor({}, str(tmp_path))
-    assert await supervisor.run([Child("one", ())], lambda: ready.append(True)) == 0
-    assert not left
-    assert ready == [True]
+@pytest.mark.deep
+async def test_a_reload_replaces_one_process_after_the_other(
+    database_url: str, model: FakeModel
+) -> None:
+    options = ("--workers", "2", "--api", "2", "--port", "0")
+    async with (
+        command("serve", *options, **with_model(database_url, model)) as parent,
+        client_of(parent.port) as client,
+    ):
+        old = children(parent, "serve") | children(parent, "worker")
+        assert len(old) == 4
+        await define(client)
+        load = Load(client)
+        parent.process.send_signal(signal.SIGHUP)
+        await parent.says("processes.replaced")
+        await until(lambda: not any(map(psutil.pid_exists, old)), within=60)
+        await load.stop()
+        assert len(children(parent, "serve") | children(parent, "worker")) == 4
+        for each in load.runs:
+            assert (await watch(parent.port, each))[-1]["type"] == "run.completed"
 
 
 def hold_answers(model: FakeModel, gate: asyncio.Event) -> None:
@@ -149,7 +300,7 @@ HANGING = """
 import signal, socket, sys
 from bottega.cli.processes import ParentLink
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-ParentLink(int(sys.argv[1]), 0.1).is_ready()
+ParentLink(int(sys.argv[1]), 0.1).works()
 while True:
     signal.pause()
 """

@@ -35,6 +35,7 @@ async def sse(client: httpx2.AsyncClient, path: str, **headers: str) -> list[dic
                 assert fields["event"] == event["type"]
                 found.append(event)
             fields = {}
+    assert found.pop()["type"] == "end"
     return [event for event in found if is_stored(event)]
 
 

@@ -183,6 +183,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         _, definitions = models_json_schema(
             [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
         )
+        if root := app.state.service.settings.root_path:
+            schema["servers"] = [{"url": root}]
         schema["components"]["schemas"] |= definitions["$defs"]
         split(schema["components"]["schemas"])
         _name_defaults(schema)
@@ -322,10 +324,9 @@ class ToolProgress(Event):
 
 
 class Heartbeat(Answer):
-    """A frame in quiet times: all events up to `seq` were sent or filtered out."""
+    """A frame in quiet times."""
 
     type: Literal["heartbeat"]
-    seq: int
 
 
 class Pong(Answer):

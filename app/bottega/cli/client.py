@@ -365,6 +365,8 @@ class RunEvents:
                 event = None if text is None else safe(from_json(text))
                 self._over = event is not None and event["type"] in ENDS
                 yield event
+                if self._over:
+                    return
 
 
 def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -378,7 +380,9 @@ def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
             place = int(line[4:])
         elif line.startswith(b"data: "):
             data = line[6:]
-        elif not line and (place or data is not None):
+        elif line.startswith(b":"):
+            yield 0, None
+        elif not line and data is not None:
             yield place, data
             place, data = 0, None
 

@@ -1,13 +1,17 @@
 """The ``bottega`` command."""
 
+import os
+import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -19,9 +23,17 @@ from bottega import __version__
 from bottega.cli import daily, doctor
 from bottega.cli.admin import keys, providers, prune, secrets, tenants
 from bottega.cli.daily import interrupts
-from bottega.cli.processes import Child, ParentLink, Supervisor
+from bottega.cli.processes import Child, ParentLink, Plan
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
-from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
+from bottega.cli.terminal import (
+    console,
+    database,
+    listen,
+    run,
+    start,
+    store_bootstrap_key,
+    used_database,
+)
 from bottega.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -105,53 +117,103 @@ def serve(
     die. Each defaults to 1.
     """
     settings = start(host=host, port=port)
+    if no_worker and workers:
+        raise InvalidInputError("--no-worker and --workers contradict: leave one out")
+    if listener is not None and parent is not None:
+        with database(settings) as url:
+            _serve(settings, url, socket.socket(fileno=listener), parent, worker=not no_worker)
+        return
+    is_one = workers is None and api is None
+    # Until the parent obeys it: a reload may come early.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    with listen(settings) as listening, used_database(settings) as (url, lock):
+        if not no_worker and workers != 0:
+            _announce_models(settings)
+        if lock is not None or settings.pooler_url is not None:
+            os.environ["DATABASE_URL"] = settings.pooler_url or url
+        options = ["--host", settings.host, "--listener", str(listening.fileno())]
+        metrics = None
+        if is_one:
+            options += ["--no-worker"] * no_worker
+            children = [_first_child(settings, url, listening, options, worker=not no_worker)]
+        else:
+            children = _several_children(options, apis=api or 1, workers=workers)
+            metrics = _metrics_of_several()
+        Plan(
+            children=children,
+            announcement=_announcement(settings, listening.getsockname()[1]),
+            listener=listening.fileno(),
+            logs_json=not sys.stderr.isatty(),
+            metrics=metrics,
+            database=lock,
+        ).execute()
+
+
+def _serve(
+    settings: "Settings", url: str, listener: socket.socket, parent: int, *, worker: bool
+) -> None:
+    """Serve below a parent."""
     from bottega import main as web
 
-    if workers is not None or api is not None:
-        if no_worker and workers:
-            raise InvalidInputError("--no-worker and --workers contradict: leave one out")
-        count = 0 if no_worker else 1 if workers is None else workers
-        sys.exit(_serve_in_processes(settings, workers=count, apis=api or 1))
     link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
-
-    def listening(number: int) -> None:
-        link.is_ready()
-        if parent is None:
-            _announce_address(settings, number)
-
-    with database(settings) as url:
-        if not no_worker and parent is None:
-            _announce_models(settings)
-        ours = None if listener is None else socket.socket(fileno=listener)
-        run(web.serve(settings, url, worker=not no_worker, on_listening=listening, listener=ours))
-
-
-def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int:
-    """Serve in several processes; return the exit status."""
-    from bottega import main as web
-
-    with (
-        web.listen(settings) as listener,
-        TemporaryDirectory(prefix="bottega-metrics-") as folder,
-        database(settings) as url,
-    ):
-        if workers:
-            _announce_models(settings)
-        shared = listener.fileno()
-        on_it = ("serve", "--no-worker", "--host", settings.host, "--listener", str(shared))
-        children = [Child(f"API {number}", on_it, (shared,)) for number in range(1, apis + 1)]
-        children += [Child(f"worker {number}", ("worker",)) for number in range(1, workers + 1)]
-        ready = lambda: _announce_address(settings, listener.getsockname()[1])  # noqa: E731
-        return run(
-            Supervisor({"DATABASE_URL": settings.pooler_url or url}, folder).run(children, ready)
+    run(
+        web.serve(
+            settings,
+            url,
+            listener,
+            worker=worker,
+            on_listening=lambda _: link.works(),
+            on_ready=link.is_ready,
         )
-
-
-def _announce_address(settings: "Settings", port: int) -> None:
-    display = f"[{settings.host}]" if ":" in settings.host else settings.host
-    console.print(
-        f"Bottega listens on http://{display}:{port} (console at /console/, docs at /docs)"
     )
+
+
+def _first_child(
+    settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
+) -> Child:
+    """Start the only child by a fork, which need not import the service again."""
+
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (pid := os.fork()) == 0:
+        status: Any = 1
+        try:
+            ours.close()
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+            main(partial(_serve, settings, url, listener, theirs.detach(), worker=worker))
+            status = 0
+        except SystemExit as ended:
+            status = ended.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)  # the rest is the parent's to clean up
+    theirs.close()
+    return Child("server", ["serve", *options], pid, ours.detach())
+
+
+def _several_children(options: list[str], *, apis: int, workers: int | None) -> list[Child]:
+    served = ["serve", "--no-worker", *options]
+    children = [Child(f"API {number}", served) for number in range(1, apis + 1)]
+    count = 1 if workers is None else workers
+    return children + [Child(f"worker {number}", ["worker"]) for number in range(1, count + 1)]
+
+
+def _metrics_of_several() -> tuple[str, str]:
+    """Make the folder in which several processes keep their metrics."""
+    from bottega import metrics
+
+    folder = mkdtemp(prefix="bottega-metrics-")
+    os.environ[metrics.FOLDER] = folder
+    return metrics.NAME, folder
+
+
+def _announcement(settings: "Settings", port: int) -> str:
+    display = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"Bottega listens on http://{display}:{port} (console at /console/, docs at /docs)"
 
 
 @cli.command()
@@ -160,12 +222,14 @@ def worker(parent: _Descriptor = None) -> None:
     settings = start()
     from bottega import worker as process
 
-    link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
+    link = None if parent is None else ParentLink(parent, settings.drain_grace_s + _TO_END_S)
 
     def ready() -> None:
-        link.is_ready()
-        if parent is None:
+        if link is None:
             console.print("Bottega's worker is ready")
+        else:
+            link.works()
+            link.is_ready()
 
     with database(settings) as url:
         if parent is None:
@@ -259,10 +323,10 @@ def _odd_line(path: Path) -> int | None:
     return None
 
 
-def main() -> None:
+def main(command: Callable[[], Any] = cli) -> None:
     """Run the command; print an error as one sentence and what to do, not as a traceback."""
     try:
-        cli()
+        command()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

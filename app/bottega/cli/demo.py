@@ -35,12 +35,12 @@ from bottega.cli.chat import Chat, open_session
 from bottega.cli.client import RemoteError, RemoteServer, RunEvents
 from bottega.cli.people import INTERRUPTED, REFUSED, STATUSES, People
 from bottega.cli.scenarios import LEARNING, SUPPORT, USER, Scenario, is_ours
+from bottega.cli.terminal import listen
 from bottega.cli.transcript import Transcript
 from bottega.clock import monotonic
 from bottega.db.embedded import default_data_dir
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.llm.demo_process import demo_model
-from bottega.main import listen
 from bottega.settings import DEMO_MODEL_NAME, Settings
 from bottega.tenants import operator
 from bottega.tenants.keys import Scope

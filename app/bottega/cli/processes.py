@@ -1,26 +1,40 @@
-"""Several processes of one machine: a parent starts API and worker processes, and restarts them.
+"""Processes of one machine: a parent starts API and worker processes, restarts and replaces them.
 
-Each child has a socket to its parent. It writes a byte there once it is ready, and ends when the
-other end is closed, so that no child outlives a killed parent.
+The parent is a program of its own, ``python -m bottega.cli.processes PLAN``, that imports little of
+the standard library and none of the service: it takes 15 MB, and no code of the service can fail in
+it. It has the listening socket, so no connection is refused while a child is away, and the lock by
+which the embedded PostgreSQL is in use.
+
+Each child has a socket to its parent. It writes a byte there once it works, a second one once it is
+ready, and ends when the other end is closed, so that no child outlives a killed parent.
+
+SIGHUP replaces the children, one after the other: a new one starts beside the old one, and once it
+is ready the old one gets SIGHUP, finishes what it has, and ends.
 """
 
-import asyncio
 import contextlib
+import glob
+import json
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-import structlog
+from bottega.clock import monotonic, utcnow
 
-from bottega import metrics
-from bottega.clock import monotonic
-
-log = structlog.get_logger(__name__)
+_STABLE_S = 60.0
+"""A child that lived so long is started again at once; others wait, each time twice as long."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_START_S = 60.0
+"""Longest start of a child that is to replace another."""
+_LEAVE_S = 720.0
+"""Longest time of a child that is replaced; then it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,148 +44,387 @@ class Child:
     Attributes:
         name: for the log.
         arguments: of the ``bottega`` command.
-        descriptors: file descriptors that it inherits.
+        pid, link: of the first such process, if it runs already, and the descriptor of the socket
+            to it.
     """
 
     name: str
     arguments: Sequence[str]
-    descriptors: Sequence[int] = ()
+    pid: int | None = None
+    link: int | None = None
 
-    @property
-    def label(self) -> str:
-        """Return the name in the form that fits into names of files."""
-        return self.name.replace(" ", "-")
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of a parent.
+
+    Attributes:
+        children: what it keeps running.
+        announcement: text for standard error once all of them work.
+        listener: descriptor of the listening socket, for all children.
+        metrics: variable with a process's name, and the folder with the metrics of all; ``None``:
+            each keeps its own. A process that is restarted goes on with the counts of its name.
+        database: folder and descriptor of the embedded database that is in use.
+        logs_json: whether the log has lines of JSON.
+    """
+
+    children: Sequence[Child]
+    announcement: str
+    listener: int
+    logs_json: bool
+    metrics: tuple[str, str] | None = None
+    database: tuple[str, int] | None = None
+
+    def execute(self) -> None:
+        """Become the parent; does not return."""
+        inherited = [self.listener, *(child.link for child in self.children if child.link)]
+        if self.database is not None:
+            inherited.append(self.database[1])
+        for descriptor in inherited:
+            os.set_inheritable(descriptor, True)
+        os.execv(  # noqa: S606 (our own module)
+            sys.executable, [sys.executable, "-m", __name__, json.dumps(asdict(self))]
+        )
+
+    @classmethod
+    def read(cls, text: str) -> "Plan":
+        """Return the plan of a command line."""
+        found = json.loads(text)
+        return cls(**{**found, "children": [Child(**each) for each in found["children"]]})
+
+
+@dataclass(slots=True)
+class _Process:
+    """A running child.
+
+    Attributes:
+        said: bytes that it has written: 1 if it works, 2 if it is ready.
+        is_heard: more may follow.
+        due: time at which it is killed.
+    """
+
+    pid: int
+    name: str
+    metrics: str
+    link: socket.socket
+    began: float
+    said: int = 0
+    is_heard: bool = True
+    due: float | None = None
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A child's place: the process that has it, and the one that is to have it."""
+
+    child: Child
+    current: _Process | None = None
+    successor: _Process | None = None
+    worked: bool = False
+    pause_s: float = 0.0
+    start_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """The parent of some processes.
+    """The parent of some processes, until SIGINT or SIGTERM."""
 
-    Attributes:
-        environment: variables for the children, besides this process's own.
-        metrics_folder: where they keep their metrics, so that each can report the sum.
-    """
-
-    environment: Mapping[str, str]
-    metrics_folder: str
-    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _running: "dict[str, asyncio.subprocess.Process]" = field(default_factory=dict)
+    plan: Plan
+    _slots: list[_Slot] = field(default_factory=list)
+    _running: dict[int, _Process] = field(default_factory=dict)
+    _to_replace: list[_Slot] = field(default_factory=list)
+    _reload_wanted: bool = False
+    _announced: bool = False
+    _stopping: bool = False
     _status: int = 0
+    _on_terminal: bool = False
 
-    async def run(self, children: Sequence[Child], on_ready: Callable[[], None]) -> int:
-        """Keep the children running until SIGINT or SIGTERM; return the exit status.
+    def run(self) -> int:
+        """Keep the children running; return the exit status.
 
-        A child that ends before it was ever ready ends them all: its status is returned.
-
-        Args:
-            on_ready: called once all of them are ready.
+        A child that ends before it ever worked ends them all: its status is returned.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop)
-        ready = [loop.create_future() for _ in children]
-        kept = [self._keep(*each) for each in zip(children, ready, strict=True)]
-        keeping = asyncio.gather(*kept)
-        await asyncio.wait([asyncio.gather(*ready), keeping], return_when=asyncio.FIRST_COMPLETED)
-        if not self._stopping.is_set():
-            on_ready()
-        await keeping
+        self._on_terminal = _has_terminal()
+        signals = _signals()
+        self._slots = [_Slot(child) for child in self.plan.children]
+        for slot in self._slots:
+            if slot.child.pid is not None and slot.child.link is not None:
+                link = socket.socket(fileno=slot.child.link)
+                os.set_inheritable(slot.child.link, False)
+                slot.current = self._note(slot.child.pid, slot.child.name, slot.child.name, link)
+        while not self._stopping or self._running:
+            self._start_what_is_due()
+            self._replace_next()
+            self._wait(signals)
+            self._reap()
         return self._status
 
+    def _wait(self, signals: socket.socket) -> None:
+        """Wait for signals and for bytes of children, until something is due."""
+        links = {each.link: each for each in self._running.values() if each.is_heard}
+        wait_s = max(0.0, min(self._due_times(), default=3600.0) - monotonic())
+        readable, _, _ = select.select([signals, *links], [], [], wait_s)
+        for each in readable:
+            if each is signals:
+                for number in signals.recv(4096):
+                    self._obey(number)
+            elif heard := each.recv(2):
+                links[each].said += len(heard)
+            else:  # it ends: the signal of that follows
+                links[each].is_heard = False
+        if not self._announced and all(_works(slot) for slot in self._slots):
+            self._announced = True
+            _write(self.plan.announcement)
+
+    def _due_times(self) -> list[float]:
+        due = [each.due for each in self._running.values() if each.due is not None]
+        if not self._stopping:
+            due += [slot.start_at for slot in self._slots if slot.current is None]
+        return due
+
+    def _obey(self, number: int) -> None:
+        if number == signal.SIGHUP and self._on_terminal and not _has_terminal():
+            number = signal.SIGTERM  # the terminal was closed
+        if number == signal.SIGHUP:
+            self._reload_wanted = True
+        elif number in (signal.SIGINT, signal.SIGTERM):
+            self._stop()
+
     def _stop(self) -> None:
-        self._stopping.set()
+        self._stopping = True
         for process in self._running.values():
-            _terminate(process)
+            process.send(signal.SIGTERM)
 
-    async def _keep(self, child: Child, ready: asyncio.Future[None]) -> None:
-        """Start a child again each time it ends, until this process is to stop."""
-        pause_s = 0.0
-        while not self._stopping.is_set():
-            began = monotonic()
-            status = await self._run_once(child, ready)
-            if self._stopping.is_set():
-                break
-            if not ready.done():  # its own message says why
-                self._status = status if status > 0 else 1
-                self._stop()
-                break
-            lived_s = monotonic() - began
-            # One that lived so long is restarted at once; others wait, each time twice as long.
-            stable = lived_s >= 60.0
-            pause_s = 0.0 if stable else min(max(0.5, 2 * pause_s), 30.0)
-            log.warning(
-                "process.restarted", process=child.name, status=status, after_s=round(pause_s, 1)
-            )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._stopping.wait()
-        if not ready.done():
-            ready.cancel()
+    def _start_what_is_due(self) -> None:
+        for slot in self._slots:
+            if slot.current is None and not self._stopping and monotonic() >= slot.start_at:
+                slot.current = self._start(slot)
+                if slot.current is None:
+                    self._pause(slot, lived_s=0.0)
 
-    async def _run_once(self, child: Child, ready: asyncio.Future[None]) -> int:
-        """Run a child until it ends; return its status, negative for a signal."""
-        ours, theirs = socket.socketpair()
-        with ours:
+    def _replace_next(self) -> None:
+        """Go on with the replacement of the children, one after the other."""
+        if self._stopping:
+            return
+        if self._reload_wanted and self._announced and not self._to_replace:
+            self._reload_wanted = False
+            self._to_replace = list(self._slots)
+            self._log("info", "processes.replacing")
+        while self._to_replace and self._is_replaced(self._to_replace[0]):
+            del self._to_replace[0]
+            if not self._to_replace:
+                self._log("info", "processes.replaced")
+
+    def _is_replaced(self, slot: _Slot) -> bool:
+        """Start a child's successor, or let it take over; return true once it has."""
+        if slot.successor is None:
+            slot.successor = self._start(slot)
+            if slot.successor is None:
+                self._give_up(slot, "it cannot be started")
+            else:
+                slot.successor.due = monotonic() + _START_S
+            return False
+        if slot.successor.said < 2:
+            return False
+        old, slot.current, slot.successor = slot.current, slot.successor, None
+        slot.current.due = None
+        if old is not None:
+            old.due = monotonic() + _LEAVE_S
+            old.send(signal.SIGHUP)
+        return True
+
+    def _give_up(self, slot: _Slot, why: str) -> None:
+        """Leave the children as they are that have no successor yet."""
+        self._log("error", "process.not_replaced", process=slot.child.name, error=why)
+        slot.successor = None
+        self._to_replace.clear()
+
+    def _reap(self) -> None:
+        """Collect the processes that have ended, and kill those that should have."""
+        now = monotonic()
+        for process in self._running.values():
+            if process.due is not None and now >= process.due:
+                process.send(signal.SIGKILL)
+                process.due = now + 1.0
+        while True:
             try:
-                with theirs:
-                    process = await self._start(child, theirs.fileno())
-            except OSError as error:  # too many processes, or too little memory
-                log.error("process.not_started", process=child.name, error=error.strerror)
-                return 1
-            self._running[child.name] = process
-            if self._stopping.is_set():
-                _terminate(process)
-            ours.setblocking(False)
-            if await asyncio.get_running_loop().sock_recv(ours, 1) and not ready.done():
-                ready.set_result(None)
-            status = await process.wait()
-            del self._running[child.name]
-            metrics.forget_process(child.label, self.metrics_folder)
-            return status
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if pid in self._running:  # else a child of a child that was killed
+                self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
-    async def _start(self, child: Child, link: int) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bottega.cli.commands"),
-            *(*child.arguments, "--parent", str(link)),
-            env={
-                **os.environ,
-                **self.environment,
-                metrics.FOLDER: self.metrics_folder,
-                metrics.NAME: child.label,
-            },
-            stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=(*child.descriptors, link),
-            start_new_session=True,  # a terminal's Ctrl-C is for the parent alone
+    def _ended(self, process: _Process, status: int) -> None:
+        process.link.close()
+        if self.plan.metrics is not None:
+            forget_gauges(process.metrics, self.plan.metrics[1])
+        for slot in self._slots:
+            if slot.successor is process:
+                self._give_up(slot, "the new process did not become ready")
+            elif slot.current is process:
+                slot.current = None
+                self._restart(slot, process, status)
+
+    def _restart(self, slot: _Slot, process: _Process, status: int) -> None:
+        """Start a child again after a pause, unless it never worked: its own message says why."""
+        if self._stopping:
+            return
+        if not slot.worked:
+            self._status = status if status > 0 else 1
+            self._stop()
+            return
+        self._pause(slot, monotonic() - process.began)
+        after_s = round(slot.pause_s, 1)
+        name = slot.child.name
+        self._log("warning", "process.restarted", process=name, status=status, after_s=after_s)
+
+    def _pause(self, slot: _Slot, lived_s: float) -> None:
+        longer_s = min(max(_FIRST_PAUSE_S, 2 * slot.pause_s), _LONGEST_PAUSE_S)
+        slot.pause_s = 0.0 if lived_s >= _STABLE_S else longer_s
+        slot.start_at = monotonic() + slot.pause_s
+
+    def _start(self, slot: _Slot) -> _Process | None:
+        """Start a process of a slot; ``None``: there are too many, or too little memory."""
+        child = slot.child
+        metrics = next(
+            name
+            for name in (f"{child.name.replace(' ', '-')}.{n}" for n in range(1000))
+            if all(name != each.metrics for each in self._running.values())
         )
+        environment = dict(os.environ)
+        if self.plan.metrics is not None:
+            environment[self.plan.metrics[0]] = metrics
+        ours, theirs = socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        os.set_inheritable(self.plan.listener, "--listener" in child.arguments)
+        command = [sys.executable, "-m", "bottega.cli.commands", *child.arguments]
+        command += ["--parent", str(theirs.fileno())]
+        with theirs:
+            try:
+                pid = spawn(command, environment)
+            except OSError as error:
+                ours.close()
+                why = error.strerror
+                self._log("error", "process.not_started", process=child.name, error=why)
+                return None
+        return self._note(pid, child.name, metrics, ours)
+
+    def _note(self, pid: int, name: str, metrics: str, link: socket.socket) -> _Process:
+        link.setblocking(False)
+        process = _Process(pid, name, metrics, link, monotonic())
+        self._running[pid] = process
+        if self._stopping:
+            process.send(signal.SIGTERM)
+        return process
+
+    def _log(self, level: str, event: str, **fields: Any) -> None:
+        """Write a line in the form of :mod:`bottega.logs`."""
+        shown = utcnow().isoformat().replace("+00:00", "Z")
+        if self.plan.logs_json:
+            entry = {"event": event, "level": level, "timestamp": shown, **fields}
+            _write(json.dumps(entry))
+        else:
+            pairs = " ".join(f"{name}={value}" for name, value in fields.items())
+            _write(f"{shown} [{level:<8}] {event:<30} {pairs}")
 
 
-def _terminate(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-        process.terminate()
+def _works(slot: _Slot) -> bool:
+    slot.worked |= slot.current is not None and slot.current.said > 0
+    return slot.worked
+
+
+def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Start a process that a terminal's Ctrl-C does not reach; return its pid."""
+    nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    return os.posix_spawn(
+        command[0], list(command), environment, file_actions=[nothing], setsid=True, setsigmask=()
+    )
+
+
+def forget_gauges(name: str, folder: str) -> None:
+    """Drop the gauges of a process that has ended; its counters stay."""
+    for path in glob.glob(os.path.join(glob.escape(folder), f"gauge_live*_{glob.escape(name)}.db")):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def _signals() -> socket.socket:
+    """Return a socket from which the numbers of the signals can be read that this process gets."""
+    ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
+    signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
+    obeyed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    for number in obeyed:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, obeyed)  # it may have been kept for us
+    return ours
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _write(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, f"{line}\n".encode())
 
 
 class ParentLink:
     """A child's link to its parent: reports readiness, and ends this process with the parent.
 
     Args:
-        descriptor: of the child's end of the socket; ``None``: this process has no such parent.
+        descriptor: of the child's end of the socket.
         patience_s: seconds from the parent's end until this process is killed, if it hangs.
     """
 
-    def __init__(self, descriptor: int | None, patience_s: float) -> None:
+    def __init__(self, descriptor: int, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._socket = None if descriptor is None else socket.socket(fileno=descriptor)
-        if self._socket is not None:
-            watching = threading.Thread(target=self._watch, args=(self._socket,), daemon=True)
-            watching.start()
+        self._socket = socket.socket(fileno=descriptor)
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    def _watch(self, link: socket.socket) -> None:
-        link.recv(1)  # the parent never writes: this is its end
+    def _watch(self) -> None:
+        self._socket.recv(1)  # the parent never writes: this is its end
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(self._patience_s)  # this thread dies with a process that stops in order
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def works(self) -> None:
+        """Report that this process answers."""
+        self._socket.send(b".")
+
     def is_ready(self) -> None:
-        """Report that this process does its work."""
-        if self._socket is not None:
-            self._socket.send(b".")
+        """Report that it can do all of its work: it may replace another now."""
+        self._socket.send(b".")
+
+
+def main() -> int:
+    """Be the parent that the command line describes; return the exit status."""
+    plan = Plan.read(sys.argv[1])
+    if plan.database is not None:
+        os.set_inheritable(plan.database[1], False)
+    try:
+        return Supervisor(plan).run()
+    finally:
+        if plan.metrics is not None:
+            import shutil
+
+            shutil.rmtree(plan.metrics[1], ignore_errors=True)
+        if plan.database is not None:
+            from bottega.db import embedded
+
+            embedded.release(*plan.database)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,11 +7,14 @@ import asyncio
 import os
 import re
 import signal
+import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
+
+from bottega.errors import UnavailableError
 
 if TYPE_CHECKING:
     from bottega.settings import Settings
@@ -44,22 +47,46 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(main)
 
 
+def listen(settings: "Settings") -> socket.socket:
+    """Bind the port; do it before anything else starts.
+
+    Raises:
+        UnavailableError: ``port_taken``.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
+            "stop the process that uses it, or choose another with --port or BOTTEGA_PORT",
+            code="port_taken",
+        ) from error
+
+
 @contextmanager
 def database(settings: "Settings") -> Iterator[str]:
     """Yield the URL of the database itself: configured, or of an embedded, migrated server."""
+    with used_database(settings) as (url, _):
+        yield url
+
+
+@contextmanager
+def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] | None]]:
+    """Do the same; yield also the folder and the lock of an embedded server."""
     # Until the event loop takes over: a signal must not leave the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     if settings.server_url is not None:
-        yield settings.server_url
+        yield settings.server_url, None
         return
     from bottega.db import embedded, migrate
 
-    with embedded.running(settings.data_dir) as url:
+    with embedded.used(settings.data_dir) as (url, folder, lock):
         if not asyncio.run(migrate.is_current(url)):
             migrate.upgrade(url)
         store_bootstrap_key(settings, url)
-        yield url
+        yield url, (str(folder), lock)
 
 
 def store_bootstrap_key(settings: "Settings", url: str) -> None:

@@ -76,13 +76,28 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
     Raises:
         DataFolderError: the folder is unusable, or the server does not start in it.
     """
+    with used(data_dir) as (url, _, _):
+        yield url
+
+
+@contextmanager
+def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
+    """Do the same; yield also the folder and the descriptor whose lock keeps the server running.
+
+    A program that this process becomes has the lock, if the descriptor is inheritable: it calls
+    :func:`release`.
+    """
     folder = (data_dir or default_data_dir()).expanduser().absolute()
     usage = _prepare(folder)
     try:
-        url = _start(folder, usage)
-        yield url
+        yield _start(folder, usage), folder, usage.fileno()
     finally:
         _leave(folder, usage)
+
+
+def release(folder: str, descriptor: int) -> None:
+    """Stop the server of a folder if no other process uses it; see :func:`used`."""
+    _leave(Path(folder), os.fdopen(descriptor, "a"))
 
 
 def _is_root() -> bool:

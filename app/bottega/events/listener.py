@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from uuid import UUID
 
@@ -198,11 +199,17 @@ class Notifier:
 
 
 class WakeupFeed:
-    """Receiver of wake-ups, which it hands to the watchers of the run in this process."""
+    """Receiver of wake-ups, which it hands to the watchers of the run in this process.
+
+    Attributes:
+        handed_over: a new process accepts what comes now; this one finishes what it has.
+    """
 
     def __init__(self, listener: NotifyListener) -> None:
         self._watchers: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
         self._closed = asyncio.Event()
+        self._resumable: set[Callable[[], None]] = set()
+        self.handed_over = False
         listener.subscribe(CHANNEL, self._on_notice)
 
     def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
@@ -227,6 +234,23 @@ class WakeupFeed:
     def closed(self) -> asyncio.Event:
         """Set when this process is about to stop, so that streams end in time."""
         return self._closed
+
+    @contextmanager
+    def resumable(self, end: Callable[[], None]) -> Iterator[None]:
+        """Call ``end`` when a new process replaces this one: the client goes on there."""
+        self._resumable.add(end)
+        try:
+            if self.handed_over:
+                end()
+            yield
+        finally:
+            self._resumable.discard(end)
+
+    def hand_over(self) -> None:
+        """End the streams that go on in the process that replaces this one; others finish here."""
+        self.handed_over = True
+        for end in list(self._resumable):
+            end()
 
     def close(self) -> None:
         """Wake all watchers for the last time."""

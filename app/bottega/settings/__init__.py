@@ -152,6 +152,14 @@ class Settings(BaseSettings):
     port: Annotated[
         int, Field(ge=0, le=65535, description="Port of the API; 0 picks a free one.")
     ] = 8400
+    root_path: Annotated[
+        str,
+        Field(
+            pattern=r"^(/[A-Za-z0-9._~-]{1,100}){0,10}$",
+            description="Path below which a proxy serves the API, and which it strips, such as "
+            "/team/bottega.",
+        ),
+    ] = ""
     bootstrap_key: Annotated[
         SecretStr | None,
         Field(description="Admin key of the tenant default; `bottega migrate` stores it."),

@@ -18,6 +18,7 @@ from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.server.headers import sent
 from bottega.api.shared.deps import AdminTenant, ReadTenant, ServiceDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
+from bottega.container import Service
 from bottega.db.migrate import require_current
 from bottega.engine import workers
 from bottega.engine.workers import any_alive
@@ -34,7 +35,7 @@ class Root(Answer):
 
     name: str = "bottega"
     version: str
-    docs: str = "/docs"
+    docs: str
 
 
 class Health(Answer):
@@ -60,8 +61,8 @@ class Info(Answer):
     version: str
     model: str
     demo_model: bool
-    docs_url: str = "/docs"
-    openapi_url: str = "/openapi.json"
+    docs_url: str
+    openapi_url: str
 
 
 @router.get(
@@ -71,10 +72,10 @@ class Info(Answer):
     description="A browser is sent to the console instead.",
     response_model=Root,
 )
-async def root(request: Request) -> Root | Response:
+async def root(service: ServiceDep, request: Request) -> Root | Response:
     if wants_page(request):
         return RedirectResponse(f"{CONSOLE}/")
-    return Root(version=bottega.__version__)
+    return Root(version=bottega.__version__, docs=f"{service.settings.root_path}/docs")
 
 
 @router.get(
@@ -101,6 +102,11 @@ _READ_ONLY = (
     responses=problems(),
 )
 async def ready(service: ServiceDep) -> Readiness | Response:
+    return await readiness(service)
+
+
+async def readiness(service: Service) -> Readiness | Response:
+    """Return whether a process can do its work; a refusal has the reason."""
     try:
         async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
@@ -120,6 +126,8 @@ async def ready(service: ServiceDep) -> Readiness | Response:
             f"the background service '{name}' keeps dying, {deaths} times in a row: the process's "
             "log says why",
         )
+    if service.wakeups.handed_over:
+        return Readiness(worker="elsewhere")  # in the process that has replaced this one
     if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:
@@ -142,7 +150,10 @@ async def metrics(service: ServiceDep, request: Request) -> Response:
     responses=problems(),
 )
 async def info(service: ServiceDep, tenant: ReadTenant) -> Info:
+    root = service.settings.root_path
     return Info(
+        docs_url=f"{root}/docs",
+        openapi_url=f"{root}/openapi.json",
         version=bottega.__version__,
         model=service.settings.default_model,
         demo_model=service.settings.uses_demo_model,

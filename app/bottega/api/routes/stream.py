@@ -26,6 +26,7 @@ from bottega.events.stream import Subscriber
 from bottega.events.types import EventType
 
 MAX_SEQ = 2**62
+_END = b'event: end\r\ndata: {"seq":null,"type":"end"}\r\n\r\n'
 _MOST = 50
 _TYPES = frozenset([*EventType, LLM_DELTA, OUTPUT_CHUNK, TOOL_PROGRESS])
 _NAMES = rf"^{NAME_PATTERN[1:-1]}(,{NAME_PATTERN[1:-1]}){{0,{_MOST - 1}}}$"
@@ -92,7 +93,7 @@ class EventQuery(PageQuery, WatchQuery):
         Literal["type", "message"],
         Query(
             description="Streams only. `type`: each event has its `type` as the name. `message`: "
-            "none has a name, so that an EventSource gets all in `onmessage`."
+            "none but `end` has a name, so that an EventSource gets all in `onmessage`."
         ),
     ] = "type"
     ticket: Annotated[
@@ -107,9 +108,9 @@ class EventQuery(PageQuery, WatchQuery):
     summary="List or stream a run's events",
     description=(
         "With `Accept: text/event-stream`: server-sent events. The stream begins behind `after` "
-        "(or `Last-Event-ID`), goes on live, and ends with the final event (or when the run is "
-        "deleted). Otherwise a page. `agents`, `types` and `depth` filter; the final event "
-        "always passes."
+        "(or `Last-Event-ID`), goes on live, and ends with the final event and an event named "
+        "`end` (or when the run is deleted). Otherwise a page. `agents`, `types` and `depth` "
+        "filter; the final event always passes."
     ),
     response_model=Page[EventAnswer],
     responses={
@@ -145,7 +146,8 @@ async def events(
         if cursor.over and after >= cursor.last_seq:
             return Response(status_code=204)
         past = request.scope.get("extensions", {}).get(PAST, lambda size: None)
-        return event_stream(_sse(service, principal, cursor, after, query, past))
+        again = last_event_id is not None
+        return event_stream(_sse(service, principal, cursor, after, query, past, again=again))
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -167,7 +169,7 @@ async def events(
 def event_stream(
     content: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
 ) -> EventSourceResponse:
-    """Return server-sent events, whose heartbeats are in ``content``: they carry an id.
+    """Return server-sent events, whose heartbeats are in ``content``.
 
     The connection of a client that reads nothing for too long ends by itself.
     """
@@ -181,12 +183,19 @@ async def _sse(
     after: int,
     query: EventQuery,
     past: Callable[[int], None],
+    *,
+    again: bool,
 ) -> AsyncIterator[bytes]:
     encoded = _named if query.event == "type" else _unnamed
-    open_streams = metrics.streams.labels("sse")
+    open_streams, wakeups = metrics.streams.labels("sse"), service.wakeups
     with open_streams.track_inprogress(), service.streams.watching(cursor, after) as tail:
         subscriber = Subscriber(tail, after, query.only)
-        with service.keys.watching(principal.identity, subscriber.stop):
+        with (
+            service.keys.watching(principal.identity, subscriber.stop),
+            wakeups.resumable(subscriber.stop),
+        ):
+            if again:  # the process before may have said 0
+                yield b"retry: 1000\r\n\r\n"
             while (frames := await subscriber.next()) is not None:
                 if frames:
                     part = b"".join(encoded(frame) for frame in frames)
@@ -194,13 +203,16 @@ async def _sse(
                         past(len(part))
                     yield part
                 else:
-                    # An id without data makes no event, but moves the place where a client resumes.
-                    yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
-        if subscriber.orphaned:
+                    yield b": heartbeat\r\n\r\n"
+        if subscriber.finished:
+            yield _END
+        elif subscriber.orphaned:
             yield b": the run was deleted\r\n\r\n"
+        elif wakeups.handed_over:
+            yield b": another process of the server goes on\r\nretry: 0\r\n\r\n"
         elif subscriber.stopped:
             yield b": the key was revoked or has expired, or a key is required now\r\n\r\n"
-        elif not subscriber.finished:
+        else:
             yield b": the server stops\r\nretry: 1000\r\n\r\n"
 
 

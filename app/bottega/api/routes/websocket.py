@@ -64,11 +64,20 @@ Sent = TypeVar("Sent", bound=Body)
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 SUBPROTOCOL = "bottega.v1"
-FINISHED, STOPPING, BROKEN, REVOKED, SLOW, DELETED = 1000, 1001, 1011, 4001, 4008, 4010
+FINISHED, STOPPING, BROKEN, REPLACED, REVOKED, SLOW, DELETED = (
+    1000,
+    1001,
+    1011,
+    1012,
+    4001,
+    4008,
+    4010,
+)
 CLOSES = {
     FINISHED: "the final event was sent",
     STOPPING: "the server stops, reconnect with the seq in the reason",
     BROKEN: "an error of the server, reconnect with the seq in the reason",
+    REPLACED: "another process of the server goes on, reconnect with the seq in the reason",
     REVOKED: "the key was revoked or has expired, or a key is required now",
     SLOW: (
         "the client reads too slowly or sends too many pings, it may reconnect with the seq in "
@@ -85,6 +94,7 @@ _KNOWN = (
     'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id; the run\'s user), '
     '{"type":"message"} with content and {"type":"resolve"} with interrupt_id and a decision'
 )
+_HEARTBEAT = b'{"type":"heartbeat"}'
 _CANCELLED = '{"type":"cancel.accepted"}'
 
 
@@ -155,7 +165,10 @@ async def _serve(
     ]
     identity = socket.state.principal.identity
     try:
-        with service.keys.watching(identity, sending.revoke):
+        with (
+            service.keys.watching(identity, sending.revoke),
+            service.wakeups.resumable(sending.hand_over),
+        ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():  # else an answer may have failed on a closed socket
             tasks[1].result()
@@ -182,6 +195,7 @@ class _Sender:
         self._subscriber = subscriber
         self._patience_s = patience_s
         self._place = subscriber.place
+        self._handed_over = False
         self.answering = asyncio.Lock()
 
     @property
@@ -197,6 +211,11 @@ class _Sender:
         """End: the client sends too many pings."""
         self._break_off(SLOW, "too many pings")
 
+    def hand_over(self) -> None:
+        """End: another process goes on."""
+        self._handed_over = True
+        self._subscriber.stop()
+
     def _break_off(self, code: int, why: str) -> None:
         self._subscriber.stop()
         self._drop(code, f"{why}; resume after={self._place}")
@@ -206,9 +225,8 @@ class _Sender:
         try:
             while (frames := await self._subscriber.next()) is not None:
                 place = self._subscriber.place
-                beat = b'{"type":"heartbeat","seq":%d}' % place
                 async with asyncio.timeout(self._patience_s):
-                    await self._send([frame.body for frame in frames] or [beat])
+                    await self._send([frame.body for frame in frames] or [_HEARTBEAT])
                 self._place = place
             self._place = self._subscriber.place  # also past events that the filter left out
             if self._subscriber.finished:
@@ -218,6 +236,9 @@ class _Sender:
                     await self._socket.close(FINISHED)
                 elif self._subscriber.orphaned:
                     await self._socket.close(DELETED, "the run was deleted")
+                elif self._handed_over:
+                    hint = f"server restarting; resume after={self._place}"
+                    await self._socket.close(REPLACED, hint)
                 elif not self._subscriber.stopped:
                     hint = f"server stopping; resume after={self._place}"
                     await self._socket.close(STOPPING, hint)

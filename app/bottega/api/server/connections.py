@@ -77,6 +77,10 @@ class Bounds:
     connections: int
 
 
+LAST_ANSWERS = "last_answers"
+"""Attribute of the server's state: each connection closes behind its next answer."""
+
+
 class _RefusedError(Exception):
     """A request exceeds a limit."""
 
@@ -183,6 +187,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._wait()
         super().on_headers_complete()
+        if getattr(self.server_state, LAST_ANSWERS, False) and self._answering:
+            self.cycle.keep_alive = False
         scope: Any = self.scope
         self._is_upload = (scope["method"], scope.get("path")) == UPLOADS
         begun = self._received_before

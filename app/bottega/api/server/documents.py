@@ -168,12 +168,14 @@ def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
 
 
 def _page(title: str) -> Document:
+    assets = ASSETS.lstrip("/")
     page = get_swagger_ui_html(
-        openapi_url=OPENAPI,
+        # Relative addresses: a proxy may serve the page below a path.
+        openapi_url=OPENAPI.lstrip("/"),
         title=f"{title} - Swagger UI",
-        swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{ASSETS}/favicon.png",
+        swagger_js_url=f"{assets}/swagger-ui-bundle.js",
+        swagger_css_url=f"{assets}/swagger-ui.css",
+        swagger_favicon_url=f"{assets}/favicon.png",
     )
     html = bytes(page.body).decode()
     script = html.rpartition("<script>")[2].partition("</script>")[0]
@@ -208,7 +210,7 @@ _MODULES = {
 
 def add_console(app: FastAPI) -> None:
     """Add the console's pages, with a policy that allows only their own scripts and styles."""
-    imports = {name: f"{CONSOLE}/vendor/{file}" for name, file in _MODULES.items()}
+    imports = {name: f"./vendor/{file}" for name, file in _MODULES.items()}
     modules = json.dumps({"imports": imports})
     html = (FILES / "index.html").read_text().replace("{{modules}}", modules)
     digest = b64encode(sha256(modules.encode()).digest()).decode()

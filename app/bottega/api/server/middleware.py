@@ -82,6 +82,34 @@ class Answers:
             answer.end()
 
 
+class BelowPath:
+    """Middleware behind a proxy that strips a path: addresses in headers of answers begin with it.
+
+    Args:
+        root: the path, such as ``/team/bottega``.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self.app = app
+        self._root = root.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_addressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message.get("headers", ())
+                message["headers"] = [(name, self._below(name, value)) for name, value in headers]
+            await send(message)
+
+        await self.app(scope, receive, send_addressed)
+
+    def _below(self, name: bytes, value: bytes) -> bytes:
+        if name.lower() == b"location" and value.startswith(b"/"):
+            return self._root + value
+        if name.lower() == b"link":
+            return value.replace(b"</", b"<%b/" % self._root)
+        return value
+
+
 class _MeasuredAnswer:
     """The answer to a request.
 

@@ -1,7 +1,9 @@
 /** Requests to the public API, and the key that they are sent with. */
 import { signal } from "@preact/signals";
 
-const KEPT = "bottega.key";
+/** Path below which a proxy serves the API and this console; mostly empty. */
+export const ROOT = new URL("..", document.baseURI).pathname.slice(0, -1);
+const KEPT = `bottega.key${ROOT}`;
 
 /** The API key; "": none. It stays in memory unless the user asks to keep it. */
 export const key = signal(localStorage.getItem(KEPT) ?? "");
@@ -41,7 +43,7 @@ export async function call(method, path, body, { signal: abort, headers } = {}) 
   }
   let response, text;
   try {
-    response = await fetch(path, options);
+    response = await fetch(ROOT + path, options);
     text = await response.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -88,7 +90,7 @@ export function upload(file, session) {
 
 /** The content of a path that is not JSON. */
 export async function fetchBlob(path) {
-  const response = await fetch(path, { headers: key.value ? { Authorization: `Bearer ${key.value}` } : {} });
+  const response = await fetch(ROOT + path, { headers: key.value ? { Authorization: `Bearer ${key.value}` } : {} });
   if (!response.ok) throw new ApiError(response.status, "", `${response.status} ${response.statusText}`);
   return response.blob();
 }

@@ -107,7 +107,7 @@ function App() {
   return html`
     <a class="skip" href="#main" onClick=${(e) => (e.preventDefault(), main.current.focus())}>Skip to the page</a>
     <header class="top">
-      <a class="brand" href="#/"><img src="/console/icon.svg" alt="" width="22" height="22" /> Bottega</a>
+      <a class="brand" href="#/"><img src="icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
         ${Object.entries(PAGES).map(([area, { name }]) => html`<${Link} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
       </nav>

@@ -1,7 +1,7 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
 import { useState } from "preact/hooks";
 
-import { withQuery } from "../api.js";
+import { ROOT, withQuery } from "../api.js";
 import { count, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -13,9 +13,9 @@ import { follow, to } from "../router.js";
 const EVERY_MS = 4000;
 /** What the demo calls its own agents, and the team that it starts first. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me", input: "Build a todo app." } };
-const FIRST = `curl -s ${location.origin}/v1/agents -H 'content-type: application/json' \\
+const FIRST = `curl -s ${location.origin}${ROOT}/v1/agents -H 'content-type: application/json' \\
   -d '{"name": "helper", "system_message": "You answer in one sentence."}'
-curl -s "${location.origin}/v1/runs?wait=60" -H 'content-type: application/json' \\
+curl -s "${location.origin}${ROOT}/v1/runs?wait=60" -H 'content-type: application/json' \\
   -d '{"agent": "helper", "user": "me", "input": "What is a bottega?"}'`;
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });

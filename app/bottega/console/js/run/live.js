@@ -1,5 +1,5 @@
 /** The events of a run as they come, over a WebSocket that reconnects where it broke off. */
-import { connected, get, key, post, url } from "../api.js";
+import { ROOT, connected, get, key, post, url } from "../api.js";
 import { FINAL } from "./state.js";
 
 const FIRST_PAUSE_MS = 300;
@@ -57,7 +57,7 @@ export function watch(runId, { onEvents, onState }) {
     }
     if (stopped) return;
     const scheme = location.protocol === "https:" ? "wss" : "ws";
-    socket = new WebSocket(`${scheme}://${location.host}` + url`/v1/runs/${runId}/ws?after=${after}`, protocols);
+    socket = new WebSocket(`${scheme}://${location.host}${ROOT}` + url`/v1/runs/${runId}/ws?after=${after}`, protocols);
     let ended = false;
     socket.onopen = () => {
       pause = FIRST_PAUSE_MS;
@@ -65,8 +65,7 @@ export function watch(runId, { onEvents, onState }) {
     };
     socket.onmessage = ({ data }) => {
       const event = JSON.parse(data);
-      if (event.type === "heartbeat") after = Math.max(after, event.seq);
-      else if (event.run_id) take(event);
+      if (event.run_id) take(event);
       ended ||= event.type in FINAL;
     };
     socket.onclose = ({ code }) => {
