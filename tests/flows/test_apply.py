@@ -120,6 +120,40 @@ async def test_names_that_do_not_exist_are_refused_unless_they_may_be_missing(
     assert rest.json()["warnings"] == []
 
 
+async def test_secrets_and_providers_that_do_not_exist_are_refused(bottega: Running) -> None:
+    key = {"secret": "NOWHERE"}
+    tool = {
+        "type": "http",
+        "name": "stock",
+        "description": "Says what is in stock.",
+        "method": "GET",
+        "url": "https://stock.example.com/",
+        "headers": {"x-key": key},
+    }
+    judge = {"type": "judge", "criteria": "Good?", "model": "elsewhere:m"}
+    lead = {"name": "lead", "system_message": "x", "tools": [tool], "success_check": [judge]}
+    writer = {"name": "writer", "system_message": "x", "model": ["local/m", "locl:m"]}
+    server = {"name": "docs", "url": "https://docs.example.com/mcp", "headers": {"x-key": key}}
+    provider = {**TEAM["providers"][0], "key": key}
+    body = {"agents": [lead, writer], "mcp_servers": [server], "providers": [provider]}
+    answer = await bottega.client.post("/v1/apply", json=body)
+    refused = problem(answer, 422)
+    assert refused["code"] == "unknown_reference"
+    found = {each["pointer"]: each["detail"] for each in refused["errors"]}
+    assert list(found) == [
+        "/agents/0/success_check/0/model",
+        "/agents/1/model/1",
+        "/providers/0/key/secret",
+        "/mcp_servers/0/headers/x-key/secret",
+        "/agents/0/tools/0/headers/x-key/secret",
+    ]
+    assert "'elsewhere'" in found["/agents/0/success_check/0/model"]
+    assert found["/providers/0/key/secret"] == "there is no secret 'NOWHERE'"
+    assert (await bottega.client.get("/v1/agents")).json()["items"] == []
+    answer = await bottega.client.post("/v1/apply", json=body | {"allow_missing": True})
+    assert len(answer.json()["warnings"]) == 5
+
+
 async def test_a_team_is_turned_around_in_one_step(bottega: Running) -> None:
     await apply(bottega, agents=TEAM["agents"])
     turned = [

@@ -49,14 +49,18 @@ async def test_files_are_applied_once_and_shown(bottega: Running, tmp_path: Path
     assert made.stdout.splitlines()[-1] == "5 created"
     again = await ended(bottega, "apply", str(team), str(more))
     assert again.stdout.splitlines() == ["5 unchanged"]
+    assert (await ended(bottega, "apply", str(team), str(more), "--check")).returncode == 0
     team.write_text("agents:\n- {name: writer, system_message: z, metadata: {team: a}}\n")
+    for _ in range(2):
+        assert (await ended(bottega, "apply", str(team), "--check")).returncode == 1
     changed = (await ended(bottega, "apply", str(team))).stdout.splitlines()
     assert changed[0] == "~ agent writer"
     more.write_text("schedules:\n- {name: odd, cron: 0 3 * * *, run: {agent: nobody, input: x}}\n")
-    refused = await ended(bottega, "apply", str(team), str(more))
     said = f"{more}, schedules[0] at run/agent: there is no agent 'nobody'"
-    assert refused.returncode == 5
-    assert said in refused.stderr
+    for option in ((), ("--check",)):
+        refused = await ended(bottega, "apply", str(team), str(more), *option)
+        assert refused.returncode == 1
+        assert said in refused.stderr
     warned = await ended(bottega, "apply", str(team), str(more), "--allow-missing")
     assert f"warning: {said}" in warned.stderr
     assert [each.strip() for each in changed if each.strip()[:2] in ("-s", "+s")] == [
@@ -70,7 +74,7 @@ async def test_a_refusal_names_the_file_and_the_place(bottega: Running, tmp_path
     good.write_text("agents:\n- {name: a, system_message: x}\n")
     bad.write_text("agents:\n- {name: b, system_message: x, max_iterations: 0}\n")
     refused = await ended(bottega, "apply", str(good), str(bad))
-    assert refused.returncode == 5
+    assert refused.returncode == 1
     assert f"{bad}, agents[0] at max_iterations: " in refused.stderr
     for text, said in (
         ("a: [", "is no YAML"),

@@ -34,8 +34,12 @@ _User = Annotated[str | None, typer.Option(help="Whose it is, among your own use
 
 
 @contextmanager
-def connected() -> "Iterator[RemoteServer]":
-    """Yield the server of ``BOTTEGA_URL``; end the command if it refuses a request."""
+def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
+    """Yield the server of ``BOTTEGA_URL``; end the command if it refuses a request.
+
+    Args:
+        refused: exit status for what cannot succeed when it is repeated; ``None``: as for the rest.
+    """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
     from bottega.cli.people import REFUSED
 
@@ -48,7 +52,7 @@ def connected() -> "Iterator[RemoteServer]":
     except RemoteError as error:
         text = f"error: {error.detail}"
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(REFUSED) from None
+        raise typer.Exit(REFUSED if error.may_pass else refused or REFUSED) from None
 
 
 def start_run(
@@ -282,6 +286,10 @@ def apply(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would change; store nothing.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Store nothing; the exit status says if anything differs."),
+    ] = False,
     prune: Annotated[
         bool,
         typer.Option("--prune", help="Delete what an earlier apply with this --source had more."),
@@ -297,7 +305,7 @@ def apply(
     """Store the definitions of files, all or none, and show what changed.
 
     A file has lists of providers, mcp_servers, agents, graphs and schedules. Exit status: 0 done,
-    5 the server refused or is away.
+    1 refused (with --check also: something would change), 5 the server is away.
     """
     from bottega.cli.client import placed
 
@@ -310,9 +318,10 @@ def apply(
             listed = sections.setdefault(section, [])
             origins[f"/{section}/{len(listed)}"] = f"{path}, {section}[{number}]"
             listed.append(definition)
+    dry_run |= check
     body = {**sections, "dry_run": dry_run, "prune": prune, "source": source}
     body |= {"allow_missing": True} if allow_missing else {}
-    with connected() as server:
+    with connected(refused=1) as server:
         result = server.apply(body, origins)
     console, counts = Console(highlight=False, soft_wrap=True), dict.fromkeys(_SIGNS, 0)
     for item in result["items"]:
@@ -325,6 +334,8 @@ def apply(
         Console(stderr=True, soft_wrap=True).print(Text(text, style="yellow"))
     said = ", ".join(f"{number} {action}" for action, number in counts.items() if number)
     console.print(f"{said or 'nothing to do'}{' (dry run: nothing was stored)' * dry_run}")
+    if check and len(result["items"]) > counts["unchanged"]:
+        raise typer.Exit(1)
 
 
 def export(

@@ -24,9 +24,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from bottega.clock import monotonic, utcnow
+from bottega.clock import monotonic, now_ns
 
 _STABLE_S = 60.0
 """A child that lived so long is started again at once; others wait, each time twice as long."""
@@ -325,7 +326,7 @@ class Supervisor:
 
     def _log(self, level: str, event: str, **fields: Any) -> None:
         """Write a line in the form of :mod:`bottega.logs`."""
-        shown = utcnow().isoformat().replace("+00:00", "Z")
+        shown = f"{datetime.fromtimestamp(now_ns() / 1e9, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         if self.plan.logs_json:
             entry = {"event": event, "level": level, "timestamp": shown, **fields}
             _write(json.dumps(entry))

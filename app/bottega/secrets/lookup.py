@@ -249,6 +249,14 @@ class SecretLookup:
 
         return secret
 
+    def operator_has(self, tenant: str, name: str) -> bool:
+        """Return whether the operator has set a tenant's secret of this name."""
+        try:
+            self._of_operator(tenant, name)
+        except InvalidInputError:
+            return False
+        return True
+
     def _of_operator(self, tenant: str, name: str) -> str:
         try:
             return self._environment().of(tenant)(name)

@@ -26,15 +26,19 @@ from bottega.runs.pins import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
 
-async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
-    """Check an agent; return what is stored."""
-    sent = [
+def sent_secrets(body: AgentContent) -> list[Sending]:
+    """Return the secrets that an agent's tools send."""
+    return [
         Sending(f"/tools/{index}/headers/{header}", secret, tool.origin)
         for index, tool in enumerate(body.tools)
         if isinstance(tool, HttpToolDefinition)
         for header, secret in tool.secrets.items()
     ]
-    await refuse_foreign(caller, sent)
+
+
+async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
+    """Check an agent; return what is stored."""
+    await refuse_foreign(caller, sent_secrets(body))
     _refuse_unknown_plugins(body)
     if body.params is not None:
         dialects = await _dialects(caller, body.model)

@@ -1,8 +1,9 @@
 """The route that stores a document of definitions in one transaction."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
@@ -20,11 +21,16 @@ from bottega.api.routes import agents, graphs, providers
 from bottega.api.routes.graphs import NewGraph
 from bottega.api.routes.mcp import servers
 from bottega.api.routes.mcp.servers import NewMcpServer
-from bottega.api.routes.providers import NewProvider, check_address_of
+from bottega.api.routes.providers import (
+    NewProvider,
+    check_address_of,
+    known_providers,
+    possible_names,
+)
 from bottega.api.routes.schedules import NewSchedule, run_without_query
-from bottega.api.schemas.agents import NewAgent
+from bottega.api.schemas.agents import JudgeCheck, NewAgent
 from bottega.api.schemas.base import Answer, Body
-from bottega.api.shared.definitions import Caller, Prepare, note
+from bottega.api.shared.definitions import Caller, Prepare, Sending, note, unknown_secrets
 from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
 from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.schemas import check_schema
@@ -32,7 +38,7 @@ from bottega.background import schedules
 from bottega.container import Service
 from bottega.db.tables import applied_definitions
 from bottega.definitions import store
-from bottega.definitions.agents import hold_sub_agents
+from bottega.definitions.agents import hold_sub_agents, listed, named_by
 from bottega.definitions.kinds import AGENTS, GRAPHS, MCP_SERVERS, PROVIDERS, DefinitionKind
 from bottega.definitions.store import Definition
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnknownReferenceError
@@ -87,8 +93,8 @@ class Apply(Resources):
     allow_missing: Annotated[
         bool,
         Field(
-            description="Store definitions that name agents, graphs or MCP servers that do not "
-            "exist, with warnings; their runs are refused until these do."
+            description="Store definitions that name agents, graphs, MCP servers, providers or "
+            "secrets that do not exist, with warnings; their runs are refused until these do."
         ),
     ] = False
 
@@ -127,8 +133,8 @@ class ApplyResult(Answer):
     warnings: Annotated[
         list[ApplyWarning],
         Field(
-            description="Names of agents, graphs and MCP servers that do not exist; only with "
-            "`allow_missing`."
+            description="Names of agents, graphs, MCP servers, providers and secrets that do not "
+            "exist; only with `allow_missing`."
         ),
     ]
 
@@ -161,7 +167,54 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
         for pointer, kind, name in places
         if name in unknown[kind.word]
     ]
-    return [*found, *_unlisted(asked)][:100]
+    secrets = [
+        (f"{each.pointer}/secret", f"there is no secret '{each.name}'")
+        for each in _sent_secrets(asked)
+        if each.name in caller.absent_secrets
+    ]
+    return [*found, *await _without_provider(caller, asked), *secrets, *_unlisted(asked)][:100]
+
+
+async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str, str]]:
+    """Return the references of agents to models whose provider does not exist."""
+    references = [
+        each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
+    ]
+    names = {name for _, reference in references for name in possible_names(reference)}
+    known: dict[str, Any] = dict(caller.service.settings.operator_providers)
+    known |= await known_providers(caller.tx, caller.tenant, names)
+    found = []
+    for pointer, reference in references:
+        try:
+            named_by(reference, known)
+        except InvalidInputError as error:
+            found.append((pointer, error.detail))
+    return found
+
+
+def _models(number: int, agent: NewAgent) -> Iterator[tuple[str, str | None]]:
+    """Yield the pointers and references of an agent's models."""
+    place = f"/agents/{number}"
+    for index, reference in enumerate(listed(agent.model)):
+        yield (
+            f"{place}/model/{index}" if isinstance(agent.model, list) else f"{place}/model",
+            reference,
+        )
+    for index, check in enumerate(agent.success_check):
+        if isinstance(check, JudgeCheck) and check.model is not None:
+            yield f"{place}/success_check/{index}/model", check.model
+
+
+def _sent_secrets(asked: Apply) -> Iterator[Sending]:
+    """Yield the secrets that definitions send, with their pointers in the document."""
+    for section, of in (
+        ("providers", providers.sent_secrets),
+        ("mcp_servers", servers.sent_secrets),
+        ("agents", agents.sent_secrets),
+    ):
+        for number, body in enumerate(getattr(asked, section)):
+            for each in of(body):
+                yield each._replace(pointer=f"/{section}/{number}{each.pointer}")
 
 
 def _named(asked: Apply) -> Iterator[Place]:
@@ -452,6 +505,8 @@ async def apply(
     async with service.database.begin(tenant) as tx:
         undo = await tx.begin_nested()
         caller = Caller(service, tx, tenant, principal)
+        sent = {each.name for each in _sent_secrets(body)}
+        caller = replace(caller, absent_secrets=await unknown_secrets(caller, sent))
         items = await store_all(caller, body)
         absent = await missing(caller, body)
         if absent and not body.allow_missing:

@@ -143,20 +143,24 @@ class ProviderHealth(Provider):
     calls: ModelCalls
 
 
+def sent_secrets(body: ProviderBody) -> list[Sending]:
+    """Return the secrets that are sent to a provider."""
+    secrets = {"/key": body.key} | {
+        f"/headers/{header}": value for header, value in body.headers.items()
+    }
+    return [
+        Sending(place, value.secret, body.base_url)
+        for place, value in secrets.items()
+        if isinstance(value, SecretHeader)
+    ]
+
+
 async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
             f"the name is '{name}' in the path, and another one in the body", pointer="/name"
         )
-    secrets = {"/key": body.key} | {
-        f"/headers/{header}": value for header, value in body.headers.items()
-    }
-    sent = [
-        Sending(place, value.secret, body.base_url)
-        for place, value in secrets.items()
-        if isinstance(value, SecretHeader)
-    ]
-    await refuse_foreign(caller, sent)
+    await refuse_foreign(caller, sent_secrets(body))
     return body.model_dump(exclude={"name"})
 
 

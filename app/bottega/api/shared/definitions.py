@@ -1,7 +1,7 @@
 """Routes that all kinds of definitions share, with versions as entity tags (RFC 9110, 13.1)."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -82,6 +82,8 @@ class Caller:
     tx: AsyncConnection
     tenant: UUID
     principal: Principal
+    absent_secrets: Set[str] = frozenset()
+    """Names of secrets that need not exist: they are told by the caller."""
 
 
 async def _caller(
@@ -407,12 +409,12 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``, ``secret_needs_https``.
     """
+    found = [each for each in found if each.name not in caller.absent_secrets]
     if not found:
         return
     settings = caller.service.settings
     stored = await rows.hosts_of(caller.tx, caller.tenant, [each.name for each in found])
-    query = select(tenants.c.name).where(tenants.c.id == caller.tenant)
-    tenant: str = (await caller.tx.execute(query)).scalar_one()
+    tenant = await _tenant_name(caller)
     allowed = AllowList.parse(settings.egress_allow)
     is_open = caller.principal.key_id is None
     for each in found:
@@ -424,3 +426,18 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
                 refuse_environment(each.name, of_operator, each.url, may_be_unset=is_open)
         except InvalidInputError as error:
             raise InvalidInputError(error.detail, code=error.code, pointer=each.pointer) from None
+
+
+async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
+    """Return those of these secrets that neither the tenant nor its operator has."""
+    if not names:
+        return names
+    stored = await rows.hosts_of(caller.tx, caller.tenant, names)
+    tenant, secrets = await _tenant_name(caller), caller.service.outgoing.secrets
+    return {name for name in names if name not in stored and not secrets.operator_has(tenant, name)}
+
+
+async def _tenant_name(caller: Caller) -> str:
+    query = select(tenants.c.name).where(tenants.c.id == caller.tenant)
+    name: str = (await caller.tx.execute(query)).scalar_one()
+    return name

@@ -217,6 +217,15 @@ async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Defi
 _refreshing = TenantLimit(4, "refreshes of MCP servers", "refreshes")
 
 
+def sent_secrets(body: McpServerBody) -> list[Sending]:
+    """Return the secrets that are sent to an MCP server."""
+    return [
+        Sending(f"/headers/{header}", value.secret, body.url)
+        for header, value in body.headers.items()
+        if isinstance(value, SecretHeader) and body.url is not None
+    ]
+
+
 async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
@@ -224,12 +233,7 @@ async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, A
         )
     if body.url is not None:
         _refuse_private(body.url, AllowList.parse(caller.service.settings.egress_allow))
-        sent = [
-            Sending(f"/headers/{header}", value.secret, body.url)
-            for header, value in body.headers.items()
-            if isinstance(value, SecretHeader)
-        ]
-        await refuse_foreign(caller, sent)
+        await refuse_foreign(caller, sent_secrets(body))
     if body.command is not None and body.command not in caller.service.settings.mcp_stdio:
         raise InvalidInputError(
             f"the operator of this server has set no command '{body.command}' in "
