@@ -262,6 +262,8 @@ class Supervisor:
                 self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _ended(self, process: _Process, status: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            process.said += len(process.link.recv(2))
         process.link.close()
         if self.plan.metrics is not None:
             forget_gauges(process.metrics, self.plan.metrics[1])
@@ -269,6 +271,7 @@ class Supervisor:
             if slot.successor is process:
                 self._give_up(slot, "the new process did not become ready")
             elif slot.current is process:
+                _works(slot)
                 slot.current = None
                 self._restart(slot, process, status)
 
