@@ -61,7 +61,8 @@ def test_a_sound_installation_passes(database_url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_or_differs_is_named(database_url: str, tmp_path: Path) -> None:
-    sealed = f"INSERT INTO secrets (tenant_id, name, version, hosts, value) VALUES ('{DEFAULT_TENANT}',"
+    columns = "tenant_id, name, version, hosts, value"
+    sealed = f"INSERT INTO secrets ({columns}) VALUES ('{DEFAULT_TENANT}',"
     asyncio.run(
         execute(
             database_url,
