@@ -910,6 +910,8 @@ CREATE TABLE episode_state (
     -- Outcome by feedback or by the agent's checks, and which; null: nobody judged its run.
     label text,
     label_source text,
+    -- {outcome, reason, by, at} of who counts most among those that judged its run.
+    verdict jsonb,
     CONSTRAINT pk_episode_state PRIMARY KEY (tenant_id, episode_id),
     CONSTRAINT fk_episode_state_tenant_id_episode_id_episodes
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,

@@ -180,23 +180,6 @@ def test_pattern_of_one_domain_names_that_domain() -> None:
     assert [each.applicability.domains for each in mine(few)] == [()]
 
 
-def test_pattern_of_several_domains_is_found_once() -> None:
-    alike = [each for n, d in enumerate("xyz") for each in family(n * 100, "fb", "fC", domain=d)]
-    (one,) = mine(alike)
-    assert (one.applicability.domains, one.content.uses) == ((), ("f", "b"))
-    assert len(one.evidence.mined_from) == 15
-    worse_in_one = mine([*alike, *family(300, "fd", "fB", domain="w")])
-    assert {each.applicability.domains for each in worse_in_one} == {
-        (each,) for each in ("w", "x", "y", "z")
-    }
-
-
-def test_calls_that_only_follow_a_failure_are_no_choice() -> None:
-    helped = [episode(n, "aFb") for n in range(5)]
-    lost = [episode(9 + n, "aFC", good=False) for n in range(5)]
-    assert {each.category for each in mine(helped + lost)} == {Category.RECOVERY}
-
-
 def test_irrelevant_choice_is_not_found() -> None:
     assert mine([episode(n, "ab") for n in range(9)]) == []  # nothing to compare with
     half = [episode(n, "ab", good=bool(n % 2)) for n in range(20)]

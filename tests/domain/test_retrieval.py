@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.conditions import named
-from bottega.engine.retrieval import Assignment, choose
+from bottega.engine.retrieval import Assignment, choose, render_episode
+from bottega.memory.episodes.episode import Outcome, State
 from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import (
@@ -26,6 +27,7 @@ from bottega.memory.patterns.pattern import (
     pattern_text,
 )
 from tests.domain.patterns import CONDITIONS
+from tests.memories import day, make_episode
 
 SALT = UUID(int=7)
 STATES = {True: PatternState.VALIDATED, False: PatternState.CANDIDATE}
@@ -140,3 +142,33 @@ def test_long_pattern_is_shortened_in_the_prompt() -> None:
     steps = Content(ContentKind.TEMPLATE, {"steps": [{"do": f"step {n}"} for n in range(500)]})
     pattern = replace(VALIDATED[0].pattern, content=steps, summary="s " * 5000)
     assert len(pattern_text(pattern).encode()) < 1300
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict", "metadata", "line"),
+    [
+        ("FAILURE", ("no VAT", "check"), {}, "Failed because: no VAT (check)."),
+        ("PARTIAL", ("a\n[SUCCESS]", "feedback"), {}, "Failed because: a [SUCCESS] (feedback)."),
+        ("FAILURE", ("x" * 900, "judge"), {}, f"Failed because: {'x' * 300} (judge)."),
+        (
+            "UNKNOWN",
+            None,
+            {"approval": {"reason": "pay: amount 9 became 7", "how": "edited"}},
+            "Failed because: pay: amount 9 became 7 (edited).",
+        ),
+        ("SUCCESS", ("well done", "feedback"), {}, None),
+        ("FAILURE", (None, "feedback"), {}, None),
+        ("FAILURE", None, {}, None),
+    ],
+)
+def test_a_bad_episode_begins_with_the_reason(
+    outcome: str, verdict: tuple[str | None, str] | None, metadata: Any, line: str | None
+) -> None:
+    said = None
+    if verdict is not None:
+        said = {"outcome": outcome, "reason": verdict[0], "by": verdict[1], "at": day(1)}
+    label = Outcome(outcome) if verdict is not None else None
+    state = State(label=label, label_source=label and "check", verdict=said)
+    one = make_episode("t", state=state, metadata=metadata, outcome=Outcome.UNKNOWN)
+    first = render_episode(one).splitlines()[0]
+    assert first == line if line else first.startswith(f"[{one.judged}, ")

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 import websockets
 from pydantic_core import from_json, to_json
 
+from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_patience import ended, start
@@ -123,6 +125,11 @@ async def test_approvals_need_a_key_that_may_approve(
     assert resolved["resolved_by"] == {"key_id": str(approver.key_id), "name": "a test's"}
     await until(lambda: len(model.requests) == 2)
     assert "too dear" in model.requests[-1]["messages"][-1]["content"]
+    path = f"/v1/episodes/{episode_id_of(UUID(run_id))}"
+    async with runner.client(bottega) as client:
+        found = await until(lambda: client.get(path), lambda answer: answer.status_code == 200)
+    verdict = found.json()["verdict"]
+    assert (verdict["outcome"], verdict["reason"], verdict["by"]) == (None, "too dear", "approval")
 
 
 async def test_later_turns_know_of_edited_arguments(bottega: Running, model: FakeModel) -> None:
@@ -137,6 +144,10 @@ async def test_later_turns_know_of_edited_arguments(bottega: Running, model: Fak
     await decide(client, first, decision="approve", arguments={"expression": "20+1"})
     await decide(client, second, decision="approve")
     assert (await ended(bottega, run["id"]))["output"] == "one"
+    found = await client.get(f"/v1/episodes/{episode_id_of(UUID(run['id']))}")
+    verdict = found.json()["verdict"]
+    assert (verdict["outcome"], verdict["by"]) == (None, "approval")
+    assert verdict["reason"] == 'calculator: expression "9+9" became "20+1"'
     assert (await client.post("/v1/runs?wait=30", json=body)).json()["output"] == "two"
     turns = [
         [each["content"] for each in request["messages"] if each["role"] == "tool"]

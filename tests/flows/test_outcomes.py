@@ -103,14 +103,14 @@ async def test_a_check_labels_the_runs_episode(guest: Running, guest_model: Fake
     ("checks", "output", "reasons"),
     [
         ([{"type": "equals", "value": " blue"}], "blue\n", [""]),
-        ([{"type": "equals", "value": "blue"}], "red", ["the answer is not 'blue'"]),
+        ([{"type": "equals", "value": "blue"}], "red", ['the answer was not "blue"']),
         ([{"type": "equals", "value": {"n": 1}}], '{"n": 1.0}', [""]),
         ([{"type": "equals", "value": True}], "1", ["True was expected"]),
         ([{"type": "contains", "value": "ue"}], "blue", [""]),
         (
             [{"type": "contains", "value": "b"}, {"type": "contains", "value": "x"}],
             "blue",
-            ["", "the answer does not contain 'x'"],
+            ["", 'the answer did not contain "x"'],
         ),
         ([{"type": "json_schema", "schema": {"required": ["n"]}}], '{"n": 1}', [""]),
         ([{"type": "json_schema", "schema": {"type": "object"}}], "blue", ["it is not JSON"]),
@@ -138,6 +138,60 @@ async def test_an_agents_checks_say_what_its_run_was_worth(
         assert reason in result["reason"]
     listed = (await guest.client.get("/v1/runs")).json()["items"]
     assert [each["outcome"] for each in listed] == [run["outcome"]]
+
+
+async def test_a_verdict_says_why_and_its_reason_is_found(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    client = guest.client
+    checks = [{"type": "contains", "value": "VAT"}, {"type": "judge", "criteria": "Is it kind?"}]
+    await define(guest, checks[:1])
+    guest_model.script(text("Bill 7: 100 EUR."), text("Bill 8: 100 EUR."))
+    asked = "Write the invoice of the quarterly lantern order"
+
+    async def read(run: dict[str, Any]) -> dict[str, Any]:
+        found = await client.get(f"/v1/episodes/{episode_id_of(UUID(run['id']))}")
+        shown: dict[str, Any] = found.json()
+        return shown
+
+    run = await checked(guest, await finished(guest, input=asked, memory="full", user="ada"))
+    told = await read(run)
+    reason = 'the answer did not contain "VAT"'
+    assert {**told["verdict"], "at": None} == {
+        "outcome": "FAILURE",
+        "reason": reason,
+        "by": "check",
+        "at": None,
+    }
+    assert 'check:contains "VAT"' in told["failure_signatures"]
+    body = {"failure_signature": 'check:contains "VAT"', "user": "ada"}
+    alike = (await client.post("/v1/episodes/similar-failures", json=body)).json()
+    assert [each["episode"]["id"] for each in alike["items"]] == [told["id"]]
+    # The next run of the user reads it first.
+    again = await checked(guest, await finished(guest, input=asked, memory="full", user="ada"))
+    read_text = str(guest_model.requests[-1]["messages"])
+    assert f"Failed because: {reason} (check)." in read_text.replace('\\\\"', '"')
+    # A person's word replaces it, and is found.
+    path = f"/v1/runs/{run['id']}/feedback"
+    comment = "The\nzeppelin surcharge is missing."
+    await client.post(path, json={"outcome": "FAILURE", "comment": comment})
+    told = await read(run)
+    assert (told["verdict"]["reason"], told["verdict"]["by"]) == (comment, "feedback")
+    wanted = {"query": "zeppelin surcharge", "user": "ada", "k": 1}
+    found = (await client.post("/v1/episodes/search", json=wanted)).json()
+    assert [each["episode"]["id"] for each in found["items"]] == [told["id"]]
+    await client.post(path, json={"outcome": "SUCCESS"})
+    told = await read(run)
+    assert (told["verdict"]["outcome"], told["verdict"]["reason"]) == ("SUCCESS", None)
+    assert told["failure_signatures"] == []
+    assert (await read(again))["failure_signatures"] == ['check:contains "VAT"']
+    # A judge signs with its own name.
+    await client.put(
+        "/v1/agents/a", json={"system_message": "You paint.", "success_check": checks[1:]}
+    )
+    guest_model.decide = by_role("No.", verdict(False, "It is rude."))
+    judged = await read(await checked(guest, await finished(guest, memory="full")))
+    assert (judged["verdict"]["by"], judged["verdict"]["reason"]) == ("judge", "It is rude.")
 
 
 async def test_completed_alone_is_no_success(guest: Running, guest_model: FakeModel) -> None:

@@ -15,7 +15,7 @@ Decisions on a run's result, one for each of its agent's success checks.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -76,17 +76,19 @@ class CheckVerdict:
     Attributes:
         passed: ``None``: it could not be decided.
         reason: empty for a simple check that passed.
+        signature: of the check's failure; see :mod:`bottega.memory.text.signature`.
     """
 
     type: str
     passed: bool | None
     reason: str = ""
+    signature: str = ""
 
     def clean(self, remove_secrets: Callable[[str], str]) -> "CheckVerdict":
         """Return it without secrets, with a reason of bounded length."""
         # PostgreSQL stores no NUL in JSON.
         reason = remove_secrets(self.reason.replace("\x00", " "))
-        return CheckVerdict(self.type, self.passed, reason[:500])
+        return replace(self, reason=reason[:500], signature=remove_secrets(self.signature)[:200])
 
 
 Ask = Callable[[Check, EndResult], Awaitable[tuple[bool, str]]]
@@ -114,7 +116,7 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
                 said = await outside[kind](check, result)
     except BottegaError as error:
         return CheckVerdict(kind, None, error.detail)
-    return CheckVerdict(kind, *said)
+    return CheckVerdict(kind, *said, signature=_signature(check))
 
 
 def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
@@ -126,16 +128,23 @@ def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
 
 def _equals(text: str, wanted: str) -> tuple[bool, str]:
     equal = text.strip() == wanted.strip()
-    return equal, "" if equal else f"the answer is not {_quoted(wanted)}"
+    return equal, "" if equal else f"the answer was not {_quoted(wanted)}"
 
 
 def _contains(text: str, wanted: str) -> tuple[bool, str]:
     found = wanted in text
-    return found, "" if found else f"the answer does not contain {_quoted(wanted)}"
+    return found, "" if found else f"the answer did not contain {_quoted(wanted)}"
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 100 else f"{text[:100]}…")
+    return f'"{text if len(text) <= 100 else f"{text[:100]}…"}"'
+
+
+def _signature(check: Check) -> str:
+    """Return the signature of a check that fails, such as ``check:contains "VAT"``."""
+    about = check.get("value") if check["type"] in ("contains", "equals") else check.get("name")
+    named = f"check:{check['type']}"
+    return named if about is None else f"{named} {_quoted(' '.join(str(about).split()))}"
 
 
 async def _fits(schema: Mapping[str, Any], text: str) -> tuple[bool, str]:

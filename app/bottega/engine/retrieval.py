@@ -194,7 +194,8 @@ def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str,
 
 
 def render_episode(episode: Any, cure: str = "") -> str:
-    """Render an episode for a prompt in at most 2 KB: source, task, steps, result, end.
+    """Render an episode for a prompt in at most 2 KB: why it failed, source, task, steps, result,
+    end.
 
     Too many steps lose those in the middle that worked, never a failure before them. The first and
     the last line are trusted. The episode's own lines are indented and labelled, so that none can
@@ -210,14 +211,16 @@ def render_episode(episode: Any, cure: str = "") -> str:
     steps = summary.steps
     if episode.trust > IMPORTED:  # the first line of our own is for searches
         steps = steps.partition("\n")[2]
+    why = episode.failed_because
     told = of_earlier_run(line for line in steps.splitlines() if not (cure and is_call(line, cure)))
     own = [
         *_labelled("Task", summary.task, _TASK_TOKENS),
         *summary_of("\n".join(told), _STEPS_TOKENS, whole_lines=True).splitlines(),
         *_labelled("Errors", summary.errors.replace("\n", "; "), _ERRORS_TOKENS),
-        *_labelled("Result", summary.result, _TASK_TOKENS),
+        *_labelled("Result", summary.result, 70 if why else _TASK_TOKENS),
     ]
-    return "\n".join([f"[{head}]", *(f"  {line}" for line in own), _end(episode)])
+    lines = [f"[{head}]", *(f"  {line}" for line in own), _end(episode)]
+    return "\n".join([why, *lines] if why else lines)
 
 
 def _labelled(name: str, text: str, tokens: int) -> list[str]:

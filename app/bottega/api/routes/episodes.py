@@ -122,6 +122,7 @@ def to_response(episode: memory.Episode) -> dict[str, Any]:
         "user": episode.user_id,
         "outcome": episode.judged,
         "outcome_source": state.label_source,
+        "verdict": episode.verdict,
         "task": task,
         "execution": {**episode.execution, "trace": episode.trace},
         "result": result,

@@ -364,6 +364,18 @@ class EpisodeSummary(Answer):
     steps: str
 
 
+class Verdict(Answer):
+    """Judgement of the run, with its reason. A person counts more than a check."""
+
+    outcome: Annotated[OutcomeValue | None, Field(description="Null: only the reason is known.")]
+    reason: str | None
+    by: Annotated[
+        Literal["check", "judge", "feedback", "approval", "eval"],
+        Field(description="`approval`: a person denied a tool call or edited its arguments."),
+    ]
+    at: datetime
+
+
 class Episode(Answer):
     """The stored record of finished work: task, steps and outcome."""
 
@@ -381,6 +393,7 @@ class Episode(Answer):
         OutcomeValue, Field(description="Its label; `UNKNOWN`: completed, not judged.")
     ]
     outcome_source: Annotated[OutcomeSource | None, Field(description="Who judged; null: nobody.")]
+    verdict: Annotated[Verdict | None, Field(description="Null: nobody judged.")] = None
     domain: str | None
     task_type: str | None
     tags: list[str]

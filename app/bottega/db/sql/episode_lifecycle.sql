@@ -241,7 +241,7 @@ BEGIN
                                 user_id, agent, failure_signature, trust, terms)
     SELECT v_tenant, e.id, e.at, coalesce(s.label, e.outcome), e.domain, e.task_type,
            e.session_id, e.user_id, e.agent, e.failure_signature, e.trust,
-           episode_terms(v_tenant, e.summary)
+           episode_terms(v_tenant, judged_summary(e.summary, s.verdict))
     FROM episodes e
     JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
     WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids)
@@ -259,36 +259,61 @@ LANGUAGE sql AS $$
         SELECT id FROM episodes WHERE tenant_id = p_tenant AND run_id = p_run))
 $$;
 
--- Called after feedback on a run or the result of its checks is stored, in that transaction. Label
--- the run's episode, if it has one: feedback counts more than checks. Order to learn from it again.
+-- Called after feedback on a run or the result of its checks is stored, in that transaction. Give
+-- the run's episode, if it has one, its verdict: feedback counts more than checks. Its reason and
+-- the failed checks are found from now on. Order to learn from it again.
 CREATE OR REPLACE FUNCTION label_episode_of(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_id uuid;
     v_outcome text;
+    v_terms tsvector;
+    v_signatures text[];
 BEGIN
-    UPDATE episode_state s SET label = n.label, label_source = n.source
+    UPDATE episode_state s SET label = n.label, label_source = n.source, verdict = n.verdict
     FROM (
-        SELECT e.id, e.outcome, coalesce(f.outcome, CASE c.passed
-                WHEN true THEN 'SUCCESS' WHEN false THEN 'FAILURE' END) AS label,
+        SELECT e.id, e.outcome, e.summary, v.*, coalesce(f.outcome, v.checked) AS label,
             CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
-                 WHEN c.passed IS NOT NULL THEN 'check' END AS source
+                 WHEN c.passed IS NOT NULL THEN 'check' END AS source,
+            CASE WHEN f.outcome IS NOT NULL OR (c.passed IS NULL AND f.comment IS NOT NULL)
+                THEN jsonb_build_object('outcome', f.outcome, 'reason', left(f.comment, 2000),
+                                        'by', 'feedback', 'at', f.at)
+                WHEN c.passed IS NOT NULL
+                THEN jsonb_build_object('outcome', v.checked, 'reason', left(v.said, 2000),
+                                        'by', v.who, 'at', c.updated_at) END AS verdict,
+            CASE WHEN f.outcome IS DISTINCT FROM 'SUCCESS' THEN v.failed END AS signatures
         FROM episodes e
         LEFT JOIN episode_feedback f ON f.tenant_id = p_tenant AND f.run_id = p_run
         LEFT JOIN run_checks c ON c.tenant_id = p_tenant AND c.run_id = p_run
+        CROSS JOIN LATERAL (
+            SELECT string_agg(nullif(r.reason, ''), '; ') AS said,
+                CASE WHEN bool_or(r.type = 'judge') THEN 'judge' ELSE 'check' END AS who,
+                array_agg(r.signature) FILTER (WHERE NOT r.passed) AS failed,
+                CASE c.passed WHEN true THEN 'SUCCESS' WHEN false THEN 'FAILURE' END AS checked
+            FROM jsonb_to_recordset(c.results) AS r(
+                type text, passed boolean, reason text, signature text)
+            WHERE r.passed = c.passed) AS v
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run) n
     WHERE s.tenant_id = p_tenant AND s.episode_id = n.id
-    RETURNING n.id, coalesce(n.label, n.outcome) INTO v_id, v_outcome;
+    RETURNING n.id, coalesce(n.label, n.outcome), n.signatures,
+        episode_terms(p_tenant, judged_summary(n.summary, n.verdict))
+    INTO v_id, v_outcome, v_signatures, v_terms;
     IF v_id IS NULL THEN
         RETURN;
     END IF;
+    DELETE FROM episode_failures
+    WHERE tenant_id = p_tenant AND episode_id = v_id AND starts_with(signature, 'check:')
+      AND signature <> ALL (coalesce(v_signatures, '{}'));
+    INSERT INTO episode_failures (tenant_id, signature, episode_id)
+    SELECT p_tenant, signature, v_id FROM unnest(v_signatures) AS signature ON CONFLICT DO NOTHING;
     -- Members of a consolidated episode have equal outcomes: separate it if one changes.
     PERFORM dissolve_episodes(ARRAY[c.id])
     FROM episode_state s
     JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into
     WHERE s.tenant_id = p_tenant AND s.episode_id = v_id AND c.outcome <> v_outcome;
-    UPDATE episode_search SET outcome = v_outcome
-    WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
+    UPDATE episode_search SET outcome = v_outcome, terms = v_terms
+    WHERE tenant_id = p_tenant AND episode_id = v_id
+      AND (outcome <> v_outcome OR terms <> v_terms);
     UPDATE episode_vectors SET outcome = v_outcome
     WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
     -- The label decides whether the run's patterns helped.

@@ -58,6 +58,13 @@ CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sq
     SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
 $$;
 
+-- Return the texts by which an episode is found: with the reason of its verdict among the errors.
+CREATE OR REPLACE FUNCTION judged_summary(p_summary jsonb, p_verdict jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_summary || jsonb_build_object('errors', concat_ws(
+        E'\n', nullif(p_summary ->> 'errors', ''), p_verdict ->> 'reason'))
+$$;
+
 -- Called when an episode is stored. Return the words it is found by, weighted by part, and one word
 -- that only its tenant has: an index scan never visits other tenants' episodes.
 CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS tsvector

@@ -120,7 +120,8 @@ END $$;
 -- deleted episodes are left out.
 CREATE OR REPLACE FUNCTION read_episode_states(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
     id uuid, state text, access_count integer, last_access timestamptz, consolidated_into uuid,
-    deleted_at timestamptz, feedback jsonb, bodies jsonb, label text, label_source text
+    deleted_at timestamptz, feedback jsonb, bodies jsonb, label text, label_source text,
+    verdict jsonb
 ) LANGUAGE plpgsql STABLE ROWS 5 AS $$
 #variable_conflict use_column
 DECLARE
@@ -136,7 +137,7 @@ BEGIN
              CASE WHEN b.object_key IS NULL THEN 'database' ELSE 'objects' END) ORDER BY b.part),
              '[]')
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
-        s.label, s.label_source
+        s.label, s.label_source, s.verdict
     -- Each row by its key, here and below: the planner may believe that a tenant has one row, and
     -- read them all for each. It makes no join of a subquery with LIMIT.
     FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
@@ -162,7 +163,7 @@ CREATE OR REPLACE FUNCTION read_episodes(
     result jsonb, metadata jsonb, summary jsonb,
     reflection jsonb, instances integer, tags text[], state text, access_count integer,
     last_access timestamptz, consolidated_into uuid, deleted_at timestamptz, feedback jsonb,
-    bodies jsonb, label text, label_source text
+    bodies jsonb, label text, label_source text, verdict jsonb
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -181,7 +182,7 @@ BEGIN
         ARRAY(SELECT t.tag FROM episode_tags t
               WHERE t.tenant_id = v_tenant AND t.episode_id = e.id ORDER BY t.tag),
         s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at, s.feedback,
-        s.bodies, s.label, s.label_source
+        s.bodies, s.label, s.label_source, s.verdict
     FROM read_episode_states(p_scope, p_ids) s
     CROSS JOIN LATERAL (
         SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = s.id LIMIT 1) AS e

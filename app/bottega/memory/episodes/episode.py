@@ -14,6 +14,8 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
+from bottega.memory.text.identities import without_identities
+
 LONGEST_TEXT = 2000
 """Characters of an input or output in the episode itself; longer ones are stored as bodies."""
 LONGEST_SUMMARY = 2000
@@ -89,6 +91,7 @@ class State:
         feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
         label: outcome of its run by feedback or checks; ``None``: nobody judged it.
         label_source: ``feedback``, ``eval`` or ``check``.
+        verdict: ``{outcome, reason, by, at}`` of who counts most among those that judged the run.
         bodies: the parts that are stored apart: ``part`` (``trace``, ``input`` or ``output``),
             ``bytes`` of its JSON, ``storage`` (``database`` or ``objects``).
     """
@@ -101,6 +104,7 @@ class State:
     bodies: tuple[Mapping[str, Any], ...] = ()
     label: Outcome | None = None
     label_source: str | None = None
+    verdict: Mapping[str, Any] | None = None
 
     @property
     def referenced_by(self) -> tuple[UUID, ...]:
@@ -179,6 +183,24 @@ class Episode:
     def judged(self) -> Outcome:
         """The label if it has one, else the outcome of the run."""
         return self.state.label or self.outcome
+
+    @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        """``{outcome, reason, by, at}`` of who judged the run, or decided on its tool calls."""
+        if self.state.verdict is not None or not (decided := self.metadata.get("approval")):
+            return self.state.verdict
+        return {"outcome": None, "reason": decided["reason"], "by": "approval", "at": self.at}
+
+    @property
+    def failed_because(self) -> str:
+        """One line for a model: the reason of a verdict that is no success; else empty."""
+        verdict = self.verdict or {}
+        reason = " ".join((verdict.get("reason") or "").split())
+        if not reason or self.judged is Outcome.SUCCESS:
+            return ""
+        by = verdict["by"] if verdict["by"] != "approval" else self.metadata["approval"]["how"]
+        short = without_identities(reason)[:300].rstrip(". ")
+        return f"Failed because: {short} ({by})."
 
 
 _FROM_ROW = TypeAdapter(Episode)

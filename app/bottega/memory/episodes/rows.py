@@ -21,7 +21,7 @@ SELECT * FROM read_episodes($1::jsonb, $2, CASE WHEN $3::text IS NOT NULL
 """
 _JSON = (
     *("origin", "task", "execution", "result", "metadata", "summary", "reflection"),
-    *("feedback", "bodies"),
+    *("feedback", "bodies", "verdict"),
 )
 
 

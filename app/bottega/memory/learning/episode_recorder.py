@@ -142,6 +142,8 @@ class EpisodeRecorder:
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
+        self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
+        self._decided: list[tuple[str, str]] = []  # what people denied or edited, and how
 
     def observe(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
@@ -163,6 +165,11 @@ class EpisodeRecorder:
             case EventType.LLM_FAILED:
                 self._retries += is_repeated(data)
                 self._failed(agent, task_id, data, None)
+            case EventType.INTERRUPT_CREATED:
+                self._asked_people[data["interrupt_id"]] = data["tool"], data["arguments"]
+            case EventType.INTERRUPT_RESOLVED:
+                asked = self._asked_people.pop(data["interrupt_id"], None)
+                self._decision(*asked or ("", {}), data["resolution"] or {})
             case EventType.CONTEXT_RECALLED:
                 self._following.recalled(data)
             case _ if task_id is not None:
@@ -179,6 +186,18 @@ class EpisodeRecorder:
             if self._tasks.get(task_id) is not False:
                 self._failed(agent, task_id, data, agent)
             self._tasks[task_id] = False
+
+    def _decision(
+        self, tool: str, arguments: Mapping[str, Any], resolution: Mapping[str, Any]
+    ) -> None:
+        """Note what a person denied or edited: the reason reaches later runs."""
+        if resolution.get("decision") == "deny" and resolution.get("comment"):
+            self._decided.append((self._short(resolution["comment"]), "denied"))
+        edited = resolution.get("arguments")
+        for name, value in edited.items() if isinstance(edited, Mapping) else ():
+            if value != (was := arguments.get(name)):
+                old, new = (self._short(to_json(each).decode()) for each in (was, value))
+                self._decided.append((f"{tool}: {name} {old} became {new}", "edited"))
 
     def _failed(
         self, agent: str | None, task_id: UUID | None, data: Data, name: str | None
@@ -318,6 +337,9 @@ class EpisodeRecorder:
         }
         if patterns:
             metadata["patterns"] = patterns
+        if self._decided:
+            reason = "; ".join(reason for reason, _ in self._decided)[:2000]
+            metadata["approval"] = {"reason": reason, "how": self._decided[-1][1]}
         if self.goals is not None:
             metadata["features"] = dict(self.goals.features)
         return metadata
@@ -327,10 +349,11 @@ class EpisodeRecorder:
         about = self.about
         around = [about.said("domain"), about.first, *about.tags]
         steps = [" ".join(filter(None, around)), *told_steps(self.trace)]
+        decided = [reason for reason, _ in self._decided]
         return Summary(
             task=summary_of(question, _SUMMARY_TOKENS),
             result=summary_of(answer, _SUMMARY_TOKENS),
-            errors=summary_of("\n".join(self._errors), _SUMMARY_TOKENS),
+            errors=summary_of("\n".join([*self._errors, *decided]), _SUMMARY_TOKENS),
             steps=summary_of("\n".join(steps), _SUMMARY_TOKENS, whole_lines=True),
         )
 

@@ -258,7 +258,6 @@ def _message(error: Any) -> Any:
 NEWEST = 50
 """Most episodes per task type, or kind of failure, and domain. Older ones could hide a change for
 the worse."""
-_SHOWS = 0.2  # difference of success rates that separates one domain from the others
 _MOST_NAMES = 8  # in a finding
 
 Names = tuple[str, ...]
@@ -266,9 +265,10 @@ Names = tuple[str, ...]
 
 
 class _Subject(NamedTuple):
-    """Tasks of one type, or failures of one kind and the tool that failed."""
+    """Tasks of one domain and type, or its failures of one kind and the tool that failed."""
 
     category: Category
+    domain: str | None = None
     task_type: str | None = None
     signature: str | None = None
     tool: str | None = None
@@ -292,16 +292,14 @@ def mine(episodes: Iterable[Observed]) -> list[Pattern]:
     ordered = without_private_texts(sorted(set(episodes), key=_age))
     found: dict[str | None, Pattern] = {}
     for trust in (3, 2):
-        subjects: defaultdict[_Subject, defaultdict[str | None, deque[_Item]]] = defaultdict(
-            lambda: defaultdict(lambda: deque(maxlen=NEWEST))
-        )
+        subjects: defaultdict[_Subject, deque[_Item]] = defaultdict(lambda: deque(maxlen=NEWEST))
         for each in ordered:
             if each.trust == trust and each.outcome is not Outcome.CANCELLED:
                 for subject, item in _items(each):
-                    subjects[subject][each.domain].append(item)
+                    subjects[subject].append(item)
         for subject in sorted(subjects, key=lambda each: [part or "" for part in each]):
-            for domain, finding in _found(subject, subjects[subject]):
-                pattern = _pattern(subject, domain, finding, trust)
+            for finding in _found(subject, subjects[subject]):
+                pattern = _pattern(subject, finding, trust)
                 found.setdefault(pattern.fingerprint, pattern)
     return list(found.values())
 
@@ -315,12 +313,12 @@ def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
     if episode.task_type is not None and episode.outcome is not Outcome.UNKNOWN:
         agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
         uses = agents if 2 <= len(agents) <= _MOST_NAMES else ()
-        subject = _Subject(Category.DECOMPOSITION, episode.task_type)
+        subject = _Subject(Category.DECOMPOSITION, episode.domain, episode.task_type)
         yield subject, _Item(episode, episode.good, uses)
     for call, then in failures_in(episode.calls):
         if suspicious(call.signature or "") is None:
             well = then is not None and then.ok and episode.outcome is not Outcome.FAILURE
-            subject = _Subject(Category.RECOVERY, signature=call.signature, tool=call.name)
+            subject = _Subject(Category.RECOVERY, episode.domain, None, call.signature, call.name)
             yield subject, _Item(episode, well, () if then is None else (then.name,))
 
 
@@ -335,28 +333,8 @@ class _Finding(NamedTuple):
     supporters: tuple[UUID, ...]  # the successful episodes with it, by age
 
 
-def _found(
-    subject: _Subject, domains: Mapping[str | None, Sequence[_Item]]
-) -> list[tuple[str | None, _Finding]]:
-    """Find what holds in all domains (named ``None``), and what else holds in one. The latter comes
-    first."""
-    items = sorted(chain.from_iterable(domains.values()), key=lambda each: _age(each.episode))
-    wide = _best(each for each in _better(subject, items) if _holds(each.uses, domains))
-    gains = {each.uses: each.gain + _SHOWS for each in wide}
-    narrow = [
-        (domain, each)
-        for domain, some in domains.items()
-        if domain is not None
-        for each in _best(
-            one for one in _better(subject, some) if one.gain > gains.get(one.uses, 0.0)
-        )
-    ]
-    narrow.sort(key=lambda each: (*_order(each[1]), each[0]))
-    return [*narrow, *((None, each) for each in wide)][:12]
-
-
-def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
-    """Yield behaviours that went clearly better with than without, the best first.
+def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
+    """Return at most three behaviours that went clearly better with than without, best first.
 
     Three successful episodes must show it, and the rates differ by 0.1 and 1.5 deviations.
     """
@@ -378,9 +356,8 @@ def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
             found.append(_Finding(uses, affects, gain, with_it, without, supporters))
-    for each in sorted(found, key=_order)[:10]:
-        if subject.category is Category.RECOVERY or _is_choice(each.uses, having[each.uses]):
-            yield each
+    best = sorted(found, key=_order)[:3]
+    return [each for each in best if each.gain >= 0.5 * best[0].gain]
 
 
 def _tally(items: Iterable[_Item]) -> Tally:
@@ -392,42 +369,8 @@ def _order(finding: _Finding) -> tuple[float, int, Names]:
     return -finding.gain, -len(finding.uses), finding.uses
 
 
-def _holds(uses: Names, domains: Mapping[str | None, Sequence[_Item]]) -> bool:
-    """Return true if a behaviour went well in several domains and notably worse in none. Success in
-    episodes without a domain counts as several."""
-    well = 0
-    for domain, items in domains.items():
-        with_it = _tally(each for each in items if each.uses == uses)
-        without = _tally(items).without(with_it)
-        if with_it.n and with_it.expected - without.expected < -_SHOWS:
-            return False
-        well += 2 if domain is None and with_it.n else bool(with_it.good)
-    return well > 1
-
-
-def _is_choice(names: Names, having: Sequence[_Item]) -> bool:
-    """Return false if a call usually failed, or usually followed a failure. Such a call is a
-    reaction to failures, not a choice."""
-    for name in names:
-        failed = after = 0
-        for each in having:
-            calls = each.episode.calls
-            at = next(at for at, call in enumerate(calls) if call.name == name)
-            failed += not calls[at].ok
-            after += at > 0 and not calls[at - 1].ok
-        if 2 * max(failed, after) > len(having):
-            return False
-    return True
-
-
-def _best(found: Iterable[_Finding]) -> list[_Finding]:
-    """Return the first three findings that gain at least half as much as the first."""
-    best = [*islice(found, 3)]
-    return [each for each in best if each.gain >= 0.5 * best[0].gain]
-
-
-def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: int) -> Pattern:
-    uses = finding.uses
+def _pattern(subject: _Subject, finding: _Finding, trust: int) -> Pattern:
+    uses, domain = finding.uses, subject.domain
     names = " → ".join(uses)
     if subject.category is Category.DECOMPOSITION:
         when = f"For tasks of the kind {subject.task_type}"
