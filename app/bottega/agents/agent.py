@@ -175,7 +175,7 @@ class BaseAgent:
         self.on_length = on_length
         self.params = params
         self.tool_choice_scope = tool_choice_scope
-        self.output = answer_schema(output_schema)
+        self.output = None if output_schema is None else answer_schema(output_schema)
         self.conversation_history: list[StandardMessage] = [system_message]
         self.first_history: tuple[StandardMessage, ...] | None = None
         self.registered_tools: list[ToolBase] = []

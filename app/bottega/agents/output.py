@@ -62,14 +62,12 @@ class Objection(NamedTuple):
     is_final: bool
 
 
-def answer_schema(schema: Mapping[str, Any] | None) -> AnswerSchema | None:
+def answer_schema(schema: Mapping[str, Any]) -> AnswerSchema:
     """Check a JSON Schema of an agent's answer.
 
     Raises:
         InvalidInputError: it is not a valid schema, or exceeds a bound.
     """
-    if schema is None:
-        return None
     # Here, because most agents have no schema, and the library takes long to load.
     from bottega.json_schema.output import output_schema
 

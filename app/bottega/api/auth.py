@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
+from bottega.api.schemas.base import names_nobody
 from bottega.api.server.addresses import KeylessRates
 from bottega.api.server.headers import sent
 from bottega.api.server.middleware import ALLOW_ORIGIN, limited, refuse
@@ -26,7 +27,6 @@ from bottega.errors import (
 from bottega.tenants import keys
 from bottega.tenants.keys import Identity, KeyCache
 from bottega.tenants.ratelimit import Decision
-from bottega.users import names_nobody
 
 _PUBLIC = frozenset(
     (

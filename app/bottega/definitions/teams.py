@@ -95,7 +95,8 @@ async def build_team(
         agent = factory.create(name, subagents=() if is_async else children)
         for tool in agent.registered_tools:
             if isinstance(tool, SubAgentWrapper):
-                tool.approval = approval_of(definitions[name].get("approval"))
+                rule = definitions[name].get("approval")
+                tool.approval = None if rule is None else approval_of(rule)
             _ = tool.schema  # once for all runs, with its encoding
         members.append(Member(agent, definitions[name], children if is_async else None))
         await rest()

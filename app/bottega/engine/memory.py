@@ -204,8 +204,8 @@ class MemoryRetriever:
         items = [ContextReceived.of(data) for data in given]
         self._know(items)
         shown = {item.source: item.content for item in items if item.content}
-        texts = with_cures_once([*shown.values()], set())
         if shown:
+            texts = with_cures_once([*shown.values()], set())
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
     def _know(self, given: Iterable[ContextReceived]) -> None:

@@ -27,7 +27,7 @@ from bottega.errors import (
     UnknownAgentError,
     UserErasingError,
 )
-from bottega.memory.episodes.scope import memory_used, scope_of_run
+from bottega.memory.episodes.scope import OFF, MemoryScope, memory_used, scope_of_run
 from bottega.runs.control import REFUSED_MESSAGES, refused_message
 from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced, stricter
 from bottega.runs.read import to_response
@@ -248,21 +248,21 @@ async def _checked(
             pointer="/agent",
         )
     refuse_overrides(new.overrides or {}, found.params, found.tools, found.dialects)
-    for agent in found.first:
+    for agent in () if isinstance(new.input, str) else found.first:
         refuse_parts(new.input, found.dialects[agent])
     if new.cost_budget is not None:
         await refuse_unpriced(found.models)
     memory = stricter(new.memory, found.memory)
     values = {name: getattr(new, name) for name in _FIELDS}
-    scope = scope_of_run(
-        found.memory_scope,
-        user=new.user,
-        session_id=new.session_id,
-        agent=new.agent,
-        shared=pins.shared,
-    )
-    used = memory_used(new.mode, scope, user=new.user, session_id=new.session_id)
+    used = OFF if memory == "off" else _memory_used(new, found.memory_scope, shared=pins.shared)
     return values | {"pinned": found.pinned, "memory": memory, "memory_used": used}, found.epoch
+
+
+def _memory_used(new: NewRun, wanted: MemoryScope | None, *, shared: bool) -> str:
+    scope = scope_of_run(
+        wanted, user=new.user, session_id=new.session_id, agent=new.agent, shared=shared
+    )
+    return memory_used(new.mode, scope, user=new.user, session_id=new.session_id)
 
 
 async def accept(

@@ -1,6 +1,7 @@
 """Base of all bodies: strict types, no unknown fields, storable text, size limits."""
 
 import math
+import unicodedata
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -18,7 +19,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.json_schema.values import WHOLE
-from bottega.users import names_nobody
 
 MAX_VALUES = 100_000
 _SHORT = 1000  # characters
@@ -45,6 +45,14 @@ PlaceInTime = Annotated[
     AfterValidator(lambda moment: moment.astimezone(UTC)),
 ]
 """Time from a client, in UTC; PostgreSQL refuses offsets of 16 hours and more."""
+
+
+_UNSEEN = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))
+
+
+def names_nobody(name: str) -> bool:
+    """Return true for a name of spaces, controls and format characters alone, or of nothing."""
+    return all(unicodedata.category(each) in _UNSEEN for each in name)
 
 
 def _of_somebody(name: str) -> str:

@@ -1,7 +1,7 @@
 """Acceptance of runs, however they are asked for."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -89,7 +89,8 @@ async def submit(
                 return await submitting.submit(connection, service.pins, tenant, new, once)
 
         run = await store()
-        stored.keep(run["input"] if run.get("message_id") is None else new.input)
+        if stored.made:
+            stored.keep(run["input"] if run.get("message_id") is None else new.input)
     return run
 
 
@@ -103,9 +104,16 @@ async def _checked(
     if body.webhook_url is not None:
         async with service.database.begin(tenant) as tx:
             await check_webhook(tx, tenant, settings, body.webhook_url)
-    await check_schema(tenant, body.output_schema, "/output_schema")
+    if body.output_schema is not None:
+        await check_schema(tenant, body.output_schema, "/output_schema")
     asked = body.model_dump()
-    async with stored_input(service.files, tenant, asked["input"], owner) as stored:
+    is_text = isinstance(asked["input"], str)
+    files = (
+        nullcontext(StoredInput(asked["input"]))
+        if is_text
+        else stored_input(service.files, tenant, asked["input"], owner)
+    )
+    async with files as stored:
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
         new = submitting.NewRun.of(
             asked,

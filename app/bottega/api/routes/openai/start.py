@@ -32,7 +32,7 @@ from bottega.api.routes.openai.model_request import (
     result_of,
     versioned,
 )
-from bottega.api.schemas.base import UserName
+from bottega.api.schemas.base import UserName, names_nobody
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import NewMessage
 from bottega.api.schemas.runs import NewRun
@@ -45,7 +45,6 @@ from bottega.container import Service
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.runs import control, interrupts, read, sessions
 from bottega.runs.control import request_cancel
-from bottega.users import names_nobody
 
 _LEFT = "the client left this call without an answer"
 ClientCall = Mapping[str, Any]
