@@ -562,6 +562,8 @@ CREATE TABLE tasks (
     status text NOT NULL,
     -- Seq of the log's agent.completed event with the accepted answer.
     answer_seq bigint,
+    -- Seq of the event that has what an async task was asked.
+    dispatch_seq bigint,
     error jsonb,
     -- Null if it completed: the event with its answer has it.
     usage jsonb,
@@ -578,6 +580,7 @@ CREATE TABLE tasks (
     duration_ms bigint,
     metadata jsonb,
     created_at timestamptz NOT NULL DEFAULT now(),
+    status_changed_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_tasks PRIMARY KEY (tenant_id, run_id, id),
     CONSTRAINT ck_tasks_mode CHECK (mode IN ('sync', 'async')),
     CONSTRAINT ck_tasks_status

@@ -43,7 +43,7 @@ DISPATCHED: dict[str, Any] = {
             EventType.SUBAGENT_DISPATCHED,
             DISPATCHED,
             {"status": "queued", "mode": "async", "attempt": 1}
-            | {"priority": 3, "timeout_ms": 500, "metadata": None},
+            | {"priority": 3, "timeout_ms": 500, "metadata": None, "dispatch_seq": 9},
         ),
         (EventType.SUBAGENT_RESUMED, {"attempt": 2}, {"status": "queued", "attempt": 2}),
         (

@@ -147,20 +147,6 @@ async def test_a_wait_that_times_out_returns_what_tasks_have_said(
 ) -> None:
     gate = asyncio.Event()
 
-    def leaf(request: dict[str, Any]) -> Reply:
-        def make(body: dict[str, Any]) -> ASGIApp:
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-                piece = _chunk({"role": "assistant", "content": "so far"})
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await gate.wait()
-                end = _chunk({"content": " and done"}, "stop") + b"data: [DONE]\n\n"
-                await send({"type": "http.response.body", "body": end})
-
-            return app
-
-        return make
-
     def ends(request: dict[str, Any]) -> Reply:
         gate.set()
         return text("done")
@@ -168,7 +154,7 @@ async def test_a_wait_that_times_out_returns_what_tasks_have_said(
     model.decide = swarm.plays(
         {
             "root": [swarm.dispatches("leaf"), swarm.awaits(timeout_ms=1000), ends],
-            "leaf": [leaf],
+            "leaf": [lambda request: _speaks(gate)],
         }
     )
     await swarm.coordinator(bottega.client)
@@ -176,6 +162,23 @@ async def test_a_wait_that_times_out_returns_what_tasks_have_said(
     asked = [each for each in model.requests if swarm.prompt_of(each) == "root"][-1]
     answer = swarm.results_in(asked)[-1]
     assert (answer["wait_timed_out"], answer["tasks"][0]["partial_output"]) == (True, "so far")
+
+
+def _speaks(gate: asyncio.Event) -> Reply:
+    """Return a streamed answer that stops in the middle until the gate opens."""
+
+    def make(body: dict[str, Any]) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+            piece = _chunk({"role": "assistant", "content": "so far"})
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await gate.wait()
+            end = _chunk({"content": " and done"}, "stop") + b"data: [DONE]\n\n"
+            await send({"type": "http.response.body", "body": end})
+
+        return app
+
+    return make
 
 
 _EVENTS = [(b"content-type", b"text/event-stream")]
@@ -249,3 +252,49 @@ async def _metrics(bottega: Running) -> dict[str, float]:
     lines = (await bottega.client.get("/metrics")).text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(prefix))
     return {name.removeprefix(prefix): float(value) for name, value in pairs}
+
+
+async def test_a_task_is_shown_in_full_while_it_waits_runs_and_is_over(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    about = {"instructions": "Be brief.", "token_budget": 90_000, "metadata": {"k": "v"}}
+    model.decide = swarm.plays(
+        {
+            "root": [
+                calls(
+                    ("dispatch_subagent", {"prompt": "leaf", "timeout_ms": 60_000, **about}),
+                    ("dispatch_subagent", {"prompt": "next", "priority": 7}),
+                    ("dispatch_subagent", {"prompt": "last", "priority": 8}),
+                ),
+                swarm.awaits(),
+                text("done"),
+            ],
+            "leaf": [lambda request: _speaks(gate)],
+        }
+    )
+    await swarm.coordinator(bottega.client, subagents={"limits": {"max_concurrent": 1}})
+    run_id = await swarm.start(bottega.client)
+    url = f"/v1/runs/{run_id}"
+
+    async def shown() -> Any:
+        return {task["prompt"]: task for task in await swarm.tasks_of(bottega.client, run_id)}
+
+    tasks = await until(shown, lambda tasks: tasks.get("leaf", {}).get("partial_output"))
+    leaf = tasks["leaf"]
+    assert {name: leaf[name] for name in about} == about
+    assert leaf["partial_output"] == "so far"
+    assert (leaf["queue_position"], leaf["timeout_ms"], leaf["depth"]) == (None, 60_000, 0)
+    assert [tasks[name]["queue_position"] for name in ("next", "last")] == [0, 1]
+    assert tasks["next"]["partial_output"] is None
+    counts = {"waiting": 2, "running": 1, "done": 0, "failed": 0, "estimated_ms": None}
+    assert (await bottega.client.get(url)).json()["tasks"] == counts
+    gate.set()
+    swarm.assert_whole(await watch(bottega.port, run_id))
+    over = (await shown())["leaf"]
+    assert (over["partial_output"], over["queue_position"]) == (None, None)
+    assert over["status_changed_at"] == over["ended_at"]
+    over_counts = {"waiting": 0, "running": 0, "done": 3, "failed": 0, "estimated_ms": 0}
+    assert (await bottega.client.get(url)).json()["tasks"] == over_counts
+    plain = await bottega.client.post("/v1/runs", json={"agent": "boss", "input": "plain"})
+    assert (await bottega.client.get(f"/v1/runs/{plain.json()['id']}")).json()["tasks"] is None

@@ -79,7 +79,12 @@ async def test_a_task_that_waits_again_keeps_its_start(
     before = await row(owner, task)
     await steps.step(task, "queued", attempt=2)
     waits = await row(owner, task)
-    assert dict(waits) == {**before, "status": "queued", "attempt": 2}
+    assert dict(waits) == {
+        **before,
+        "status": "queued",
+        "attempt": 2,
+        "status_changed_at": waits["status_changed_at"],
+    }
     await steps.step(task, "running")
     assert (await row(owner, task))["started_at"] == before["started_at"]
 

@@ -172,9 +172,9 @@ tasks = _table(
     "tasks",
     uuid="tenant_id run_id id parent_id",
     text="agent status mode",
-    number="depth priority timeout_ms attempt answer_seq duration_ms",
+    number="depth priority timeout_ms attempt answer_seq dispatch_seq duration_ms",
     json="error usage metadata",
-    time="created_at started_at cancel_requested_at ended_at",
+    time="created_at started_at cancel_requested_at ended_at status_changed_at",
 )
 run_events = _table(
     "run_events",

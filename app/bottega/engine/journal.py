@@ -523,7 +523,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             return {"status": status, "error": failed.error, "usage": failed.usage}
         case EventType.SUBAGENT_DISPATCHED:
             task = SubagentDispatched.of(data)
-            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms}
+            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms, "dispatch_seq": seq}
             about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:

@@ -17,7 +17,7 @@ import asyncpg
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, tokens_sent
 from bottega.agents.provider import ModelOptions, ToolSchema
-from bottega.clock import monotonic, utcnow
+from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import ModelError
 from bottega.failure_rates import FailureRates
 from bottega.llm.errors import BROKEN_ANSWERS, STREAM_BROKEN, delay_s
@@ -61,8 +61,10 @@ class ModelBreakers:
         random_unit: randomness in [0, 1).
     """
 
-    def __init__(self, random_unit: Callable[[], float] = random.random) -> None:
-        self._random_unit = random_unit
+    def __init__(
+        self, random_unit: Callable[[], float] = random.random, wall_clock: Clock = utcnow
+    ) -> None:
+        self._random_unit, self._wall_clock = random_unit, wall_clock
         self._open: dict[ModelKey, _OpenBreaker] = {}
         self._rates = FailureRates(LEAST_CALLS, WINDOW_S)
 
@@ -75,7 +77,7 @@ class ModelBreakers:
 
     def states(self) -> Iterator[tuple[ModelKey, dict[str, Any]]]:
         """Yield the breakers that are not closed, as JSON; ``retry_at`` is by the wall clock."""
-        now, wall = monotonic(), utcnow()
+        now, wall = monotonic(), self._wall_clock()
         for key, breaker in self._open.items():
             retry_at = wall + timedelta(seconds=max(0.0, breaker.retry_at - now))
             state = "half_open" if breaker.is_probed else "open"

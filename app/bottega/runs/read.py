@@ -18,6 +18,7 @@ from sqlalchemy import (
     DateTime,
     FromClause,
     Select,
+    Subquery,
     Table,
     Text,
     Uuid,
@@ -49,6 +50,7 @@ from bottega.errors import InvalidInputError, NotFoundError
 from bottega.events.types import ContextReceived, EventType, RunStatus
 from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
+from bottega.subagents.handle import SubagentStatus
 
 _MOST = 200  # candidates, and applications
 
@@ -424,10 +426,28 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
     usage = func.coalesce(case((is_whole, answer.data["usage"])), tasks.c.usage).label("usage")
-    kept = (column for column in tasks.c if column is not tasks.c.usage)
+    changed_at = func.coalesce(tasks.c.ended_at, tasks.c.status_changed_at)
+    kept = (column for column in tasks.c if column.name not in ("usage", "status_changed_at"))
+    dispatch = event_data(tasks, tasks.c.dispatch_seq).label("data")
+    asked = select(dispatch).correlate(tasks).lateral().c.data
+    is_open = tasks.c.status.in_((SubagentStatus.RUNNING, SubagentStatus.STREAMING))
+    text_so_far = func.partial_output(tasks.c.tenant_id, tasks.c.run_id, tasks.c.id)
+    position = _positions().c
     query = (
-        select(*kept, usage, answer_in(tasks, answer.data).label("output"))
+        select(
+            *kept,
+            usage,
+            changed_at.label("status_changed_at"),
+            answer_in(tasks, answer.data).label("output"),
+            case((is_open, text_so_far)).label("partial_output"),
+            asked["prompt"].astext.label("prompt"),
+            asked["instructions"].astext.label("instructions"),
+            asked["token_budget"].as_integer().label("token_budget"),
+            position.queue_position,
+        )
         .join_from(tasks, answer.data.table, true())
+        .join(asked.table, true())
+        .outerjoin(position.id.table, position.id == tasks.c.id)
         .where(tasks.c.tenant_id == bindparam("tenant"), tasks.c.run_id == bindparam("run"))
     )
     if by_status:
@@ -441,6 +461,33 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
             descending=descending,
         )
     )
+
+
+def _positions() -> Subquery:
+    """Select the waiting tasks of a run, with the number of those before each."""
+    order = tasks.c.priority, tasks.c.created_at, tasks.c.id
+    position = func.row_number().over(order_by=order) - 1
+    return (
+        select(tasks.c.id, position.label("queue_position"))
+        .where(tasks.c.tenant_id == bindparam("tenant"), tasks.c.run_id == bindparam("run"))
+        .where(tasks.c.status == SubagentStatus.QUEUED, tasks.c.mode == "async")
+        .subquery()
+    )
+
+
+async def progress_of_tasks(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID
+) -> dict[str, int | None] | None:
+    """Count the dispatched tasks of a run, and estimate the time that they still take.
+
+    Returns:
+        ``waiting``, ``running``, ``done``, ``failed``, and the milliseconds ``estimated_ms`` until
+        all have ended, if their ends so far tell; ``None``: it has dispatched none.
+    """
+    progress: dict[str, int | None] | None = await connection.scalar(
+        select(func.progress_of_tasks(tenant_id, run_id, type_=JSONB))
+    )
+    return progress
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:

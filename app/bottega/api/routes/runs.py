@@ -26,6 +26,7 @@ from bottega.api.schemas.runs import (
     SessionName,
     Status,
     Task,
+    TaskProgress,
     TaskStatus,
 )
 from bottega.api.server.headers import sent
@@ -479,9 +480,12 @@ async def list_(
 
 
 class RunInFull(Run):
-    """A run, with the limits of its first agent's tasks."""
+    """A run, with the limits of its first agent's tasks, and their progress."""
 
     effective_limits: EffectiveLimits | None
+    tasks: Annotated[
+        TaskProgress | None, Field(description="Null: the run has dispatched no tasks.")
+    ]
 
 
 @router.get(
@@ -494,7 +498,10 @@ class RunInFull(Run):
 async def get(service: ServiceDep, tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     run = await read.get(tx, tenant, run_id)
     subagents = await first_subagents(tx, tenant, run["pinned"], run["agent"])
-    return run | {"effective_limits": service.settings.subagent_limits.of_agent(subagents)}
+    return run | {
+        "effective_limits": service.settings.subagent_limits.of_agent(subagents),
+        "tasks": await read.progress_of_tasks(tx, tenant, run_id),
+    }
 
 
 class TaskQuery(PageQuery):

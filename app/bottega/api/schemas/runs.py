@@ -410,6 +410,21 @@ class Task(Answer):
     agent: str
     depth: int
     status: TaskStatus
+    status_changed_at: datetime
+    prompt: Annotated[str | None, Field(description="Only of a dispatched task.")]
+    instructions: str | None
+    token_budget: Annotated[int | None, Field(description="Tokens that it may spend.")]
+    queue_position: Annotated[
+        int | None,
+        Field(description="Waiting tasks of the run that go before it; null: it does not wait."),
+    ]
+    partial_output: Annotated[
+        str | None,
+        Field(
+            description="While it runs: the last 10,000 characters of what its model has said in "
+            "its present call."
+        ),
+    ]
     mode: Annotated[
         Literal["sync", "async"],
         Field(
@@ -439,6 +454,18 @@ class Task(Answer):
         datetime | None, Field(description="Null: it waits, or was cancelled while waiting.")
     ]
     ended_at: datetime | None
+
+
+class TaskProgress(Answer):
+    """The dispatched tasks of a run, by state."""
+
+    waiting: int
+    running: int
+    done: int
+    failed: Annotated[int, Field(description="Those that timed out or were cancelled, too.")]
+    estimated_ms: Annotated[
+        int | None, Field(description="Until all have ended, by the time of those so far.")
+    ]
 
 
 class Event(Answer):

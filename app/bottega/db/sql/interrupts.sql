@@ -62,7 +62,7 @@ BEGIN
     UPDATE runs SET status = 'queued', waiting_since = NULL, queued_at = p_now,
         deadline = deadline + (p_now - waiting_since)
     WHERE tenant_id = p_tenant AND id = p_run;
-    UPDATE tasks SET status = 'queued'
+    UPDATE tasks SET status = 'queued', status_changed_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'waiting';
     PERFORM enqueue_run(p_tenant, p_run);
 END $$;

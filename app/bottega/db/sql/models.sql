@@ -13,11 +13,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
         p_seen_at < clock_timestamp() - interval '15 seconds')
 $$;
 
--- Called by workers, with what they hold and what their waiting calls need. Shares are served in
--- turn: first those of the tenants with the fewest calls under way, then by the length of the wait.
--- Return for each what it may hold from now on, and, while others wait, the calls that it may go on
--- with after the present ones: its part of the limit. Shares that hold and need nothing are
--- forgotten. The worker gives them in the order of their locks, so no two wait for each other.
+-- Called by workers, in the order of locks. First tenants with few calls under way are served, then
+-- by the length of the wait. Return for each share what it may hold from now on, and, while others
+-- wait, the calls that it may go on with: its part of the limit.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)

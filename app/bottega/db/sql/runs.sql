@@ -88,8 +88,8 @@ BEGIN
             ORDER BY e.position));
         INSERT INTO tasks (
             tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
-            attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
-            ended_at, cancel_requested_at)
+            attempt, answer_seq, dispatch_seq, error, usage, duration_ms, metadata, created_at,
+            started_at, ended_at, cancel_requested_at)
         SELECT p_tenant, r.id, t.*, CASE WHEN t.status = 'cancelled' THEN t.ended_at END
         FROM task_rows(p_tasks, r.created_at) t;
     END IF;

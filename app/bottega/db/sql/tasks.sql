@@ -5,12 +5,13 @@
 -- order.
 CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (
     id uuid, parent_id uuid, agent text, depth smallint, status text, mode text,
-    priority smallint, timeout_ms integer, attempt integer, answer_seq bigint, error jsonb,
-    usage jsonb, duration_ms bigint, metadata jsonb, created_at timestamptz,
-    started_at timestamptz, ended_at timestamptz
+    priority smallint, timeout_ms integer, attempt integer, answer_seq bigint,
+    dispatch_seq bigint, error jsonb, usage jsonb, duration_ms bigint, metadata jsonb,
+    created_at timestamptz, started_at timestamptz, ended_at timestamptz
 ) LANGUAGE sql STABLE AS $$
     SELECT t.id, t.parent_id, t.agent, t.depth, t.status, coalesce(t.mode, 'sync'), t.priority,
-           t.timeout_ms, t.attempt, t.answer_seq, t.error, t.usage, t.duration_ms, t.metadata,
+           t.timeout_ms, t.attempt, t.answer_seq, t.dispatch_seq, t.error, t.usage,
+           t.duration_ms, t.metadata,
            t.at, CASE WHEN t.began OR t.status NOT IN ('queued', 'cancelled') THEN t.at END,
            CASE WHEN t.status NOT IN ('queued', 'running', 'streaming', 'waiting') THEN t.at END
     FROM (
@@ -18,10 +19,11 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
         FROM ROWS FROM (jsonb_to_recordset(p_tasks) AS (
             id uuid, parent_id uuid, agent text, depth smallint, status text, began boolean,
             mode text, priority smallint, timeout_ms integer, attempt integer,
-            answer_seq bigint, error jsonb, usage jsonb, duration_ms bigint, metadata jsonb))
+            answer_seq bigint, dispatch_seq bigint, error jsonb, usage jsonb, duration_ms bigint,
+            metadata jsonb))
         WITH ORDINALITY AS e(
             id, parent_id, agent, depth, status, began, mode, priority, timeout_ms, attempt,
-            answer_seq, error, usage, duration_ms, metadata, position)) t
+            answer_seq, dispatch_seq, error, usage, duration_ms, metadata, position)) t
 $$;
 
 -- Called by append_steps with the run's head locked: nobody else adds its tasks. Store new tasks,
@@ -36,10 +38,13 @@ BEGIN
     FOR v_new IN SELECT * FROM task_rows(p_tasks, p_now) LOOP
         UPDATE tasks o SET
             status = v_new.status,
+            status_changed_at = CASE
+                WHEN o.status = v_new.status THEN o.status_changed_at ELSE v_new.created_at END,
             priority = coalesce(v_new.priority, o.priority),
             timeout_ms = coalesce(v_new.timeout_ms, o.timeout_ms),
             attempt = coalesce(v_new.attempt, o.attempt),
             answer_seq = coalesce(v_new.answer_seq, o.answer_seq),
+            dispatch_seq = coalesce(v_new.dispatch_seq, o.dispatch_seq),
             error = coalesce(v_new.error, o.error),
             usage = coalesce(v_new.usage, o.usage),
             duration_ms = coalesce(v_new.duration_ms, o.duration_ms),
@@ -50,13 +55,13 @@ BEGIN
         IF NOT FOUND THEN
             INSERT INTO tasks (
                 tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
-                attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
-                ended_at)
+                attempt, answer_seq, dispatch_seq, error, usage, duration_ms, metadata, created_at,
+                started_at, ended_at, status_changed_at)
             VALUES (
                 p_tenant, p_run, v_new.id, v_new.parent_id, v_new.agent, v_new.depth, v_new.status,
                 v_new.mode, v_new.priority, v_new.timeout_ms, v_new.attempt, v_new.answer_seq,
-                v_new.error, v_new.usage, v_new.duration_ms, v_new.metadata, v_new.created_at,
-                v_new.started_at, v_new.ended_at);
+                v_new.dispatch_seq, v_new.error, v_new.usage, v_new.duration_ms, v_new.metadata,
+                v_new.created_at, v_new.started_at, v_new.ended_at, v_new.created_at);
         END IF;
     END LOOP;
 END $$;
@@ -101,3 +106,32 @@ BEGIN
         PERFORM pg_notify('bottega_cancel', p_run::text);
     END IF;
 END $$;
+
+-- Called by the API. Return the last characters of what a task's model says in its present call.
+CREATE OR REPLACE FUNCTION partial_output(p_tenant uuid, p_run uuid, p_task uuid) RETURNS text
+LANGUAGE sql STABLE AS $$
+    WITH pieces AS (
+        SELECT id, at, text, rank() OVER (ORDER BY attempt DESC, call DESC) AS place FROM live_text
+        WHERE tenant_id = p_tenant AND run_id = p_run AND task_id = p_task AND tool_call_id IS NULL
+    )
+    SELECT right(string_agg(text, '' ORDER BY id), 10000) FROM pieces
+    -- A call that is repeated begins again.
+    WHERE place = 1 AND id >= (SELECT max(id) FROM pieces WHERE place = 1 AND at = 0)
+$$;
+
+-- Called by the API. Count the dispatched tasks of a run by state, and estimate the milliseconds
+-- until all have ended from the time that the ended ones took; NULL: there are none.
+CREATE OR REPLACE FUNCTION progress_of_tasks(p_tenant uuid, p_run uuid) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN c.waiting + c.running + c.done + c.failed > 0 THEN jsonb_build_object(
+        'waiting', c.waiting, 'running', c.running, 'done', c.done, 'failed', c.failed,
+        'estimated_ms', CASE WHEN c.done >= 3 THEN round(
+            c.took_ms / (c.done + c.failed) * (c.waiting + c.running)) END) END
+    FROM (
+        SELECT count(*) FILTER (WHERE status = 'queued') AS waiting,
+               count(*) FILTER (WHERE status IN ('running', 'streaming', 'waiting')) AS running,
+               count(*) FILTER (WHERE status = 'completed') AS done,
+               count(*) FILTER (WHERE status IN ('failed', 'timeout', 'cancelled')) AS failed,
+               1000 * extract(epoch FROM max(ended_at) - min(created_at)) AS took_ms
+        FROM tasks WHERE tenant_id = p_tenant AND run_id = p_run AND mode = 'async') AS c
+$$;
