@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, time
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,7 +14,9 @@ from bottega import container
 from bottega.db.connect import connect
 from bottega.db.engine import open_database
 from bottega.db.failures import is_transient
+from bottega.db.sessions import ListenSession
 from bottega.db.tables import DEFAULT_TENANT
+from bottega.events.listener import keep_connected
 from bottega.files.store import FileStore, Owner
 from bottega.objects import Objects
 from bottega.settings import Settings
@@ -42,6 +45,34 @@ async def test_a_closed_database_leaves_no_task(database_url: str) -> None:
     before = asyncio.all_tasks()
     async with open_database(database_url) as database:
         await database.pool.execute("SELECT 1")
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_listener_that_is_cancelled_while_it_closes_leaves_no_task(
+    database_url: str,
+) -> None:
+    """Let a statement be cancelled in vain, as when the server is overloaded, and cancel then."""
+    before = asyncio.all_tasks()
+    blocked = asyncio.Event()
+
+    class Session(ListenSession):
+        async def _cancel(self, *arguments: Any) -> None:
+            blocked.set()
+            await asyncio.Event().wait()
+
+    async def connected() -> ListenSession:
+        session = await connect(database_url, role=None)
+        session.__class__ = Session
+        return session
+
+    async def use(session: ListenSession) -> None:
+        await session.execute("SELECT pg_sleep(60)", timeout=0.01)
+
+    listening = asyncio.ensure_future(keep_connected(connected, use))
+    await blocked.wait()
+    listening.cancel()
+    await asyncio.wait([listening])
+    await asyncio.sleep(0)  # a cancelled task ends in the next turn of the loop
     assert asyncio.all_tasks() == before
 
 

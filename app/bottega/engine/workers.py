@@ -110,8 +110,10 @@ class WorkerLease:
         reporting = loop.create_task(self._report_regularly(connect))
 
         def run() -> None:
-            with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
-                loop.run_until_complete(reporting)
+            # The runner ends what is left of a lost connection before it closes the loop.
+            runner = asyncio.Runner(loop_factory=lambda: loop)
+            with runner, contextlib.suppress(asyncio.CancelledError):
+                runner.get_loop().run_until_complete(reporting)
 
         thread = threading.Thread(target=run, name="lease", daemon=True)
         thread.start()

@@ -110,13 +110,24 @@ async def keep_connected(
             try:
                 await use(connection)
             finally:
-                await asyncio.shield(connection.close())
+                await _close(connection)
         except Exception as error:
             if not is_transient(error):
                 raise
             log.warning("events.reconnect", error=str(error) or repr(error))
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
         delay = min(delay * 2, longest_s)
+
+
+async def _close(connection: ListenSession) -> None:
+    """Close a connection; if this is cancelled, end it at once, so that nothing of it remains."""
+    closing = asyncio.ensure_future(connection.close())
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        connection.terminate()
+        await asyncio.wait([closing])
+        raise
 
 
 CHANNEL = "bottega_events"
