@@ -31,10 +31,11 @@ from bottega.runs.submit import RUN_TIMEOUT_S
 from bottega.scrape import Scraping, refresh_regularly
 from bottega.secrets.lookup import SecretLookup
 from bottega.services import Services
-from bottega.settings import Settings
+from bottega.settings import Settings, keyring
 from bottega.tenants import erase
 from bottega.tenants.keys import KeyCache
 from bottega.tenants.retention import StorageSums
+from bottega.tenants.tokens import TokenSigner
 from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 
@@ -117,7 +118,7 @@ async def open_service(
         listener = NotifyListener(database.connect)
         wakeups = WakeupFeed(listener)
         services = Services()
-        key_cache = KeyCache(database.pool, listener, local=settings.on_loopback)
+        key_cache = _keys(settings, database, listener)
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
@@ -333,6 +334,11 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             _claiming_runs(service, claimer, lease, notifier),
         ):
             yield
+
+
+def _keys(settings: Settings, database: Database, listener: NotifyListener) -> KeyCache:
+    tokens = TokenSigner(keyring(settings))
+    return KeyCache(database.pool, listener, local=settings.on_loopback, tokens=tokens)
 
 
 def _pins(settings: Settings) -> PinCache:

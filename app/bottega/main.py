@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import bottega as package
 from bottega.api import documents, errors
+from bottega.api import tokens as tokens_of_users
 from bottega.api.auth import Authenticate
 from bottega.api.routes import (
     agents,
@@ -40,6 +41,7 @@ from bottega.api.routes import (
     secrets,
     sessions,
     stream,
+    tokens,
     users,
     webhooks,
     websocket,
@@ -63,6 +65,7 @@ from bottega.api.server.middleware import (
     LimitRequests,
     LongBodies,
     RepeatRequests,
+    refuse,
 )
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError
@@ -98,11 +101,15 @@ class RouteIndex:
         self._index = _indexed(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] == "lifespan"
-            or "fastapi.telemetry" in scope
-            or (found := self.find(scope)) is None
-        ):
+        if scope["type"] == "lifespan":
+            await self._every(scope, receive, send)
+            return
+        found = self.find(scope)
+        path = None if found is None else found[0].path  # type: ignore[attr-defined]
+        named = {} if found is None else found[1].get("path_params", {})
+        if (refusal := await tokens_of_users.refusal(scope, path, named)) is not None:
+            await refuse(refusal, scope, receive, send)
+        elif found is None or "fastapi.telemetry" in scope:
             await self._every(scope, receive, send)
         else:
             route, more = found
@@ -171,6 +178,7 @@ _ROUTERS = (
     learning.router,
     learning.run_router,
     keys.router,
+    tokens.router,
     webhooks.router,
     webhooks.deliveries_router,
     secrets.router,

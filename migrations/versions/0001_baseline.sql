@@ -40,6 +40,7 @@ CREATE TABLE api_keys (
     CONSTRAINT ck_api_keys_scopes CHECK (
         scopes <> '{}' AND scopes <@ ARRAY['read', 'run', 'define', 'approve', 'admin'])
 );
+CREATE INDEX ix_api_keys_revoked_at ON api_keys (revoked_at) WHERE revoked_at IS NOT NULL;
 
 -- Marks that there was a key: from then on all requests need one. At most one row.
 CREATE TABLE first_key (
@@ -49,25 +50,28 @@ CREATE TABLE first_key (
     CONSTRAINT ck_first_key_one CHECK (one)
 );
 
--- Tickets for browsers, which cannot send an Authorization header with a WebSocket or EventSource.
-CREATE TABLE ws_tickets (
-    tenant_id uuid NOT NULL,
-    ticket_hash bytea NOT NULL,
-    -- 'websocket': it opens one WebSocket. 'sse': it opens the events of its run until it expires.
-    opens text NOT NULL,
-    -- The only run that it opens; null: any of the tenant's.
-    run_id uuid,
-    expires_at timestamptz NOT NULL,
-    -- Scopes of the ticket, and the key that created it.
-    scopes text[] NOT NULL,
-    key_id uuid,
-    CONSTRAINT pk_ws_tickets PRIMARY KEY (tenant_id, ticket_hash),
-    CONSTRAINT ck_ws_tickets_opens CHECK (
-        opens = 'websocket' OR (opens = 'sse' AND run_id IS NOT NULL)),
-    CONSTRAINT uq_ws_tickets_ticket_hash UNIQUE (ticket_hash),
-    CONSTRAINT fk_ws_tickets_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+-- Keys that sign tokens of end users and tickets of streams. All API processes share them.
+CREATE TABLE signing_keys (
+    id uuid NOT NULL DEFAULT uuidv7(),
+    -- 32 bytes, or these sealed by a key of BOTTEGA_SECRETS_KEY.
+    secret bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_signing_keys PRIMARY KEY (id)
 );
-CREATE INDEX ix_ws_tickets_expires_at ON ws_tickets (expires_at);
+
+-- Tokens that ended before their time: revoked, or tickets that work once and were used.
+CREATE TABLE ended_tokens (
+    tenant_id uuid NOT NULL,
+    jti text NOT NULL,
+    revoked boolean NOT NULL,
+    ended_at timestamptz NOT NULL DEFAULT now(),
+    -- When no such token can be valid any more: the row goes.
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT pk_ended_tokens PRIMARY KEY (tenant_id, jti),
+    CONSTRAINT fk_ended_tokens_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+CREATE INDEX ix_ended_tokens_expires_at ON ended_tokens (expires_at);
+CREATE INDEX ix_ended_tokens_revoked ON ended_tokens (ended_at) WHERE revoked;
 
 -- Responses to POSTs with an Idempotency-Key, for 24 hours.
 CREATE TABLE idempotency_keys (
@@ -1057,6 +1061,8 @@ CREATE TABLE files (
     id uuid NOT NULL DEFAULT uuidv7(),
     -- Its session, with which it is deleted. There may be no such session yet.
     session_id text,
+    -- The end user whose token uploaded it; null: it belongs to the user of its session or run.
+    user_id text,
     -- The run whose input or tool made it, with which it is deleted.
     run_id uuid,
     name text,
@@ -1079,6 +1085,7 @@ CREATE TABLE files (
 );
 CREATE INDEX ix_files_session ON files (tenant_id, session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX ix_files_run ON files (tenant_id, run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX ix_files_user ON files (tenant_id, user_id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_files_used_at ON files (used_at);
 
 -- --- Patterns, learning and maintenance of memory ------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.secrets.sealing import CannotOpenError, Keyring, Place
+from bottega.sealing import CannotOpenError, Keyring, Place
 
 OLD, NEW = bytes(32), bytes(range(32))
 PLACE = Place(UUID(int=1), "KEY", 3)

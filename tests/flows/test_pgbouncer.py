@@ -66,7 +66,7 @@ async def login(owner: asyncpg.Pool) -> AsyncIterator[str]:
     """Make the login that docs/operating.md advises: alone it may read no table."""
     name = f"server_{uuid4().hex}"
     await owner.execute(
-        f"CREATE ROLE {name} LOGIN; GRANT bottega_app, bottega_maintenance TO {name} "
+        f"CREATE ROLE {name} LOGIN; GRANT bottega_app, bottega_user, bottega_maintenance TO {name} "
         "WITH INHERIT FALSE, SET TRUE"
     )
     yield name

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from bottega.secrets.sealing import Keyring, Place
+from bottega.sealing import Keyring, Place
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_command_line import bottega as command_line

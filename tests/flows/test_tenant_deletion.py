@@ -72,7 +72,10 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         await client.post("/v1/runs?wait=30", json=body, headers={"idempotency-key": "once"})
     ).json()
     assert run["status"] == "completed"
-    await client.post("/v1/ws-tickets", json={"run_id": run["id"]})
+    made = await client.post(
+        "/v1/tokens", json={"user": "ada", "actions": ["read"], "expires_in": 60}
+    )
+    assert (await client.delete(f"/v1/tokens/{made.json()['jti']}")).status_code == 204
     assert (await client.post("/v1/sessions/s/fork")).status_code == 201
     schedule = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": body}
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201

@@ -83,7 +83,6 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
     assert (await client.post("/v1/runs?wait=30", json=spoken)).json()["status"] == "completed"
     forked = await client.post(f"/v1/sessions/{session}/fork", json={})
     assert forked.status_code == 201, forked.text
-    await client.post("/v1/ws-tickets", json={"run_id": run["id"]})
     feedback = {"outcome": "SUCCESS", "comment": marked}
     assert (await client.post(f"/v1/runs/{run['id']}/feedback", json=feedback)).status_code == 200
     new = {

@@ -360,8 +360,8 @@ async def test_the_tenant_leads_every_key(database: Database) -> None:
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
         WHERE c.contype IN ('p', 'f') AND c.connamespace = 'public'::regnamespace
           AND c.conrelid::regclass::text NOT IN (
-            'tenants', 'first_key', 'workers', 'run_queue', 'alembic_version', 'sql_files',
-            'deleted_objects', 'index_maintenance', 'last_sweep', 'last_sum')
+            'tenants', 'first_key', 'signing_keys', 'workers', 'run_queue', 'alembic_version',
+            'sql_files', 'deleted_objects', 'index_maintenance', 'last_sweep', 'last_sum')
     """)
     assert len(rows) >= 18
     assert {row["first"] for row in rows} == {"tenant_id"}

@@ -1,5 +1,6 @@
 """Isolation of tenants by the database itself, in every way to run the service."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 from bottega.db.connect import APP_ROLE, SYSTEM_ROLE, connect
-from bottega.db.engine import acting_as, open_database
+from bottega.db.engine import USER_ROLE, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
@@ -33,6 +34,13 @@ NEVER_FILLED = {  # by a run that is over
     *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
 }
 OWN = {"tenants", "tenant_queues"}  # each tenant has a row
+OF_USERS = """
+SELECT DISTINCT c.relname AS name FROM pg_class c
+JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped
+JOIN pg_attribute t ON t.attrelid = c.oid AND t.attname = 'tenant_id'
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
+  AND a.attname IN ('user_id', 'session_id', 'run_id')
+"""
 TABLES = """
 SELECT c.relname AS name, c.relrowsecurity AND c.relforcerowsecurity AS secured,
        (SELECT count(*) FROM pg_policy p WHERE p.polrelid = c.oid) AS policies
@@ -70,7 +78,9 @@ async def fill(server: Running, url: str) -> None:
     schedule = {"name": "nightly", "cron": "0 3 * * *", "run": {"agent": "coordinator"}}
     schedule["run"]["input"] = "x"  # type: ignore[index]
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
-    assert (await client.post("/v1/ws-tickets", json={})).status_code == 201
+    token = {"user": "ada", "actions": ["read"], "expires_in": 60}
+    made = (await client.post("/v1/tokens", json=token)).json()
+    assert (await client.delete(f"/v1/tokens/{made['jti']}")).status_code == 204
     assert (await client.post("/v1/webhook-secret")).status_code == 201
     applied = {"agents": [{"name": "applied", "system_message": "x"}], "source": "s"}
     assert (await client.post("/v1/apply", json=applied)).status_code == 200
@@ -132,7 +142,54 @@ async def test_every_table_of_tenants_has_policies_and_they_bind_its_owner(
 ) -> None:
     rows = await owner.fetch(TABLES)
     assert len(rows) >= 19
-    assert [row["name"] for row in rows if not row["secured"] or row["policies"] != 2] == []
+    of_users = {row["name"] for row in await owner.fetch(OF_USERS)}
+    assert of_users > {"runs", "sessions", "files", "interrupts", "run_steps", "episodes"}
+    for row in rows:
+        policies = 2 + (row["name"] in of_users)
+        assert (row["secured"], row["policies"]) == (True, policies), row["name"]
+    named = {
+        row["tablename"]: row["qual"]
+        for row in await owner.fetch("SELECT * FROM pg_policies WHERE policyname = 'of_user'")
+    }
+    assert named.keys() == of_users
+    assert all("user_id = current_setting('bottega.user'" in each for each in named.values())
+
+
+async def as_user(connection: asyncpg.Connection, tenant: UUID, user: str | None) -> None:
+    await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
+    if user is not None:
+        await connection.execute("SELECT set_config('bottega.user', $1, true)", user)
+    await connection.execute(f"SET LOCAL ROLE {USER_ROLE}")
+
+
+async def test_a_transaction_for_a_user_sees_that_user_s_rows_and_without_one_none(
+    owner: asyncpg.Pool,
+) -> None:
+    tenant = await owner.fetchval("INSERT INTO tenants (name) VALUES ('of-users') RETURNING id")
+    for user in ("ada", "bob", None):
+        await owner.execute(
+            "INSERT INTO sessions (tenant_id, id, user_id) VALUES ($1, $2, $3)",
+            tenant,
+            f"of-{user}",
+            user,
+        )
+    for user, seen in (("ada", ["of-ada"]), ("", []), (None, [])):
+        async with owner.acquire() as connection, connection.transaction():
+            await as_user(connection, tenant, user)
+            rows = await connection.fetch("SELECT id FROM sessions ORDER BY id")
+            assert [row["id"] for row in rows] == seen
+            written = "UPDATE sessions SET metadata = '{}' WHERE id = 'of-bob'"
+            assert await connection.execute(written) == "UPDATE 0"
+
+
+@pytest.mark.parametrize("table", ["runs", "sessions", "episodes"])
+async def test_the_filter_by_user_adds_no_join(owner: asyncpg.Pool, table: str) -> None:
+    async with owner.acquire() as connection, connection.transaction():
+        await as_user(connection, DEFAULT_TENANT, "ada")
+        query = f"EXPLAIN SELECT * FROM {table} WHERE tenant_id = $1 LIMIT 50"
+        plan = "\n".join(row[0] for row in await connection.fetch(query, DEFAULT_TENANT))
+    assert "bottega.user" in plan
+    assert not re.search(r"Join|Nested Loop|SubPlan|Hash", plan), plan
 
 
 async def test_no_foreign_key_can_cross_tenants(owner: asyncpg.Pool) -> None:
@@ -433,12 +490,12 @@ async def test_a_second_owner_without_rights_to_the_roles_gets_advice(fresh_serv
     )
     await anyio.to_thread.run_sync(migrate.upgrade, first)
     with pytest.raises(
-        Exception, match="GRANT bottega_app, bottega_system, bottega_maintenance TO"
+        Exception, match="GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO"
     ):
         await anyio.to_thread.run_sync(migrate.upgrade, second)
     await run_as(
         fresh_server,
-        "GRANT bottega_app, bottega_system, bottega_maintenance TO second"
+        "GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO second"
         " WITH SET TRUE, ADMIN TRUE",
     )
     await anyio.to_thread.run_sync(migrate.upgrade, second)

@@ -15,10 +15,10 @@ import pytest
 from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
+from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.secrets import lookup as lookup_module
 from bottega.secrets import rows
 from bottega.secrets.lookup import BELIEVED_S, SecretLookup, SecretRules
-from bottega.secrets.sealing import CannotOpenError, Keyring, Place
 from bottega.tenants import operator
 from bottega.tools.guard import AllowList
 from bottega.tools.secrets import TenantSecrets

@@ -16,7 +16,6 @@ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NO
 WITHOUT = {
     "uq_api_keys_key_hash": "a key is looked up before its tenant is known",
     "pk_run_queue": "one index alone leads to all rows of a tenant, so that no plan reads them",
-    "uq_ws_tickets_ticket_hash": "a ticket is looked up before its tenant is known",
 }
 
 

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from bottega.api.schemas.base import names_nobody
 from bottega.api.server.addresses import KeylessRates
 from bottega.api.server.headers import sent
 from bottega.api.server.middleware import ALLOW_ORIGIN, limited, refuse
+from bottega.db.engine import ActingUser, acting_user
 from bottega.db.failures import is_transient
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import (
@@ -27,6 +30,7 @@ from bottega.errors import (
 from bottega.tenants import keys
 from bottega.tenants.keys import Identity, KeyCache
 from bottega.tenants.ratelimit import Decision
+from bottega.tenants.tokens import Action, Token, is_token
 
 _PUBLIC = frozenset(
     (
@@ -47,14 +51,14 @@ _KEYS_REQUIRED = (
     "--scope admin', and send it"
 )
 _PAGES = ("/docs-assets/", "/console/")
-# Generated keys have 56 characters, an operator's own may differ.
-_BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,256}) *")
+# Generated keys have 56 characters, an operator's own may differ; tokens are longer.
+_BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,8192}) *")
+_LONGEST_KEY = 256
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """Prefix of the "subprotocol" that carries a browser's ticket."""
 _PLACES = {"websocket": ("ws", "websocket"), "http": ("events", "sse")}
 """Ends of the paths that tickets open, and the tickets' kinds."""
-_TICKET = re.compile(r"[A-Za-z0-9_-]{43}")
 _WATCHED = re.compile(
     r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/(ws|events)"
 )
@@ -68,6 +72,7 @@ class Principal:
         actor: name in the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
         key_id: ``None`` while there are no keys.
         require_user: its requests name the end user that they act for.
+        token: of an end user, or a ticket; ``None``: it sent a key.
     """
 
     tenant_id: UUID
@@ -75,15 +80,32 @@ class Principal:
     actor: str
     key_id: UUID | None
     require_user: bool = False
+    token: Token | None = None
+
+    @property
+    def user(self) -> str | None:
+        """The end user that all its requests act for; ``None``: it acts for the tenant."""
+        return None if self.token is None else self.token.user
 
     @property
     def identity(self) -> Identity:
-        """Identity of the caller's key in the keyring."""
+        """Identity of its key or token, with which its streams end."""
+        if self.token is not None:
+            return self.token.identity
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
     def may(self, *one_of: keys.Scope) -> bool:
         """Return true if the caller's scopes include one of these."""
         return any(keys.includes(self.scopes, scope) for scope in one_of)
+
+    def need_action(self, action: Action) -> None:
+        """Check that a token of an end user has an action; a key needs none.
+
+        Raises:
+            ForbiddenError: ``insufficient_scope``.
+        """
+        if self.token is not None and self.token.user is not None:
+            self.token.need(action)
 
     def need(self, *one_of: keys.Scope) -> None:
         """Check that the caller's scopes include one of these.
@@ -138,8 +160,13 @@ def acts_for(principal: Principal, named: str | None, pointer: str | None = "/us
 
     Raises:
         UserRequiredError: the key must name one.
+        ForbiddenError: ``other_user``: a token acts for its own user only.
     """
     user = None if named is None or names_nobody(named) else named
+    if principal.user is not None:
+        if user not in (None, principal.user):
+            raise ForbiddenError("this token acts for another user", code="other_user")
+        return Acting(principal, principal.user)
     if user is None and principal.require_user:
         raise UserRequiredError(pointer)
     return Acting(principal, user)
@@ -211,6 +238,8 @@ class Authenticate:
             return
         if isinstance(found, Principal):
             scope.setdefault("state", {})["principal"] = found
+            if found.token is not None and found.user is not None:
+                acting_user.set(ActingUser(found.user, found.token.sessions))
         await self.app(scope, receive, send)
 
     async def _refusal_of_foreign(self, scope: Scope, key_cache: KeyCache) -> Response | None:
@@ -249,7 +278,9 @@ class Authenticate:
     def _refusal_of_unknown(self, scope: Scope, key_cache: KeyCache) -> Response | None:
         """Return the refusal of a key that the database would have to look up, above the rate."""
         key = _key(sent(scope, b"authorization"))
-        if key is None or key_cache.may_be_open or key_cache.has(key) or _ticket(scope) is not None:
+        if key is None or key_cache.may_be_open or _ticket(scope) is not None:
+            return None
+        if is_token(key) or key_cache.has(key):
             return None
         return self._refusal(self.rates.look(scope))
 
@@ -277,6 +308,8 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
         if (ticket := _ticket(scope)) is not None:
             return await _by_ticket(key_cache, ticket, scope)
         keys_sent = sent(scope, b"authorization")
+        if (text := _key(keys_sent)) is not None and is_token(text):
+            return await _by_token(key_cache, text)
         # A first key counts at once, even before this process learns that keys are needed.
         if await key_cache.is_open() and await _find(key_cache, keys_sent) is None:
             return LOCAL
@@ -312,7 +345,8 @@ async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
 
 def _key(keys_sent: list[bytes]) -> str | None:
     match = _BEARER.fullmatch(keys_sent[0]) if len(keys_sent) == 1 else None
-    return match[1].decode() if match else None
+    text = match[1].decode() if match else ""
+    return text if is_token(text) or 0 < len(text) <= _LONGEST_KEY else None
 
 
 def _ticket(scope: Scope) -> str | None:
@@ -326,16 +360,32 @@ def _ticket(scope: Scope) -> str | None:
     return next((name.removeprefix(TICKET) for name in offered), None)
 
 
+async def _by_token(key_cache: KeyCache, text: str) -> Principal:
+    token = await key_cache.token(text)
+    if token.opens is not None:
+        raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
+    # bottega.api.tokens checks the actions before the route, which checks this scope.
+    return Principal(token.tenant_id, ("run",), token.actor, token.key_id, token=token)
+
+
 async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principal:
-    at, row = _WATCHED.fullmatch(scope["path"]), None
-    if at and at[2] == _PLACES[scope["type"]][0] and _TICKET.fullmatch(ticket):
-        opens = _PLACES[scope["type"]][1]
-        row = await key_cache.redeem(keys.hashed(ticket), UUID(at[1]), opens)
-    if row is None:
+    at, token = _WATCHED.fullmatch(scope["path"]), None
+    if at and at[2] == _PLACES[scope["type"]][0] and is_token(ticket):
+        with suppress(UnauthenticatedError):
+            token = await key_cache.token(ticket)
+    if (
+        at is None
+        or token is None
+        or token.opens != _PLACES[scope["type"]][1]
+        or token.run_id not in (None, UUID(at[1]))
+        or (token.opens == "websocket" and not await key_cache.redeem(token))
+    ):
         raise UnauthenticatedError(
             "the ticket is unknown, used, too old or for something else: get a new one from "
-            "POST /v1/ws-tickets, and connect within 30 seconds if it is for a WebSocket",
+            "POST /v1/ws-tickets, and connect within 60 seconds if it is for a WebSocket",
             code="bad_ticket",
         )
-    actor = LOCAL.actor if row["key_id"] is None else f"key:{row['prefix']}"
-    return Principal(row["tenant_id"], row["scopes"], actor, row["key_id"], row["require_user"])
+    scopes = cast(Sequence[keys.Scope], token.scopes)
+    return Principal(
+        token.tenant_id, scopes, token.actor, token.key_id, token.require_user, token=token
+    )

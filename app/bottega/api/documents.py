@@ -23,7 +23,7 @@ import bottega
 from bottega.api.auth import TICKET, is_public
 from bottega.api.errors import Problem, problems
 from bottega.api.routes.stream import WatchQuery
-from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL, VALID_S
+from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.events import EVENTS, OtherEvent, type_events
 from bottega.api.schemas.interrupts import Resolve
@@ -33,6 +33,7 @@ from bottega.api.server.documents import LateDocument
 from bottega.api.shared.deps import required_scopes
 from bottega.events.frames import LLM_DELTA
 from bottega.tenants.keys import Scope
+from bottega.tenants.tokens import TICKET_S
 
 _REF_PREFIX = "#/components/schemas/"
 
@@ -457,7 +458,7 @@ def _described() -> str:
     return (
         f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
-        f"POST /v1/ws-tickets, good once for {VALID_S['websocket']:g} s. Watching needs the scope "
+        f"POST /v1/ws-tickets, good once for {TICKET_S['websocket']:g} s. Watching needs the scope "
         "`read`, the frames `cancel` and `message` the scope `run`, the frame `resolve` the scope "
         "`approve` "
         "(approvals), or `run` or `approve` (the rest); else an `error` frame has the code "

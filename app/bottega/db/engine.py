@@ -6,15 +6,17 @@ same way. A collector counts them for the metrics.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import asyncpg
+from pydantic_core import to_json
 from sqlalchemy import event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -56,8 +58,33 @@ def count_connections(engine: AsyncEngine, pool: asyncpg.Pool) -> None:
 
 _IDLE_S = 30.0
 
+USER_ROLE = "bottega_user"
+"""Role of transactions that act for an end user: policies show it that user's rows only."""
+
+
+class ActingUser(NamedTuple):
+    """The end user for whom all transactions of a request act.
+
+    Attributes:
+        sessions: names of the only sessions; ``None``: all of the user's.
+    """
+
+    user: str
+    sessions: Sequence[str] | None = None
+
+
+acting_user: ContextVar[ActingUser | None] = ContextVar("acting_user", default=None)
+"""Set once a request's token is verified; ``None``: the tenant, or a worker."""
+
 _BE_APP = f"set_config('role', '{APP_ROLE}', true)"
 """Set in each transaction of a tenant: a pooler may run it on a session with another role."""
+_BE_USER = (
+    f"set_config('role', '{USER_ROLE}', true), set_config('bottega.user', {{0}}, true), "
+    "set_config('bottega.sessions', {1}, true)"
+)
+_ACT_AS_USER = text(
+    f"SELECT set_config('bottega.tenant', :tenant, true), {_BE_USER.format(':user', ':sessions')}"
+)
 _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
 _UNPREPARED = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
@@ -164,8 +191,17 @@ class Database:
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Restrict the rest of the transaction to a tenant's rows, by role and policies."""
-    await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
+    """Restrict the rest of the transaction to rows of a tenant, and of the user that acts."""
+    if (acting := acting_user.get()) is None:
+        await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
+    else:
+        named = {"user": acting.user, "sessions": _listed(acting.sessions)}
+        await connection.execute(_ACT_AS_USER, {"tenant": str(tenant_id), **named})
+
+
+def _listed(sessions: Sequence[str] | None) -> str:
+    """Return the value of ``bottega.sessions``: empty, or a JSON array of names."""
+    return "" if sessions is None else to_json(sessions).decode()
 
 
 async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
@@ -186,8 +222,11 @@ async def acting_as(
         yield on
         return
     async with pool.acquire() as connection, connection.transaction():
-        query = f"SELECT {_BE_APP}, set_config('bottega.tenant', $1, true)"
-        await connection.execute(query, str(tenant_id))
+        acting = acting_user.get()
+        role = _BE_APP if acting is None else _BE_USER.format("$2", "$3")
+        named = () if acting is None else (acting.user, _listed(acting.sessions))
+        query = f"SELECT set_config('bottega.tenant', $1, true), {role}"
+        await connection.execute(query, str(tenant_id), *named)
         yield connection
 
 

@@ -183,7 +183,7 @@ _CATALOGUE = "catalogue"
 _FINGERPRINT = """
 WITH ours AS (
     SELECT oid, rolname::text AS name FROM pg_roles
-    WHERE rolname IN ('bottega_app', 'bottega_system', 'bottega_maintenance')
+    WHERE rolname IN ('bottega_app', 'bottega_user', 'bottega_system', 'bottega_maintenance')
     UNION ALL SELECT 0, 'PUBLIC'
 ), functions AS (
     SELECT * FROM pg_proc p
@@ -209,6 +209,8 @@ WITH ours AS (
         FROM pg_trigger g JOIN tables t ON t.oid = g.tgrelid WHERE NOT g.tgisinternal
     UNION ALL SELECT name FROM ours JOIN tables ON relname = 'runs'
         WHERE ours.oid <> 0 AND pg_has_role(relowner, ours.oid, 'SET')
+    UNION ALL SELECT DISTINCT concat_ws(' ', of.name, ours.name)
+        FROM ours JOIN pg_auth_members m ON m.member = ours.oid JOIN ours AS of ON of.oid = m.roleid
     UNION ALL SELECT extname FROM pg_extension
 )
 SELECT md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM lines

@@ -129,7 +129,7 @@ session_memory = _table(
 files = _table(
     "files",
     uuid="tenant_id id run_id",
-    text="session_id name media_type sha256",
+    text="session_id user_id name media_type sha256",
     number="size tokens",
     time="created_at used_at",
 )
@@ -287,13 +287,12 @@ applied_definitions = _table(
     uuid="tenant_id",
     text="kind name source",
 )
-ws_tickets = _table(
-    "ws_tickets",
-    uuid="tenant_id run_id key_id",
-    text="opens",
-    binary="ticket_hash",
-    time="expires_at",
-    texts="scopes",
+ended_tokens = _table(
+    "ended_tokens",
+    uuid="tenant_id",
+    text="jti",
+    flag="revoked",
+    time="ended_at expires_at",
 )
 run_heads = _table(
     "run_heads",

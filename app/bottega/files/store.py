@@ -27,7 +27,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.clock import Clock, utcnow
-from bottega.db.engine import Database, acting_as
+from bottega.db.engine import Database, acting_as, acting_user
 from bottega.db.pages import PageItems, beside, fetch_page, paged
 from bottega.db.quota import storage_full
 from bottega.db.sessions import driver_of
@@ -284,6 +284,7 @@ class FileWriter:
             "id": self._id,
             "session_id": origin.session_id,
             "run_id": origin.run_id,
+            "user_id": None if (acting := acting_user.get()) is None else acting.user,
             "name": storable(origin.name),
             "media_type": media_type,
             "size": self.size,
@@ -371,13 +372,14 @@ async def page(
 
     Args:
         session_id: only files of this session.
-        user: only files of this user's sessions and runs.
+        user: only files of this user: uploaded with a token, or of the user's sessions and runs.
     """
     shown: ReadOnlyColumnCollection[str, Any] = files.c
     query = select(files).where(files.c.tenant_id == tenant_id)
     if user is not None:
         of_session = _of(sessions, files.c.session_id, tenant_id, user)
-        found = union(of_session, _of(runs, files.c.run_id, tenant_id, user)).subquery()
+        own = select(files).where(files.c.tenant_id == tenant_id, files.c.user_id == user)
+        found = union(own, of_session, _of(runs, files.c.run_id, tenant_id, user)).subquery()
         query, shown = select(found), found.c
     if session_id is not None:
         query = query.where(shown.session_id == session_id)

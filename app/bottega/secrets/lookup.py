@@ -19,9 +19,9 @@ from bottega.db.failures import is_transient
 from bottega.errors import InvalidInputError
 from bottega.events.listener import NotifyListener
 from bottega.redaction import Redactor
+from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.secrets.hosts import refuse_environment, refuse_stored
 from bottega.secrets.rows import CHANNEL
-from bottega.secrets.sealing import CannotOpenError, Keyring, Place
 from bottega.tools.guard import AllowList
 from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT, TenantSecrets

@@ -15,7 +15,7 @@ from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import secrets
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
-from bottega.secrets.sealing import CannotOpenError, Keyring, Place
+from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.tenants import audit
 
 CHANNEL = "bottega_secrets"

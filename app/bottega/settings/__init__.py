@@ -37,7 +37,7 @@ from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.tools.secrets import TenantSecrets, of_tenant
 
 if TYPE_CHECKING:
-    from bottega.secrets.sealing import Keyring
+    from bottega.sealing import Keyring
 
 _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
 """User and password of a URL."""
@@ -632,7 +632,7 @@ class Settings(BaseSettings):
     @classmethod
     def _keys_of_secrets(cls, keys: SecretStr | None) -> SecretStr | None:
         if keys is not None:
-            from bottega.secrets.sealing import Keyring
+            from bottega.sealing import Keyring
 
             try:
                 Keyring.parse(keys.get_secret_value())
@@ -832,7 +832,7 @@ def keyring(settings: Settings) -> "Keyring | None":
     """Return the keys that seal tenants' secrets; ``None``: none are set."""
     if settings.secrets_key is None:
         return None
-    from bottega.secrets.sealing import Keyring
+    from bottega.sealing import Keyring
 
     return Keyring.parse(settings.secrets_key.get_secret_value())
 

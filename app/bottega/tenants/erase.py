@@ -41,6 +41,7 @@ from bottega.db.engine import Database, name_tenant
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
+    ended_tokens,
     episodes,
     idempotency_keys,
     run_heads,
@@ -48,7 +49,6 @@ from bottega.db.tables import (
     schedules,
     sessions,
     tenants,
-    ws_tickets,
 )
 from bottega.errors import NotFoundError
 from bottega.tenants import audit
@@ -190,7 +190,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
             raise NotFoundError(f"there is no tenant '{name}': see `bottega tenants list`")
         live = and_(api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None))
         await tx.execute(update(api_keys).where(live).values(revoked_at=func.now()))
-        for each in (schedules, ws_tickets):
+        for each in (schedules, ended_tokens):
             await delete_rows(tx, each, each.c.tenant_id == tenant_id, removed)
         await audit.note(tx, DEFAULT_TENANT, actor, "tenant.delete", name)
     while True:

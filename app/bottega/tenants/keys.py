@@ -28,15 +28,24 @@ import structlog
 from cachetools import TTLCache
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import TypeIs
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.engine import acting_as
 from bottega.db.failures import repeated
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import api_keys
-from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UnavailableError
+from bottega.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from bottega.events.listener import NotifyListener, happens
 from bottega.tenants import audit
+from bottega.tenants.tokens import Token, TokenIdentity, TokenSigner, use_once
 
 Scope = Literal["read", "run", "define", "approve", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -184,15 +193,16 @@ BELIEVED_S = 4.0
 _PATIENCE_S = 2.0
 _MOST_KEYS = 10_000
 _STRANGERS_WAITING = 200
-_OPEN = b""
+_OPEN, _TOKENS = b"", b"tokens"
+"""Questions that are no key's."""
 _REQUIRED = "SELECT keys_required() AS required"
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-Identity = tuple[UUID, UUID] | None
-"""Tenant and id of a key; ``None``: all local clients, while there are no keys."""
+Identity = tuple[UUID, UUID] | TokenIdentity | None
+"""Tenant and id of a key, or a token; ``None``: all local clients, while there are no keys."""
 
 
 @dataclass(slots=True)
@@ -217,6 +227,7 @@ class KeyCache:
         local: the server is reachable from this machine only, so it may be open.
         believed_s: seconds that an answer of the database is valid.
         refresh_s: pause between two checks of the keys in use.
+        tokens: signs and verifies tokens.
         clock: wall clock, for expiry; ``ticks``: monotonic clock, for the rest.
     """
 
@@ -230,7 +241,10 @@ class KeyCache:
         refresh_s: float = 1.5,
         clock: Clock = utcnow,
         ticks: Callable[[], float] = monotonic,
+        tokens: TokenSigner | None = None,
     ) -> None:
+        self.tokens = tokens or TokenSigner(clock=clock)
+        self._tokens_known_at = -math.inf
         self._pool = pool
         self._believed_s = believed_s
         self._refresh_s = refresh_s
@@ -315,18 +329,43 @@ class KeyCache:
     def expired(self, key: Key) -> bool:
         return key.expired(self._clock())
 
-    async def redeem(self, ticket_hash: bytes, run_id: UUID, opens: str) -> asyncpg.Record | None:
-        """Return ``tenant_id`` and ``scopes`` of a valid ticket, and of its key.
+    # Tokens
 
-        Few calls run concurrently, as for unknown keys.
+    async def token(self, text: str) -> Token:
+        """Return the token that a text holds; no query, while this process checks keys in time.
 
-        Args:
-            opens: ``websocket``, which consumes the ticket, valid or not; or ``sse``.
+        Raises:
+            UnauthenticatedError: see :meth:`TokenSigner.verify`; ``bad_token``: it was made while
+                there were no keys, and now there are.
+            UnavailableError, OSError, ...: the database is not available.
         """
-        query = "SELECT * FROM redeem_ticket($1, $2, $3)"
-        asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id, opens))
-        asking.add_done_callback(_retrieve_error)
-        return await _patiently(asking)
+        await self.know_tokens()
+        token = self.tokens.verify(text)
+        if token.key_id is None and not await self.is_open():
+            raise UnauthenticatedError(
+                "this token was made without a key, and now this server needs keys",
+                code="bad_token",
+            )
+        return token
+
+    async def know_tokens(self) -> None:
+        """Read signing keys and revocations, if what this process knows is old."""
+        if self._ticks() - self._tokens_known_at > self._believed_s:
+            await self._once(_TOKENS, self._look_at_tokens)
+
+    async def _look_at_tokens(self) -> None:
+        async with self._pool.acquire(timeout=_PATIENCE_S) as connection:
+            await self._refresh_tokens(connection)
+
+    async def _refresh_tokens(self, connection: asyncpg.Connection) -> None:
+        asked_at = self._ticks()
+        await self.tokens.refresh(connection)
+        self._tokens_known_at = asked_at
+
+    async def redeem(self, token: Token) -> bool:
+        """Note that a ticket opens its WebSocket; return false if it did before."""
+        async with acting_as(self._pool, token.tenant_id) as connection:
+            return await use_once(connection, token)
 
     async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
         ask = self._ask_as_stranger if stranger else self._ask
@@ -412,7 +451,7 @@ class KeyCache:
             for place, entry in self._entries.items()
             if now - entry.used_at <= self._believed_s
         }
-        watched = [identity for identity in self._watchers if identity is not None]
+        watched = [identity for identity in self._watchers if _is_key(identity)]
         asked = {*(entry.identity for entry in used.values()), *watched}
         live = await self._live(connection, asked)
         for place, entry in used.items():
@@ -423,7 +462,16 @@ class KeyCache:
         for identity in watched:
             if identity not in live or self.expired(live[identity]):
                 self._lose(identity)
+        await self._refresh_tokens(connection)
+        tokens = [each for each in self._watchers if isinstance(each, TokenIdentity)]
+        for token in tokens:
+            if self._has_ended(token):
+                self._lose(token)
         await self._note_uses(connection, now)
+
+    def _has_ended(self, identity: TokenIdentity) -> bool:
+        was_open = identity.key_id is None and not self._may_be_open
+        return was_open or self.tokens.has_ended(identity)
 
     async def _live(
         self, connection: asyncpg.Connection, asked: set[tuple[UUID, UUID]]
@@ -448,6 +496,10 @@ class KeyCache:
             await connection.execute("SELECT note_key_use($1, $2)", *zip(*identities, strict=True))
         for entry in due:
             entry.noted_at = now
+
+
+def _is_key(identity: Identity) -> TypeIs[tuple[UUID, UUID]]:
+    return identity is not None and not isinstance(identity, TokenIdentity)
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:

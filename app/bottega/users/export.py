@@ -33,7 +33,7 @@ NOT_EXPORTED = frozenset(
         "user_erasures",  # there is no export meanwhile
         "run_queue",  # which worker executes a run
         "run_heads",
-        "ws_tickets",  # credentials
+        "ended_tokens",  # credentials
         "idempotency_keys",  # copies of the objects that requests made
         "episode_search",  # words of episodes
         "episode_vectors",  # numbers that were computed of them
@@ -45,6 +45,8 @@ NOT_EXPORTED = frozenset(
 """Tables whose rows say nothing of a user that others do not say."""
 _BY_SESSION = frozenset(("session_memory",))
 """They name the last of several runs, too."""
+_BY_FIRST = frozenset(("files", "forked_turns"))
+"""The first of the owners that a row names decides; the others are of all its rows."""
 
 _COLUMNS = text("""
 SELECT c.relname AS name, array_agg(a.attname::text ORDER BY a.attnum) AS columns, ARRAY(
@@ -84,9 +86,12 @@ async def find(connection: AsyncConnection) -> list[Belongings]:
         key = [tuple(each.split(" ", 1)) for each in row.key]
         if row.name in _BY_SESSION:
             owners = ["session_id"]
-        found.append(Belongings(row.name, key, owners[0]))
-        if owners[:2] == ["run_id", "session_id"]:
-            found.append(Belongings(row.name, key, "session_id", "run_id IS NULL"))
+        if row.name in _BY_FIRST:
+            unnamed = [f"{earlier} IS NULL" for earlier in owners]
+            for n, owner in enumerate(owners):
+                found.append(Belongings(row.name, key, owner, " AND ".join(["true", *unnamed[:n]])))
+        else:
+            found.append(Belongings(row.name, key, owners[0]))
     return found
 
 

@@ -235,6 +235,9 @@ async def retry(
     async with service.database.begin(tenant) as tx:
         owner = await owner_of_run(tx, tenant, run_id)
         acting.refuse_other(owner.user, f"run {run_id}")
+        if principal.token is not None:
+            source = await read.get(tx, tenant, run_id)
+            principal.token.need_run_of(source["agent"], source["graph"], source["session_id"])
 
         async def accept() -> dict[str, Any]:
             pool = service.database.pool

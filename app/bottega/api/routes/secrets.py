@@ -16,9 +16,9 @@ from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.errors import ConflictError, InvalidInputError
 from bottega.redaction import SHORTEST
+from bottega.sealing import Keyring
 from bottega.secrets import rows
 from bottega.secrets.hosts import as_compared
-from bottega.secrets.sealing import Keyring
 from bottega.settings import keyring
 from bottega.tools.http import UPPER_NAME
 from bottega.tools.secrets import refuse_vocabulary

@@ -140,11 +140,11 @@ async def create(
     body: NewSession,
     response: Response,
 ) -> Any:
-    acts_for(principal, body.user)
+    new = {**body.model_dump(), "user": acts_for(principal, body.user).user}
     async with service.database.begin(tenant) as tx:
 
         async def begin() -> dict[str, Any]:
-            session = await sessions.create(tx, tenant, body.model_dump())
+            session = await sessions.create(tx, tenant, new)
             response.headers["Location"] = f"{router.prefix}/{session['id']}"
             return session
 

@@ -98,7 +98,7 @@ class EventQuery(PageQuery, WatchQuery):
     ] = "type"
     ticket: Annotated[
         str | None,
-        Query(max_length=100, description="Of `POST /v1/ws-tickets`, in place of a key."),
+        Query(max_length=8192, description="Of `POST /v1/ws-tickets`, in place of a key."),
     ] = None
 
 

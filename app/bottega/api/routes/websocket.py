@@ -7,9 +7,9 @@ key.
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
 from uuid import UUID
@@ -49,13 +49,14 @@ from bottega.api.server.middleware import TURN
 from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep, refuse_unknown_query
 from bottega.api.shared.run_control import decide, refuse_other_user, send_message
 from bottega.container import Service
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.events.reader import RunCursor
 from bottega.events.stream import RunStream, Subscriber
+from bottega.runs import read
 from bottega.runs.control import request_cancel, request_task_cancel
-from bottega.tenants.keys import hashed
+from bottega.tenants import keys
+from bottega.tenants.tokens import TICKET_S, Token
 
 log = structlog.get_logger(__name__)
 
@@ -308,6 +309,7 @@ async def _cancel(
     service: Service, cursor: RunCursor, frame: Mapping[str, Any], principal: Principal
 ) -> str:
     principal.need("run")
+    principal.need_action("cancel")
     database, actor = service.database, principal.actor
     task, user = frame.get("task_id"), frame.get("user")
     if not isinstance(user, str | None):
@@ -338,6 +340,7 @@ async def _message(
     service: Service, cursor: RunCursor, frame: Mapping[str, Any], principal: Principal
 ) -> str:
     principal.need("run")
+    principal.need_action("message")
     sent = await send_message(service, principal, cursor.run_id, _valid(SendMessage, frame))
     return to_json({"type": "message.accepted", **sent}).decode()
 
@@ -368,14 +371,6 @@ def _frame(text: str | None) -> dict[str, Any]:
 
 tickets_router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
 
-VALID_S: dict[str, float] = {"websocket": 30.0, "sse": 3600.0}
-"""By what a ticket opens, in seconds."""
-
-_ISSUE = """
-INSERT INTO ws_tickets (tenant_id, ticket_hash, opens, run_id, expires_at, scopes, key_id)
-VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5), $6, $7) RETURNING expires_at
-"""
-
 
 class NewTicket(Body):
     """A request for a ticket."""
@@ -386,7 +381,7 @@ class NewTicket(Body):
         Literal["websocket", "sse"],
         Field(
             alias="for",
-            description="`websocket`: it opens one WebSocket within 30 seconds. `sse`: it opens "
+            description="`websocket`: it opens one WebSocket within 60 seconds. `sse`: it opens "
             "the event stream of its run for an hour, so that an EventSource can reconnect.",
         ),
     ] = "websocket"
@@ -425,7 +420,8 @@ class Ticket(Answer):
     summary="Get a ticket for a WebSocket or an EventSource",
     description=(
         "For browsers, which cannot send an Authorization header with them. The ticket is valid "
-        "at any API process, with the scopes of your key, as long as your key is."
+        "at any API process. It has the scopes of your key, or the actions of your token, and ends "
+        "with it."
     ),
     status_code=201,
     response_model=Ticket,
@@ -434,13 +430,25 @@ class Ticket(Answer):
 async def create(
     service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: NewTicket
 ) -> Any:
-    if body.run_id is not None:
-        await service.streams.cursor_of(tenant, body.run_id)
-    ticket = secrets.token_urlsafe(32)
-    row = (
-        *(tenant, hashed(ticket), body.opens, body.run_id, VALID_S[body.opens]),
-        *(list(principal.scopes), principal.key_id),
+    key = None
+    async with service.database.begin(tenant) as tx:
+        if body.run_id is not None:
+            await read.get(tx, tenant, body.run_id)
+        if principal.key_id is not None:
+            key = await keys.get(tx, tenant, principal.key_id)
+    await service.keys.know_tokens()
+    signer, parent = service.keys.tokens, principal.token
+    ends = signer.until(TICKET_S[body.opens], None if key is None else key["expires_at"])
+    text, token = signer.sign(
+        replace(
+            parent or Token(tenant, principal.key_id, None if key is None else key["prefix"], ends),
+            expires_at=ends if parent is None else min(ends, parent.expires_at),
+            scopes=tuple(principal.scopes),
+            require_user=principal.require_user,
+            opens=body.opens,
+            run_id=body.run_id,
+            parent=None if parent is None else parent.jti,
+            parent_expires_at=None if parent is None else parent.expires_at,
+        )
     )
-    async with acting_as(service.database.pool, tenant) as connection:
-        expires_at = await connection.fetchval(_ISSUE, *row)
-    return Ticket(ticket=ticket, expires_at=expires_at)
+    return Ticket(ticket=text, expires_at=datetime.fromtimestamp(token.expires_at, UTC))

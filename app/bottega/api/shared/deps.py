@@ -1,8 +1,8 @@
 """Dependencies of routes: the service, the caller, and a transaction.
 
 Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
-``PeopleTenant`` or ``AdminTenant``, which check the key's scopes and the query's names.
-``bottega.api.documents`` enforces this.
+``PeopleTenant``, ``AdminTenant`` or ``AnyTenant``, which check the key's scopes and the query's
+names. ``bottega.api.documents`` enforces this.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.container import Service
-from bottega.tenants.keys import Scope
+from bottega.tenants.keys import SCOPES, Scope
 
 
 async def _service(request: Request) -> Service:
@@ -101,6 +101,10 @@ async def _admin_tenant(request: Request, principal: PrincipalDep) -> UUID:
     return _allowed(request, principal, "admin")
 
 
+async def _any_tenant(request: Request, principal: PrincipalDep) -> UUID:
+    return _allowed(request, principal, *SCOPES)
+
+
 Tenant = Annotated[UUID, Depends(_tenant)]
 """Tenant of the caller. GET and HEAD need the scope ``read``, other methods ``run``."""
 DefineTenant = Annotated[UUID, Depends(_define_tenant)]
@@ -111,12 +115,15 @@ PeopleTenant = Annotated[UUID, Depends(_people_tenant)]
 """Tenant of the caller, for what people decide (scope ``run`` or ``approve``)."""
 AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
 """Tenant of the caller, for administration (scope ``admin``)."""
+AnyTenant = Annotated[UUID, Depends(_any_tenant)]
+"""Tenant of the caller, for what every caller may do."""
 
 
 _SCOPES: dict[Callable[..., Any], tuple[Scope, ...]] = {
     _read_tenant: ("read",),
     _people_tenant: ("run", "approve"),
     _admin_tenant: ("admin",),
+    _any_tenant: SCOPES,
 }
 _CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "define"}
 

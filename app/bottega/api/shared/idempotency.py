@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.shared.deps import PrincipalDep
+from bottega.db.engine import acting_user
 from bottega.runs.submit import OnceKey, first_answer
 
 HEADER = "idempotency-key"
@@ -77,7 +78,12 @@ class Once:
 
 
 async def once_key(request: Request, key: str) -> OnceKey:
-    """Return a key with a hash of path and body, independent of spaces and the order of keys."""
+    """Return a key with a hash of path and body, independent of spaces and the order of keys.
+
+    Keys of an end user's token are that user's own.
+    """
+    if (acting := acting_user.get()) is not None:
+        key = f"{sha256(acting.user.encode()).hexdigest()} {key}"
     body = await request.body()
     canonical = json.dumps(from_json(body) if body else None, sort_keys=True)
     return OnceKey(key, sha256(f"{request.url.path}\n{canonical}".encode()).digest())

@@ -13,7 +13,7 @@ from bottega.api.shared.schemas import check_schema
 from bottega.container import Service
 from bottega.db.failures import repeated
 from bottega.db.sessions import driver_of
-from bottega.errors import InvalidInputError
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner
 from bottega.runs import submit as submitting
@@ -73,6 +73,8 @@ async def submit(
             :func:`bottega.files.inputs.stored_input`; ``bad_schema``, ``user_required``.
     """
     database, tenant = service.database, principal.tenant_id
+    if principal.token is not None:
+        principal.token.need_run_of(body.agent, body.graph, body.session_id)
     async with _checked(service, principal, body, channel) as (new, stored):
 
         @repeated
@@ -88,7 +90,12 @@ async def submit(
             ):
                 return await submitting.submit(connection, service.pins, tenant, new, once)
 
-        run = await store()
+        try:
+            run = await store()
+        except ConflictError as error:
+            if principal.user is None or error.code != "session_user":
+                raise
+            raise NotFoundError(f"there is no session {body.session_id}") from None
         if stored.made:
             stored.keep(run["input"] if run.get("message_id") is None else new.input)
     return run
@@ -115,6 +122,7 @@ async def _checked(
     )
     async with files as stored:
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
+        asked["user"] = owner.user
         new = submitting.NewRun.of(
             asked,
             timeout_s=submitting.RUN_TIMEOUT_S,

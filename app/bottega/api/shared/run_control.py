@@ -42,6 +42,7 @@ async def decide(
         InvalidInputError, ConflictError: see :func:`bottega.runs.interrupts.resolve`.
     """
     principal.need("run", "approve")
+    principal.need_action("answer")
     acting = acts_for(principal, body.user)
     interrupt = await interrupts.get(tx, principal.tenant_id, interrupt_id)
     if run_id not in (None, interrupt["run_id"]):
@@ -50,7 +51,9 @@ async def decide(
     if interrupt["kind"] == "approval":
         principal.need("approve")
     by: dict[str, Any] = {"key_id": None, "name": principal.actor}
-    if principal.key_id is not None:
+    if principal.user is not None:
+        by = {"key_id": principal.key_id, "name": principal.user}
+    elif principal.key_id is not None:
         key = await keys.get(tx, principal.tenant_id, principal.key_id)
         by = {"key_id": key["id"], "name": key["name"]}
     return await interrupts.resolve(tx, interrupt, body.said, by=by, actor=principal.actor)

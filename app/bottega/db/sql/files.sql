@@ -26,6 +26,9 @@ BEGIN
     END IF;
     SELECT s.user_id INTO v_user FROM sessions s
     WHERE s.tenant_id = v_tenant AND s.id = p_file->>'session_id';
+    IF p_file->>'user_id' IS NOT NULL AND NOT hold_user(v_tenant, p_file->>'user_id') THEN
+        RETURN 'user_erasing';
+    END IF;
     IF v_user IS NOT NULL THEN
         -- The session stays until the file can be seen, so that both are deleted together.
         PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
@@ -44,10 +47,10 @@ BEGIN
     END IF;
     DELETE FROM deleted_objects WHERE starts_with(object_key, v_tenant || '/')
         AND object_key IN (SELECT jsonb_array_elements_text(p_file->'unused_keys'));
-    INSERT INTO files (tenant_id, id, session_id, run_id, name, media_type, size, sha256, tokens,
-                       object_keys, piece_bytes, created_at, used_at)
-    SELECT v_tenant, n.id, n.session_id, n.run_id, n.name, n.media_type, n.size, n.sha256,
-           n.tokens, n.object_keys, n.piece_bytes, now(), now()
+    INSERT INTO files (tenant_id, id, session_id, run_id, user_id, name, media_type, size, sha256,
+                       tokens, object_keys, piece_bytes, created_at, used_at)
+    SELECT v_tenant, n.id, n.session_id, n.run_id, n.user_id, n.name, n.media_type, n.size,
+           n.sha256, n.tokens, n.object_keys, n.piece_bytes, now(), now()
     FROM jsonb_populate_record(NULL::files, p_file) AS n;
     RETURN NULL;
 END $$;
@@ -73,10 +76,10 @@ LANGUAGE sql STABLE AS $$
     FROM file_owner(f) AS o
 $$;
 
--- Return the user and the session of a file: by its session, else by the run that made it.
+-- Return the user and the session of a file: its own, else by its session or the run that made it.
 CREATE OR REPLACE FUNCTION file_owner(f files, OUT user_id text, OUT session_id text)
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(s.user_id, r.user_id), coalesce(f.session_id, r.session_id)
+    SELECT coalesce(f.user_id, s.user_id, r.user_id), coalesce(f.session_id, r.session_id)
     FROM (VALUES (1)) AS one
     LEFT JOIN sessions s ON s.tenant_id = f.tenant_id AND s.id = f.session_id
     LEFT JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = f.run_id

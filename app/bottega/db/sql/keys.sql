@@ -1,4 +1,4 @@
--- API keys and tickets. All of them look across tenants: a request has no tenant yet.
+-- API keys and tokens. All of them look across tenants: a request has no tenant yet.
 
 -- Trigger on api_keys. Record that a key existed once, after which requests without a key are
 -- refused, and notify all API processes.
@@ -57,24 +57,32 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         FOR NO KEY UPDATE OF k SKIP LOCKED)
 $$;
 
--- Called when a WebSocket or an event stream opens. Return a ticket's tenant and scopes if it is
--- valid: for this use and run, not expired, its key still valid. One for a WebSocket is deleted,
--- valid or not.
+-- Called by API processes every few seconds. Return the keys that sign tokens (p_new is added if
+-- the newest is a month old), what was revoked since p_since, and the time of this answer.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION redeem_ticket(p_hash bytea, p_run uuid, p_opens text)
-RETURNS TABLE (
-    tenant_id uuid, scopes text[], key_id uuid, prefix text, require_user boolean)
-LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    WITH used AS (
-        DELETE FROM ws_tickets t
-        WHERE t.ticket_hash = p_hash AND t.opens = 'websocket' RETURNING t.*),
-    shown AS (
-        SELECT * FROM used
-        UNION ALL SELECT t.* FROM ws_tickets t WHERE t.ticket_hash = p_hash AND t.opens = 'sse')
-    SELECT u.tenant_id, u.scopes, u.key_id, k.prefix, coalesce(k.require_user, false)
-    FROM shown u LEFT JOIN api_keys k ON k.tenant_id = u.tenant_id AND k.id = u.key_id
-    WHERE u.opens = p_opens AND u.expires_at > now() AND coalesce(u.run_id = p_run, true)
-      AND CASE WHEN u.key_id IS NULL THEN NOT keys_required()
-          ELSE k.id IS NOT NULL AND k.revoked_at IS NULL AND coalesce(k.expires_at > now(), true)
-          END
-$$;
+CREATE OR REPLACE FUNCTION token_state(p_new bytea, p_since timestamptz)
+RETURNS TABLE (kind text, tenant_id uuid, name text, secret bytea, at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    -- A revocation that is committed late has an earlier time: hence the minute.
+    v_since timestamptz := coalesce(
+        p_since - interval '1 minute', now() - interval '1 day 1 minute');
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM signing_keys k WHERE k.created_at > now() - interval '30 days')
+    THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended('signing_keys', 0));
+        INSERT INTO signing_keys (secret) SELECT p_new WHERE NOT EXISTS (
+            SELECT FROM signing_keys k WHERE k.created_at > now() - interval '30 days');
+        DELETE FROM signing_keys k WHERE k.created_at < now() - interval '32 days';
+    END IF;
+    RETURN QUERY
+        SELECT 'signing', NULL::uuid, k.id::text, k.secret, k.created_at FROM signing_keys k
+        UNION ALL
+        SELECT 'token', e.tenant_id, e.jti, NULL, e.ended_at FROM ended_tokens e
+        WHERE e.revoked AND e.ended_at >= v_since
+        UNION ALL
+        SELECT 'key', k.tenant_id, k.id::text, NULL, k.revoked_at FROM api_keys k
+        WHERE k.revoked_at >= v_since
+        UNION ALL SELECT 'time', NULL, NULL, NULL, now();
+END $$;

@@ -56,8 +56,8 @@ BEGIN
     DELETE FROM idempotency_keys WHERE (tenant_id, key) IN (
         SELECT tenant_id, key FROM idempotency_keys WHERE created_at < now() - interval '24 hours'
         ORDER BY created_at LIMIT 5000 FOR UPDATE SKIP LOCKED);
-    DELETE FROM ws_tickets WHERE (tenant_id, ticket_hash) IN (
-        SELECT tenant_id, ticket_hash FROM ws_tickets WHERE expires_at < now()
+    DELETE FROM ended_tokens WHERE (tenant_id, jti) IN (
+        SELECT tenant_id, jti FROM ended_tokens WHERE expires_at < now()
         ORDER BY expires_at LIMIT 5000 FOR UPDATE SKIP LOCKED);
 END $$;
 

@@ -1,11 +1,14 @@
 -- Roles, grants and row-level security. A tenant's transaction acts as bottega_app and names its
--- tenant in bottega.tenant; bottega_system sees all tenants; bottega_maintenance reads nothing.
+-- tenant in bottega.tenant; one that acts for an end user is of bottega_user, which has the rights
+-- of bottega_app, and names the user in bottega.user, too; bottega_system sees all tenants;
+-- bottega_maintenance reads nothing.
 
 DO $$
 DECLARE
     v_role text;
 BEGIN
-    FOREACH v_role IN ARRAY ARRAY['bottega_app', 'bottega_system', 'bottega_maintenance'] LOOP
+    FOREACH v_role IN ARRAY ARRAY[
+        'bottega_app', 'bottega_user', 'bottega_system', 'bottega_maintenance'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
@@ -18,18 +21,23 @@ BEGIN
                 'GRANT %I TO %I WITH INHERIT FALSE, SET TRUE', v_role, current_user);
         END IF;
     END LOOP;
+    IF NOT pg_has_role('bottega_user', 'bottega_app', 'USAGE') THEN
+        GRANT bottega_app TO bottega_user;
+    END IF;
 EXCEPTION
     WHEN insufficient_privilege THEN
         RAISE EXCEPTION 'this login may not make or use the roles that Bottega needs: have an '
             'administrator run CREATE ROLE bottega_app NOLOGIN; '
+            'CREATE ROLE bottega_user NOLOGIN IN ROLE bottega_app; '
             'CREATE ROLE bottega_system NOLOGIN; '
             'CREATE ROLE bottega_maintenance NOLOGIN (unless they exist); '
-            'GRANT bottega_app, bottega_system, bottega_maintenance TO % '
+            'GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO % '
             'WITH SET TRUE, ADMIN TRUE',
             quote_ident(current_user);
 END $$;
 
-GRANT USAGE ON SCHEMA public TO bottega_app, bottega_system, bottega_maintenance;
+GRANT USAGE ON SCHEMA public
+    TO bottega_app, bottega_user, bottega_system, bottega_maintenance;
 
 -- Every table with a tenant_id, and tenants itself: a transaction reaches the rows of its tenant.
 -- FORCE binds the table's owner as well.
@@ -58,6 +66,60 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Rows of end users: a transaction for a user reaches those of that user, and of nobody else. A
+-- table without the user's name asks the run or the session to which a row belongs. A token may
+-- name the only sessions, in bottega.sessions as a JSON array. Without a name there are no rows.
+DO $$
+DECLARE
+    v_table text;
+    v_columns text[];
+    v_user constant text := 'user_id = current_setting(''bottega.user'', true)';
+    v_sessions constant text := 'nullif(current_setting(''bottega.sessions'', true), '''')';
+    v_of_session constant text := '(%2$s IS NULL OR coalesce(%2$s::jsonb ? %1$s, false))';
+    v_visible text;
+    v_new text;
+BEGIN
+    FOR v_table, v_columns IN
+        SELECT c.relname, array_agg(a.attname::text)
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
+        GROUP BY c.relname
+        HAVING 'tenant_id' = ANY (array_agg(a.attname))
+           AND array_agg(a.attname::text) && ARRAY['user_id', 'session_id', 'run_id']
+        ORDER BY c.relname
+    LOOP
+        v_new := 'true';
+        IF v_table = 'files' THEN
+            v_visible := format(
+                '%1$s AND %2$s OR user_id IS NULL AND ('
+                'EXISTS (SELECT FROM sessions o WHERE o.tenant_id = files.tenant_id'
+                ' AND o.id = files.session_id AND o.%1$s) OR '
+                'EXISTS (SELECT FROM runs o WHERE o.tenant_id = files.tenant_id'
+                ' AND o.id = files.run_id AND o.%1$s))',
+                v_user, format(v_of_session, 'session_id', v_sessions));
+        ELSIF 'user_id' = ANY (v_columns) THEN
+            v_visible := v_user;
+            IF v_table = 'sessions' OR 'session_id' = ANY (v_columns) THEN
+                v_visible := v_visible || ' AND ' || format(
+                    v_of_session,
+                    CASE v_table WHEN 'sessions' THEN 'id' ELSE 'session_id' END, v_sessions);
+            END IF;
+            v_new := v_visible;
+        ELSE
+            v_visible := format(
+                'EXISTS (SELECT FROM %1$I o WHERE o.tenant_id = %2$I.tenant_id'
+                ' AND o.id = %2$I.%3$I AND o.%4$s)',
+                CASE WHEN 'run_id' = ANY (v_columns) THEN 'runs' ELSE 'sessions' END, v_table,
+                CASE WHEN 'run_id' = ANY (v_columns) THEN 'run_id' ELSE 'session_id' END, v_user);
+        END IF;
+        EXECUTE format('
+            DROP POLICY IF EXISTS of_user ON %1$I;
+            CREATE POLICY of_user ON %1$I AS RESTRICTIVE TO bottega_user
+                USING (%2$s) WITH CHECK (%3$s)',
+            v_table, v_visible, v_new);
+    END LOOP;
+END $$;
+
 -- Exceptions: the application does less with these.
 REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
@@ -68,11 +130,12 @@ GRANT SELECT ON run_events TO bottega_app, bottega_system;
 
 -- Tables of no single tenant.
 REVOKE ALL ON
-    alembic_version, sql_files, first_key, workers, last_sweep, last_sum,
+    alembic_version, sql_files, first_key, signing_keys, workers, last_sweep, last_sum,
     deleted_objects, index_maintenance
     FROM bottega_app, bottega_system, bottega_maintenance;
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
 GRANT SELECT, INSERT ON first_key TO bottega_system;
+GRANT SELECT, INSERT, DELETE ON signing_keys TO bottega_system;
 GRANT SELECT (id, leased_until) ON workers TO bottega_app;
 GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;

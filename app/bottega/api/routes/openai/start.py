@@ -291,11 +291,13 @@ def memory_headers(user: str | None) -> dict[str, str]:
 
 
 def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]]:
-    """Yield the user of each header that names one.
+    """Yield the user of each header that names one; a token's user is the token's.
 
     Raises:
         InvalidInputError: it names two.
     """
+    if request.state.principal.user is not None:
+        return
     for name in headers:
         texts = [_text(value) for value in sent(request.scope, name.lower().encode("latin-1"))]
         named = {text for text in texts if not names_nobody(text)}

@@ -1,0 +1,237 @@
+"""Routes of end users' tokens, and of what a caller may do."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+from pydantic import ConfigDict, Field, StringConstraints
+from sqlalchemy import select
+
+from bottega.api.errors import problems
+from bottega.api.schemas.base import Answer, Body
+from bottega.api.shared.deps import (
+    Actor,
+    AnyTenant,
+    PrincipalDep,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
+from bottega.db.tables import tenants
+from bottega.tenants import audit, keys
+from bottega.tenants.tokens import ACTIONS, LONGEST_S, Action, Token
+
+_MOST_NAMES = 50
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+_Names = Annotated[list[_Name], Field(max_length=_MOST_NAMES)] | None
+
+
+class NewToken(Body):
+    """A token of an end user to make."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"user": "ada", "actions": ["run", "read"], "expires_in": 3600}]
+        }
+    )
+
+    user: Annotated[
+        _Name,
+        Field(
+            description="Your name for the end user. All that is done with the token is done for "
+            "that user, and it sees what is that user's only."
+        ),
+    ]
+    actions: Annotated[
+        list[Action],
+        Field(
+            min_length=1,
+            max_length=len(ACTIONS),
+            description="`run`: start runs and sessions; `read`: runs, sessions, files, interrupts "
+            "and streams; `upload`: files; `message`: messages to runs, and feedback; `cancel`: "
+            "runs and their tasks; `answer`: questions and client tools, not approvals.",
+        ),
+    ]
+    expires_in: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=1,
+            le=LONGEST_S,
+            description="Seconds of its life. It ends with its key at the latest.",
+        ),
+    ]
+    agents: Annotated[
+        _Names,
+        Field(
+            description="Names of the only agents that it may run. With `agents` or `graphs` it "
+            "runs nothing that neither names."
+        ),
+    ] = None
+    graphs: Annotated[_Names, Field(description="Names of the only graphs that it may run.")] = None
+    sessions: Annotated[
+        _Names,
+        Field(description="Names of the only sessions in which it may run, and that it sees."),
+    ] = None
+
+
+class MadeToken(Answer):
+    """A new token, which is stored nowhere."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "token": "eyJhbGciOiJIUzI1NiIsImtpZCI6Ii4uLiJ9.<claims>.<signature>",
+                    "jti": "q5Yx0V3H1b8nT2uK.5dJ0mJv8cV8gk1Qe",
+                    "expires_at": "2026-11-02T09:30:00Z",
+                }
+            ]
+        }
+    )
+
+    token: Annotated[
+        str,
+        Field(description="Send it as `Authorization: Bearer <token>`, never in a URL."),
+    ]
+    jti: Annotated[str, Field(description="Its id, to revoke it.")]
+    expires_at: Annotated[datetime, Field(description="Time from which it is invalid.")]
+
+
+class Me(Answer):
+    """Caller, and what that caller may do."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "tenant": "acme",
+                    "name": "the website",
+                    "user": None,
+                    "scopes": ["run"],
+                    "limits": {},
+                }
+            ]
+        }
+    )
+
+    tenant: Annotated[str, Field(description="Name of the tenant.")]
+    name: Annotated[str, Field(description="Name of the key, or of the person.")]
+    user: Annotated[
+        str | None,
+        Field(description="The end user that all requests act for; null: those of a key name one."),
+    ]
+    scopes: Annotated[
+        list[str], Field(description="Scopes of the key, or the actions of the token.")
+    ]
+    limits: Annotated[
+        dict[str, Any],
+        Field(description="What limits it further: names of agents, graphs and sessions."),
+    ]
+
+
+router = APIRouter(tags=["keys"])
+
+
+@router.post(
+    "/v1/tokens",
+    operation_id="create_token",
+    summary="Make a token of an end user",
+    description=(
+        "For a browser or an app that talks to Bottega itself, on behalf of one end user. Your "
+        "server makes it with its key and hands it over. Every process verifies it by its "
+        "signature; it is stored nowhere. It ends when it expires, when you revoke it, or when "
+        "its key ends: within 5 seconds, open streams included."
+    ),
+    status_code=201,
+    response_model=MadeToken,
+    responses=problems(400, 413, 415),
+)
+async def create(
+    tx: Transaction,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    body: NewToken,
+    response: Response,
+) -> Any:
+    signer, key = service.keys.tokens, None
+    await service.keys.know_tokens()
+    if principal.key_id is not None:
+        key = await keys.get(tx, tenant, principal.key_id)
+    text, token = signer.sign(
+        Token(
+            tenant,
+            principal.key_id,
+            None if key is None else key["prefix"],
+            signer.until(body.expires_in, None if key is None else key["expires_at"]),
+            user=body.user,
+            actions=tuple(action for action in ACTIONS if action in body.actions),
+            agents=_names(body.agents),
+            graphs=_names(body.graphs),
+            sessions=_names(body.sessions),
+        )
+    )
+    ends = datetime.fromtimestamp(token.expires_at, UTC)
+    about = {"user": body.user, "actions": [*token.actions], "expires_at": ends.isoformat()}
+    await audit.note(tx, tenant, principal.actor, "token.create", token.jti, about)
+    response.headers["Cache-Control"] = "no-store"
+    return {"token": text, "jti": token.jti, "expires_at": ends}
+
+
+def _names(listed: list[str] | None) -> tuple[str, ...] | None:
+    return None if listed is None else tuple(listed)
+
+
+@router.delete(
+    "/v1/tokens/{jti}",
+    operation_id="revoke_token",
+    summary="Revoke a token of an end user",
+    description=(
+        "Within 5 seconds every API process refuses the token, and ends streams that were opened "
+        "with it. Revoking it again is 204 too."
+    ),
+    status_code=204,
+    responses=problems(404),
+)
+async def revoke(
+    tx: Transaction,
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    jti: Annotated[str, Path(max_length=100, description="The token's id.")],
+) -> None:
+    await service.keys.know_tokens()
+    await service.keys.tokens.revoke(tx, tenant, actor, jti)
+
+
+@router.get(
+    "/v1/me",
+    operation_id="get_me",
+    summary="Read who you are here, and what you may do",
+    description=(
+        "For a client that was given a key or a token: its tenant, its name, its end user, its "
+        "scopes (of a token: its actions) and its limits."
+    ),
+    response_model=Me,
+    responses=problems(),
+)
+async def me(tx: Transaction, principal: PrincipalDep, tenant: AnyTenant) -> Any:
+    name: str = principal.actor
+    scopes: Sequence[str] = principal.scopes
+    limits: dict[str, Any] = {}
+    if (token := principal.token) is not None and token.user is not None:
+        limits = {"agents": token.agents, "graphs": token.graphs, "sessions": token.sessions}
+        name, scopes = token.user, token.actions
+    elif principal.key_id is not None:
+        name = (await keys.get(tx, tenant, principal.key_id))["name"]
+    else:
+        scopes = keys.SCOPES
+    return {
+        "tenant": await tx.scalar(select(tenants.c.name).where(tenants.c.id == tenant)),
+        "name": name,
+        "user": principal.user,
+        "scopes": [*scopes],
+        "limits": {key: value for key, value in limits.items() if value is not None},
+    }

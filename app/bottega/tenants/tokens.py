@@ -1,0 +1,347 @@
+"""Signed tokens: those of end users, and the tickets with which browsers open streams.
+
+A token is a JSON Web Token (RFC 7519) signed with HMAC-SHA-256. All API processes share the signing
+keys, so each of them verifies a token without a query. What ends a token before its time (its key
+was revoked, it was revoked itself) reaches every process within seconds: each reads the revocations
+with its check of the keys in use.
+
+The id of a token, its ``jti``, names the token's tenant by a second signature. So a tenant can
+revoke a token that is stored nowhere, and only its own.
+"""
+
+import hmac
+import os
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple, Self, get_args
+from uuid import UUID
+
+import asyncpg
+import jwt
+from cachetools import TTLCache
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.clock import Clock, utcnow
+from bottega.errors import ForbiddenError, NotFoundError, UnauthenticatedError
+from bottega.sealing import CannotOpenError, Keyring, Place
+from bottega.tenants import audit
+
+Action = Literal["run", "read", "upload", "message", "cancel", "answer"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+Stream = Literal["websocket", "sse"]
+"""Kind of stream that a ticket opens."""
+LONGEST_S = 86_400
+"""Longest life of a token."""
+TICKET_S: Mapping[Stream, float] = {"websocket": 60.0, "sse": 3600.0}
+"""Lives of tickets: a WebSocket's works once, an event stream's whenever its client reconnects."""
+
+_ALGORITHM = "HS256"
+_SECRET_BYTES = 32
+_REVOKED = 100_000
+"""Revocations that a process remembers, each for the longest life of a token."""
+_PLACE = Place(UUID(int=0), "signing key", 1)
+_STATE = "SELECT * FROM token_state($1, $2)"
+_END = """
+INSERT INTO ended_tokens (tenant_id, jti, expires_at, revoked)
+VALUES ($1, $2, now() + make_interval(secs => $3), false)
+ON CONFLICT DO NOTHING RETURNING true
+"""
+_REVOKE = text("""
+INSERT INTO ended_tokens (tenant_id, jti, expires_at, revoked)
+VALUES (:tenant, :jti, now() + make_interval(secs => :most), true)
+ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
+""")
+
+
+class TokenIdentity(NamedTuple):
+    """Identity of a token, with which its streams end."""
+
+    tenant_id: UUID
+    key_id: UUID | None
+    jti: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A verified token, and what it permits.
+
+    Attributes:
+        key_id: the key that made it, with which it ends; ``None``: there were no keys.
+        prefix: public part of that key.
+        expires_at: end of its life, in seconds of Unix time.
+        user: the end user that all its requests act for; ``None``: a ticket of a key.
+        actions: what it may do; those of a ticket are its maker's.
+        agents, graphs, sessions: names that its runs may have; ``None``: all.
+        scopes: of a ticket, those of the key.
+        require_user: its key's requests name a user.
+        opens, run_id: of a ticket: the kind of stream, and the only run; ``None``: any.
+        parent, parent_expires_at: id and end of the token that asked for this ticket; ``None``: a
+            key did.
+    """
+
+    tenant_id: UUID
+    key_id: UUID | None
+    prefix: str | None
+    expires_at: float
+    jti: str = ""
+    user: str | None = None
+    actions: tuple[Action, ...] = ()
+    agents: tuple[str, ...] | None = None
+    graphs: tuple[str, ...] | None = None
+    sessions: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] = ()
+    require_user: bool = False
+    opens: Stream | None = None
+    run_id: UUID | None = None
+    parent: str | None = None
+    parent_expires_at: float | None = None
+
+    @property
+    def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
+        """Identity with which its streams end; of a ticket, that of what asked for it."""
+        if self.opens is None:
+            return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
+        if self.parent is not None and self.parent_expires_at is not None:
+            return TokenIdentity(self.tenant_id, self.key_id, self.parent, self.parent_expires_at)
+        return None if self.key_id is None else (self.tenant_id, self.key_id)
+
+    @property
+    def actor(self) -> str:
+        """Name in the audit log."""
+        return f"user:{self.user}" if self.user is not None else _actor_of(self.prefix)
+
+    def need(self, action: Action) -> None:
+        """Check that the token has an action.
+
+        Raises:
+            ForbiddenError: ``insufficient_scope``.
+        """
+        if action not in self.actions:
+            raise ForbiddenError(
+                f"this needs a token with the action '{action}', and this one has "
+                f"{', '.join(repr(each) for each in self.actions)}",
+                code="insufficient_scope",
+            )
+
+    def need_run_of(self, agent: str | None, graph: str | None, session_id: str | None) -> None:
+        """Check that a run of an agent or a graph is one of those that the token is for.
+
+        Raises:
+            ForbiddenError: ``insufficient_scope``.
+        """
+        is_limited = self.agents is not None or self.graphs is not None
+        named = (("agent", agent, self.agents), ("graph", graph, self.graphs))
+        for what, name, allowed in named:
+            if is_limited and name is not None and name not in (allowed or ()):
+                raise ForbiddenError(
+                    f"this token is not for the {what} '{name}'", code="insufficient_scope"
+                )
+        if self.sessions is not None and session_id not in self.sessions:
+            raise ForbiddenError(
+                "this token is for runs in some sessions: name one of them as session_id",
+                code="insufficient_scope",
+            )
+
+    def claims(self) -> dict[str, Any]:
+        """Return the payload; what is ``None`` or empty is left out."""
+        named = {
+            "t": self.tenant_id.hex,
+            "k": None if self.key_id is None else self.key_id.hex,
+            "p": self.prefix,
+            "exp": self.expires_at,
+            "jti": self.jti,
+            "sub": self.user,
+            "act": self.actions,
+            "agents": self.agents,
+            "graphs": self.graphs,
+            "sessions": self.sessions,
+            "scopes": self.scopes,
+            "ru": self.require_user or None,
+            "opens": self.opens,
+            "run": None if self.run_id is None else self.run_id.hex,
+            "of": self.parent,
+            "until": self.parent_expires_at,
+        }
+        optional = ("agents", "graphs", "sessions")  # an empty list permits none
+        return {
+            name: value
+            for name, value in named.items()
+            if value is not None and (value != () or name in optional)
+        }
+
+    @classmethod
+    def of(cls, claims: Mapping[str, Any]) -> Self:
+        """Read the payload of a token that :meth:`claims` made."""
+
+        def listed(name: str) -> Any:
+            return None if claims.get(name) is None else tuple(claims[name])
+
+        return cls(
+            tenant_id=UUID(claims["t"]),
+            key_id=None if "k" not in claims else UUID(claims["k"]),
+            prefix=claims.get("p"),
+            expires_at=claims["exp"],
+            jti=claims["jti"],
+            user=claims.get("sub"),
+            actions=listed("act") or (),
+            agents=listed("agents"),
+            graphs=listed("graphs"),
+            sessions=listed("sessions"),
+            scopes=listed("scopes") or (),
+            require_user=claims.get("ru", False),
+            opens=claims.get("opens"),
+            run_id=None if "run" not in claims else UUID(claims["run"]),
+            parent=claims.get("of"),
+            parent_expires_at=claims.get("until"),
+        )
+
+
+def is_token(text: str) -> bool:
+    """Return true if a bearer's text has the form of a token, which no key has."""
+    return text.startswith("eyJ") and text.count(".") == 2
+
+
+class TokenSigner:
+    """Signs and verifies tokens in this process.
+
+    Args:
+        keyring: seals the signing keys in the database; ``None``: they are stored as they are.
+    """
+
+    def __init__(self, keyring: Keyring | None = None, clock: Clock = utcnow) -> None:
+        self._keyring = keyring
+        self._clock = clock
+        self._keys: dict[str, bytes] = {}
+        self._newest = ""
+        self._revoked: TTLCache[tuple[UUID, str], None] = TTLCache(_REVOKED, LONGEST_S)
+        self._revoked_keys: TTLCache[UUID, None] = TTLCache(_REVOKED, LONGEST_S)
+        self._seen_to: datetime | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the signing keys were read."""
+        return bool(self._keys)
+
+    async def refresh(self, connection: asyncpg.Connection) -> None:
+        """Read the signing keys, and what was revoked since the last time.
+
+        The first process makes the first key; a key that is old is followed by a new one.
+        """
+        secret: bytes = os.urandom(_SECRET_BYTES)
+        if self._keyring is not None:
+            secret = self._keyring.seal(secret.hex(), _PLACE)
+        for row in await connection.fetch(_STATE, secret, self._seen_to):
+            kind, name = row["kind"], row["name"]
+            if kind == "signing":
+                self._learn(name, row["secret"])
+            elif kind == "token":
+                self._revoked[row["tenant_id"], name] = None
+            elif kind == "key":
+                self._revoked_keys[UUID(name)] = None
+            else:
+                self._seen_to = row["at"]
+
+    def _learn(self, name: str, stored: bytes) -> None:
+        if name in self._keys:
+            return
+        with suppress(CannotOpenError):  # sealed with a key that this process does not have
+            self._keys[name] = self._opened(stored)
+            self._newest = max(self._newest, name)  # names are ordered by time
+
+    def _opened(self, stored: bytes) -> bytes:
+        if len(stored) == _SECRET_BYTES:
+            return stored
+        if self._keyring is None:
+            raise CannotOpenError
+        return bytes.fromhex(self._keyring.open(stored, _PLACE))
+
+    def sign(self, token: Token) -> tuple[str, Token]:
+        """Return a token's text, and the token with its id."""
+        key = self._keys[self._newest]
+        name = secrets.token_urlsafe(12)
+        token = replace(token, jti=f"{name}.{_tag(key, token.tenant_id, name)}")
+        head = {"kid": self._newest}
+        return jwt.encode(token.claims(), key, algorithm=_ALGORITHM, headers=head), token
+
+    def verify(self, text: str) -> Token:
+        """Return the token that a text holds.
+
+        Raises:
+            UnauthenticatedError: ``bad_token``: this server did not sign it, or it was revoked;
+                ``token_expired``.
+        """
+        try:
+            key = self._keys[jwt.get_unverified_header(text)["kid"]]
+            claims = jwt.decode(
+                text,
+                key,
+                algorithms=[_ALGORITHM],
+                options={"verify_exp": False},  # by our clock, below
+            )
+            token = Token.of(claims)
+        except (jwt.PyJWTError, LookupError, TypeError, ValueError):
+            raise UnauthenticatedError(
+                "this token was not made by this server", code="bad_token"
+            ) from None
+        if self._is_revoked(token.tenant_id, token.key_id, token.jti, token.parent):
+            raise UnauthenticatedError("this token, or its key, was revoked", code="bad_token")
+        if token.expires_at <= self._clock().timestamp():
+            raise UnauthenticatedError(
+                "this token expired: ask for a new one", code="token_expired"
+            )
+        return token
+
+    def _is_revoked(self, tenant_id: UUID, key_id: UUID | None, *names: str | None) -> bool:
+        return key_id in self._revoked_keys or any(
+            (tenant_id, name) in self._revoked for name in names
+        )
+
+    def has_ended(self, identity: TokenIdentity) -> bool:
+        """Return true if a token was revoked, or expired."""
+        tenant_id, key_id, name, expires_at = identity
+        is_over = expires_at <= self._clock().timestamp()
+        return is_over or self._is_revoked(tenant_id, key_id, name)
+
+    def is_of(self, tenant_id: UUID, jti: str) -> bool:
+        """Return true if this server gave a tenant's token this id."""
+        name, _, tag = jti.partition(".")
+        expected = [_tag(key, tenant_id, name) for key in self._keys.values()]
+        return any(hmac.compare_digest(tag.encode(), each.encode()) for each in expected)
+
+    async def revoke(self, tx: AsyncConnection, tenant_id: UUID, actor: str, jti: str) -> None:
+        """End a token, effective everywhere within seconds after the commit.
+
+        Raises:
+            NotFoundError: no token of this tenant has this id.
+        """
+        if not self.is_of(tenant_id, jti):
+            raise NotFoundError(f"there is no token {jti}")
+        await tx.execute(_REVOKE, {"tenant": tenant_id, "jti": jti, "most": LONGEST_S})
+        await audit.note(tx, tenant_id, actor, "token.revoke", jti)
+
+    def until(self, seconds: float, key_expires_at: datetime | None) -> float:
+        """Return the end of a new token's life: not later than its key's."""
+        until = self._clock().timestamp() + seconds
+        return until if key_expires_at is None else min(until, key_expires_at.timestamp())
+
+
+async def use_once(connection: asyncpg.Connection, token: Token) -> bool:
+    """Note the use of a ticket that works once; return false if it was used before."""
+    row = (token.tenant_id, token.jti, TICKET_S["websocket"])
+    return bool(await connection.fetchval(_END, *row))
+
+
+def _tag(key: bytes, tenant_id: UUID, name: str) -> str:
+    digest = hmac.digest(key, tenant_id.bytes + name.encode(), sha256)
+    return urlsafe_b64encode(digest[:12]).decode()
+
+
+def _actor_of(prefix: str | None) -> str:
+    return "local" if prefix is None else f"key:{prefix}"
