@@ -164,14 +164,18 @@ async def test_the_modes_of_search(client: httpx2.AsyncClient) -> None:
             at="2026-10-02T00:00:00Z",
         )
     )["id"]
-    for mode in ("semantic", "hybrid"):
-        found = await search(client, mode=mode, query="invoices", k=1, explain=True)
-        assert ids(found) == [invoices]
-        (hit,) = found["items"]
-        parts = hit["parts"]
-        terms = ("similarity", "recency", "success", "accesses", "domain")
-        assert hit["score"] == pytest.approx(sum(parts[term] for term in terms))
-        assert parts["lexical"] > 0
+    found = await search(client, query="invoices", k=1, explain=True)
+    assert ids(found) == [invoices]
+    (hit,) = found["items"]
+    parts = hit["parts"]
+    terms = ("similarity", "recency", "success", "accesses", "domain")
+    assert hit["score"] == pytest.approx(sum(parts[term] for term in terms))
+    assert parts["lexical"] > 0
+    assert hit["relevance"]["words"] == ["invoices"]
+    for mode in ("structured", "temporal"):
+        found = await search(client, mode=mode)
+        assert (found["by_meaning"], found["by_spelling"]) == (False, False)
+        assert {each["relevance"] for each in found["items"]} == {None}
     found = await search(client, query="invoices", domain="billing", k=1)
     assert found["items"][0]["parts"] is None
     found = await search(client, query="invoices", filters={"domain": "home"})

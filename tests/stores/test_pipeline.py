@@ -232,6 +232,7 @@ async def test_each_stage_works_and_is_reported(owner: asyncpg.Pool, looked: Loo
     assert judged["promising"]["promoted"] is True
     assert (judged["promising"]["n"], judged["promising"]["rate"]) == (15, 1.0)
     assert judged["promising"]["decision"].endswith("is validated")
+    assert report["mined"]["recovery"] + report["mined"]["decomposition"] == done["mining"]["found"]
     assert report["storage"]["objects"]["bodies"] > 0
     assert numbered(600) not in await states(owner)
 

@@ -107,3 +107,22 @@ async def test_a_memory_that_became_too_small_is_not_looked_at_again_at_once(
         await connection.execute(old)
     assert isfinite(await worker.measure_daily())
     assert not isfinite(await worker.measure_daily())
+
+
+async def test_vectors_alone_are_compared_where_words_count_nothing(database: Database) -> None:
+    memory, worker = over(database, BuiltinEmbedder())
+    await memory.store(DEFAULT_TENANT, make_episode("Paint the garden fence green", utcnow()))
+    query = "Paint the garden fence green"
+
+    async def vectors_alone(query: str) -> Found:
+        return await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, query, words=False)
+
+    assert not (await vectors_alone(query)).hits, "it is not embedded yet"
+    assert (await ask(memory, query)).hits[0].relevance["words"]
+    await embed_all(worker)
+    found = await vectors_alone(query)
+    (same,) = found.hits
+    assert (same.relevance, same.relevant) == ({"words": [], "cosine": 1.0}, True)
+    (other,) = (await vectors_alone("zz qq jj")).hits
+    assert (other.relevance["words"], other.relevant) == ([], False)
+    assert other.relevance["cosine"] < 0.5

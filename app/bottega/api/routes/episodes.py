@@ -326,7 +326,7 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: 
     operation_id="search_episodes",
     summary="Find episodes",
     description=(
-        "By query (`semantic`, `hybrid`), by attributes (`structured`), by time (`temporal`), or "
+        "By query (`hybrid`, `semantic`), by attributes (`structured`), by time (`temporal`), or "
         "by failure (`failures`). All filters apply in every mode. Returns up to `k` episodes."
     ),
     response_model=EpisodesFound,
@@ -341,12 +341,21 @@ async def search(
     scope = within(principal, body.user, session_id, body.scope)
     if body.query is not None:
         found = await service.memory.semantic_search(
-            tenant, scope, body.query, k=body.k, where=where, by=body.by, domain=body.domain
+            tenant,
+            scope,
+            body.query,
+            k=body.k,
+            where=where,
+            by=body.by,
+            domain=body.domain,
+            words=body.mode != "semantic",
         )
         hits = [
             {
                 "episode": to_response(hit.episode),
                 "score": hit.score,
+                "relevance": hit.relevance,
+                "relevant": hit.relevant,
                 "parts": asdict(hit.parts) if body.explain else None,
                 "why": hit.why if body.explain else None,
             }
@@ -401,4 +410,5 @@ async def _alike(
 
 
 def _unranked(episodes: Sequence[memory.Episode]) -> dict[str, Any]:
-    return {"items": [{"episode": to_response(episode)} for episode in episodes]}
+    items = [{"episode": to_response(episode)} for episode in episodes]
+    return {"items": items, "by_meaning": False, "by_spelling": False}

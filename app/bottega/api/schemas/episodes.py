@@ -255,8 +255,9 @@ class EpisodeSearch(EpisodeReader):
         Literal["semantic", "structured", "hybrid", "temporal", "failures"],
         Field(
             description=(
-                "`semantic`, `hybrid`: the filtered episodes that best match `query` in words "
-                "and in meaning (both names do the same). `structured`: all that match the "
+                "`hybrid`: the filtered episodes that best match `query`, by vectors and words. "
+                "`semantic`: by vectors alone, which an episode has some seconds after its end; by "
+                "words only if the embedder does not answer. `structured`: all that match the "
                 "filters, oldest first. `temporal`: the same, latest first. `failures`: those "
                 "with the same failure as `failure` or `filters.failure_signature`."
             )
@@ -427,11 +428,26 @@ class Episode(Answer):
     ] = Field(default_factory=list)
 
 
+class HitRelevance(Answer):
+    """What an episode has in common with the query, whatever the other hits have."""
+
+    cosine: Annotated[float | None, Field(description="Null: no vectors were compared.")]
+    words: Annotated[
+        list[str], Field(description="Words of the query that tell its topic and are in both.")
+    ]
+
+
 class EpisodeHit(Answer):
     """An episode that a search found."""
 
     episode: Annotated[Episode, Field(description="Without separately stored parts.")]
     score: Annotated[float | None, Field(description="Null if the mode does not rank.")] = None
+    relevance: Annotated[
+        HitRelevance | None, Field(description="Null if the mode compares nothing.")
+    ] = None
+    relevant: Annotated[
+        bool | None, Field(description="True if it is better than chance: an agent gets no other.")
+    ] = None
     parts: Annotated[
         dict[str, Any] | None, Field(description="Terms of the score, if `explain`.")
     ] = None

@@ -53,6 +53,11 @@ class Hit:
         return self.parts.score
 
     @property
+    def relevance(self) -> dict[str, Any]:
+        """Cosine and words that it shares with the query, whatever the other hits have."""
+        return {name: value for name, value in self.why.items() if name != "floor"}
+
+    @property
     def why(self) -> dict[str, Any]:
         """Words that it shares with the query; its cosine, and the least that counts."""
         cosine, floor = self.parts.cosine, self.floor
@@ -84,16 +89,18 @@ def _hit(
     content: ContentWords,
     places: frozenset[int],
     asked: EmbeddedQuery,
+    *,
+    words: bool,
 ) -> Hit:
     by_meaning = asked.compared == "meaning"
-    shared = content.count(places)
+    shared = content.count(places) if words else 0
     floor = None
     if asked.floor is not None:
         with_words = by_meaning and shared >= LEAST_WORDS
         floor = asked.floor.with_words if with_words else asked.floor.alone
     # A greeting is near to other greetings, and about nothing.
     relevant = content.count() > 0 and is_relevant(
-        shared, parts.cosine, floor, by_meaning=by_meaning
+        shared, parts.cosine, floor, by_meaning=by_meaning or not words
     )
     return Hit(episode, parts, content.some(places), floor, relevant)
 
@@ -229,11 +236,13 @@ class EpisodicMemory:
         where: EpisodeFilter = ANY,
         by: By = "task",
         domain: str | None = None,
+        words: bool = True,
     ) -> Found:
-        """Return the episodes within the scope that best match a query, by words and by meaning.
+        """Return the episodes within the scope that best match a query, by words and by vectors.
 
         Args:
             by: the vector of episodes to compare.
+            words: false: compare words only if the embedder does not answer.
             domain: of the current task; raises the score of its episodes a little.
         """
         if scope.reach is Reach.RUN:
@@ -245,7 +254,7 @@ class EpisodicMemory:
         candidates = await search.candidates(
             self.pool,
             scope,
-            content,
+            content if words or asked.vector is None else ContentWords(()),
             asked.vector,
             embedder=asked.embedder,
             aged_before=ended_before(StorageState.AGED, now),
@@ -260,7 +269,7 @@ class EpisodicMemory:
         self.accesses.touch(tenant_id, loaded)
         metrics.episode_searches.labels(asked.compared).inc()
         hits = [
-            _hit(loaded[candidate.episode_id], parts, content, candidate.words, asked)
+            _hit(loaded[candidate.episode_id], parts, content, candidate.words, asked, words=words)
             for candidate, parts in best
             if candidate.episode_id in loaded
         ]

@@ -30,7 +30,7 @@ from bottega.memory.learning.mining import Observed, mine, observed
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.application_rows import notify_change
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.pattern import PatternState
+from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.refinement import narrowed, narrowing
 from bottega.memory.patterns.store import PatternStore
 from bottega.objects import CorruptObjectError, Objects
@@ -51,6 +51,13 @@ _KNOWN = """
 SELECT fingerprint FROM patterns
 WHERE tenant_id = $1 AND fingerprint = ANY ($2) AND state <> 'DEPRECATED'
 """
+_MINED = (
+    Category.SEQUENCE,
+    Category.TOOL_SELECTION,
+    Category.FAILURE,
+    Category.DECOMPOSITION,
+    Category.RECOVERY,
+)
 _END = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
 
 
@@ -61,7 +68,7 @@ async def discover(
 
     Returns:
         the numbers of episodes ``read``, of those whose remote trace was skipped (``away``), of
-        patterns ``found``, and of ``new`` ones among them.
+        patterns ``found``, of ``new`` ones among them, and those ``mined`` by category.
 
     Raises:
         UnavailableError: the object store cannot be reached.
@@ -82,7 +89,9 @@ async def discover(
             continue
         if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:  # no twin
             new += kept.state is PatternState.CANDIDATE
-    return {"read": read, "away": away, "found": len(found), "new": new}
+    mined = Counter(each.category.value for each in found)
+    by_category = {each.value: mined[each.value] for each in _MINED}
+    return {"read": read, "away": away, "found": len(found), "new": new, "mined": by_category}
 
 
 async def _seen(
@@ -271,6 +280,7 @@ async def _report(pool: asyncpg.Pool, job: Job, now: datetime) -> dict[str, Any]
     return {
         "at": now,
         **decoded(counted),
+        "mined": job.progress.get("mining", {}).get("mined"),
         "validations": {"count": counts[0] if counts else 0, "items": items},
         "stages": dict(job.progress),
     }
