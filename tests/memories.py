@@ -139,8 +139,8 @@ async def searchable(owner: asyncpg.Pool) -> set[UUID]:
 class Folder(Objects):
     """Object store in a folder."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path.as_uri())
+    def __init__(self, path: Path, pool: asyncpg.Pool) -> None:
+        super().__init__(path.as_uri(), pool)
         self.path = path
 
     def keys(self) -> set[str]:
@@ -152,8 +152,8 @@ class Folder(Objects):
 class Tripped(Folder):
     """Object store that fails at one of the objects, before or after it is stored."""
 
-    def __init__(self, path: Path, *, at: int, before: bool) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, pool: asyncpg.Pool, *, at: int, before: bool) -> None:
+        super().__init__(path, pool)
         self.left = at
         self.before = before
 

@@ -87,14 +87,7 @@ async def open_memory_services(
 
         if settings.embedding_model not in (None, BUILTIN):
             current()  # find a wrong setting at the start
-        objects = objects_of(settings)
-        if settings.objects_url is None and settings.database_url is not None:
-            log.warning(
-                "objects.local",
-                url=objects.url,
-                hint="only this machine can read this folder: with processes on several machines, "
-                "set BOTTEGA_OBJECTS_URL to a shared store",
-            )
+        objects = Objects(object_store_of(settings), database.pool)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
             database.pool,
@@ -242,11 +235,11 @@ def _has_server(settings: Settings) -> bool:
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 
-def objects_of(settings: Settings) -> Objects:
-    """Return the object store that the settings choose: by default a folder.
+def object_store_of(settings: Settings) -> str | None:
+    """Return the URL of the object store: by default a folder beside the embedded database.
 
-    Raises:
-        InvalidInputError: the setting is invalid.
+    ``None``: objects are in the database.
     """
-    folder = (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
-    return Objects(settings.objects_url or folder.as_uri())
+    if settings.objects_url is not None or settings.database_url is not None:
+        return settings.objects_url
+    return ((settings.data_dir or default_data_dir()).expanduser().absolute() / "objects").as_uri()

@@ -1,11 +1,13 @@
-"""Large bodies of episodes and files, in a folder or in an object store.
+"""Large bodies of episodes and files: in an object store, in a folder, or in the database.
 
 The library obstore accesses a local folder, S3 and compatible stores, Google Cloud Storage and
-Azure. An object is written once, as a whole, and carries a checksum.
+Azure. Without such a store objects are in PostgreSQL, in pieces, where every process reads them. An
+object is written once, as a whole, and carries a checksum.
 """
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import zlib
@@ -25,13 +27,16 @@ from obstore.store import LocalStore, from_url
 from pydantic_core import to_json
 
 from bottega.db.engine import acting_as
-from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnavailableError
+from bottega.errors import BottegaError, InvalidInputError, UnavailableError
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 MAX_BYTES = 256 * 1024 * 1024
 """Most bytes of one body, before compression."""
+
+PIECE_BYTES = 256 * 1024
+"""Bytes of a row: a body is never as a whole in a message of the database."""
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
@@ -48,6 +53,18 @@ class CorruptObjectError(BottegaError):
     code = "object_corrupt"
 
 
+class StoredElsewhereError(UnavailableError):
+    """An object that a row names is not in this process's store, nor in the database."""
+
+    code = "stored_elsewhere"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the body is not in the object store of this process: give all processes the same "
+            "BOTTEGA_OBJECTS_URL, or restore it from a backup"
+        )
+
+
 def new_key(tenant_id: UUID, owner_id: UUID, part: str) -> str:
     """Return ``<tenant>/<owner>/<part>-<random>``. No key is used twice: a pending deletion never
     hits a newer object."""
@@ -58,17 +75,124 @@ class Objects:
     """Bytes by key, compressed (zlib), with a checksum that every read verifies.
 
     Args:
-        url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
-            Addresses and credentials of a store come from its usual environment variables
-            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). The folder is created on first use.
-        timeout_s: longest time of one operation, in seconds.
+        url: of the object store; ``None``: objects are written to the database. Those that are
+            there already are read and deleted in both cases.
+        timeout_s: longest time of one operation of the object store, in seconds.
 
     Raises:
         InvalidInputError: the URL or the store's settings are invalid.
     """
 
+    def __init__(self, url: str | None, pool: asyncpg.Pool, *, timeout_s: float = 30.0) -> None:
+        self._pieces = _Pieces(pool)
+        self._bucket = None if url is None else Bucket(url, timeout_s=timeout_s)
+
+    async def put(self, key: str, body: bytes, *, level: int = _LEVEL) -> None:
+        """Write an object. It appears as a whole or not at all.
+
+        Args:
+            level: of the compression, 0 (none) to 9.
+
+        Raises:
+            InvalidInputError: the key is malformed, or the body too long.
+            UnavailableError: the store is unreachable or refuses.
+        """
+        _check(key)
+        if len(body) > MAX_BYTES:
+            raise InvalidInputError(f"a body may have {MAX_BYTES >> 20} MB at most")
+        packed = await asyncio.to_thread(pack, body, level)
+        await (self._bucket or self._pieces).put(key, packed)
+
+    async def get(self, key: str) -> bytes:
+        """Return an object's body.
+
+        Raises:
+            StoredElsewhereError: there is no such object.
+            CorruptObjectError: its bytes differ from those written.
+            UnavailableError: the store is unreachable or refuses.
+        """
+        _check(key)
+        packed = None if self._bucket is None else await self._bucket.get(key)
+        if packed is None:
+            packed = await self._pieces.get(key)
+        if packed is None:
+            raise StoredElsewhereError
+        return await asyncio.to_thread(unpack, key, packed)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; missing ones are no error.
+
+        Raises:
+            UnavailableError: the store is unreachable or refuses; some objects may be gone.
+        """
+        for key in keys:
+            _check(key)
+        if keys and self._bucket is not None:
+            await self._bucket.delete(keys)
+        await self._pieces.delete(keys)
+
+
+_PUT_PIECE = """
+INSERT INTO object_pieces (tenant_id, object_key, number, content) VALUES ($1, $2, $3, $4)
+"""
+_GET_PIECE = """
+SELECT content FROM object_pieces WHERE tenant_id = $1 AND object_key = $2 AND number = $3
+"""
+_STORED = """
+SELECT object_key FROM object_pieces WHERE tenant_id = $1 AND object_key = ANY ($2) AND number = 0
+"""
+_DELETE = "DELETE FROM object_pieces WHERE tenant_id = $1 AND object_key = $2"
+
+
+class _Pieces:
+    """Objects in the database: rows of :data:`PIECE_BYTES`, each read and written by itself."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    async def put(self, key: str, packed: bytes) -> None:
+        tenant_id = _tenant_of(key)
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_DELETE, tenant_id, key)
+            for number, start in enumerate(range(0, len(packed), PIECE_BYTES)):
+                piece = packed[start : start + PIECE_BYTES]
+                await connection.execute(_PUT_PIECE, tenant_id, key, number, piece)
+
+    async def get(self, key: str) -> bytes | None:
+        pieces: list[bytes] = []
+        tenant_id = _tenant_of(key)
+        async with acting_as(self._pool, tenant_id) as connection:
+            while not pieces or len(pieces[-1]) == PIECE_BYTES:
+                piece = await connection.fetchval(_GET_PIECE, tenant_id, key, len(pieces))
+                if piece is None:
+                    break
+                pieces.append(piece)
+        return b"".join(pieces) if pieces else None
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects, each in a transaction of its own: rows of large ones are many."""
+        for tenant_id, some in itertools.groupby(sorted(keys), _tenant_of):
+            async with acting_as(self._pool, tenant_id) as connection:
+                stored = await connection.fetch(_STORED, tenant_id, list(some))
+            for row in stored:
+                async with acting_as(self._pool, tenant_id) as connection:
+                    await connection.execute(_DELETE, tenant_id, row["object_key"])
+
+
+def _tenant_of(key: str) -> UUID:
+    return UUID(key.partition("/")[0])
+
+
+class Bucket:
+    """Objects in a folder or in an object store.
+
+    Args:
+        url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
+            Addresses and credentials of a store come from its usual environment variables
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). The folder is created on first use.
+    """
+
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
-        self.url = url
         self._timeout_s = timeout_s
         scheme = urlsplit(url).scheme
         if scheme not in SCHEMES:
@@ -97,53 +221,22 @@ class Objects:
                 f"BOTTEGA_OBJECTS_URL is invalid: {_first_line(error)}"
             ) from None
 
-    async def put(self, key: str, body: bytes, *, level: int = _LEVEL) -> None:
-        """Write an object. It appears as a whole or not at all.
-
-        Args:
-            level: of the compression, 0 (none) to 9.
-
-        Raises:
-            InvalidInputError: the key is malformed, or the body too long.
-            UnavailableError: the store is unreachable or refuses.
-        """
-        _check(key)
-        if len(body) > MAX_BYTES:
-            raise InvalidInputError(f"a body may have {MAX_BYTES >> 20} MB at most")
-        packed = await asyncio.to_thread(pack, body, level)
+    async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
             # In one piece: an interrupted multipart upload leaves its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
 
-    async def get(self, key: str) -> bytes:
-        """Return an object's body.
-
-        Raises:
-            NotFoundError: there is no such object.
-            CorruptObjectError: its bytes differ from those written.
-            UnavailableError: the store is unreachable or refuses.
-        """
-        _check(key)
+    async def get(self, key: str) -> bytes | None:
         try:
             async with self._asking():
                 answer = await self._opened().get_async(key)
-                packed = bytes(await answer.bytes_async())
+                return bytes(await answer.bytes_async())
         except _MissingError:
-            raise NotFoundError(f"the object store has no object {key}") from None
-        return await asyncio.to_thread(unpack, key, packed)
+            return None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error.
-
-        Raises:
-            UnavailableError: the store is unreachable or refuses; some objects may be gone.
-        """
-        for key in keys:
-            _check(key)
-        if not keys:
-            return
         try:
             async with self._asking():
                 await self._opened().delete_async(list(keys))

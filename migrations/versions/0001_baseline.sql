@@ -1044,6 +1044,16 @@ CREATE TABLE deleted_objects (
 );
 CREATE INDEX ix_deleted_objects_at ON deleted_objects (at);
 
+-- Objects where no object store is set. They may outlive their tenant until they are deleted.
+CREATE TABLE object_pieces (
+    tenant_id uuid NOT NULL,
+    object_key text NOT NULL,
+    number integer NOT NULL,
+    -- Compressed already.
+    content bytea STORAGE EXTERNAL NOT NULL,
+    CONSTRAINT pk_object_pieces PRIMARY KEY (tenant_id, object_key, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02);
+
 -- Maintenance of a table's indexes, which all tenants share.
 CREATE TABLE index_maintenance (
     name text NOT NULL,
@@ -1055,7 +1065,7 @@ CREATE TABLE index_maintenance (
 
 -- --- Files ---------------------------------------------------------------------------------------
 
--- Files for models, from users and tools. The bytes are in the object store.
+-- Files for models, from users and tools. The bytes are objects.
 CREATE TABLE files (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),

@@ -51,6 +51,7 @@ def test_a_sound_installation_passes(database_url: str, tmp_path: Path) -> None:
     status, checks = examined(tmp_path, DATABASE_URL=database_url)
     assert failed(checks) == {}
     assert tuple(checks) == CHECKS
+    assert "of bodies, " in checks["object_store"]["detail"]
     assert status == 0
     lines = forks.run(
         ["doctor"],

@@ -150,6 +150,9 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
+        "INSERT INTO object_pieces SELECT id, 'x', 0, 'x' FROM tenants WHERE name = $1", tenant
+    )
+    await owner.execute(
         "INSERT INTO budget_slices (tenant_id, account_id, unit, amount, spent, expires_at)"
         " SELECT id, gen_random_uuid(), 'tokens', 1, 0, now() + interval '1 hour' FROM tenants"
         " WHERE name = $1",

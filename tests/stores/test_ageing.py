@@ -31,8 +31,8 @@ from tests.memories import (
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def store(tmp_path: Path, database: Database) -> Folder:
+    return Folder(tmp_path, database.pool)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def test_a_failing_object_store_changes_nothing(
     ids = await remember(database.pool, *(make_episode(f"task {n}", day(n)) for n in range(4)))
     await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
     as_it_was = await rows(owner)
-    broken = Tripped(store.path, at=at, before=before)
+    broken = Tripped(store.path, database.pool, at=at, before=before)
     with pytest.raises(UnavailableError):
         await EpisodeMaintenance(database.pool, broken).archive_old(DEFAULT_TENANT, day(200))
     assert await rows(owner) == as_it_was
@@ -215,7 +215,7 @@ async def test_objects_with_an_expired_claim_are_not_used(
             await owner.execute("DELETE FROM deleted_objects")
 
     with pytest.raises(asyncpg.RaiseError, match="claimed too long ago"):
-        await EpisodeMaintenance(database.pool, Slow(store.path)).archive_old(
+        await EpisodeMaintenance(database.pool, Slow(store.path, database.pool)).archive_old(
             DEFAULT_TENANT, day(200)
         )
     assert set((await states(owner)).values()) == {"mature"}

@@ -82,7 +82,7 @@ async def test_a_tenant_s_erasure_in_a_worker_does_not_hold_up_its_files(
     async with open_database(  # a worker's sizes
         database_url, pool_size=3, engine_size=1, patience_s=0.1
     ) as database:
-        files = FileStore(database, Objects(tmp_path.as_uri()))
+        files = FileStore(database, Objects(tmp_path.as_uri(), database.pool))
         async with database.begin(DEFAULT_TENANT):
             assert await files.use(DEFAULT_TENANT, [uuid4()], Owner(None, None)) == {}
 

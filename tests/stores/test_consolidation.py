@@ -50,8 +50,8 @@ LATER = day(60)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def store(tmp_path: Path, database: Database) -> Folder:
+    return Folder(tmp_path, database.pool)
 
 
 @pytest.fixture
@@ -287,7 +287,9 @@ async def test_a_failing_object_store_changes_nothing(
     await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
-    broken = EpisodeMaintenance(database.pool, Tripped(store.path, at=at, before=False))
+    broken = EpisodeMaintenance(
+        database.pool, Tripped(store.path, database.pool, at=at, before=False)
+    )
     with pytest.raises(UnavailableError):
         await broken.tend(DEFAULT_TENANT, LATER)
     assert await rows(owner) == as_it_was

@@ -36,8 +36,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def objects(root: Path) -> Objects:
-    return Objects(root.as_uri())
+def objects(root: Path, database: Database) -> Objects:
+    return Objects(root.as_uri(), database.pool)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, Sta
 from bottega.memory.episodes.scope import EVERYTHING, MemoryOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.text.embeddings import Embedder, Vectors
-from bottega.objects import Objects, new_key
+from bottega.objects import Objects, StoredElsewhereError, new_key
 from tests.memories import make_episode, remember
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -421,7 +421,7 @@ async def test_a_search_reads_each_row_by_its_key_without_statistics(
 async def test_bodies_come_back_from_the_object_store(
     database: Database, embedder: BuiltinEmbedder, owner: asyncpg.Pool, folder: Path
 ) -> None:
-    objects = Objects((folder / "objects").as_uri())
+    objects = Objects((folder / "objects").as_uri(), database.pool)
     memory = over(database, embedder, objects=objects)
     known = await memory.store(DEFAULT_TENANT, FULL)
     for part in ("trace", "output"):
@@ -444,5 +444,5 @@ async def test_bodies_come_back_from_the_object_store(
     (folder / "away").rename(folder / "objects")
     [lost] = (folder / "objects").rglob("trace-*")
     lost.unlink()
-    with pytest.raises(UnavailableError, match="missing in the object store"):  # the key exists
+    with pytest.raises(StoredElsewhereError):  # the key exists
         await memory.get(DEFAULT_TENANT, EVERYTHING, known)

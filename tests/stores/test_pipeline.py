@@ -53,7 +53,7 @@ class Looked:
 
     def __init__(self, database: Database, folder: Path) -> None:
         self.database = database
-        self.store = Folder(folder)
+        self.store = Folder(folder, database.pool)
         pool = database.pool
         self.memory = EpisodicMemory(
             pool,

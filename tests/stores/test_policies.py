@@ -65,6 +65,7 @@ async def filled(module_settings: Settings, module_database_url: str) -> AsyncIt
                 "openai_base_url": model.base_url,
                 "webhook_secret": SecretStr(SECRET),
                 "secrets_key": SecretStr(SECRETS_KEY),
+                "database_url": module_database_url,  # bodies of files are there
             }
         )
         async with running(configured, module_database_url, worker=True) as server:

@@ -43,6 +43,11 @@ SELECT current_setting('search_path') AS search_path, clock_timestamp() AS now,
        current_setting('transaction_read_only') = 'on' AS is_read_only,
        pg_size_pretty(pg_database_size(current_database())) AS size
 """
+_OBJECTS = """
+SELECT pg_size_pretty(o.size) AS size,
+       round(100.0 * o.size / pg_database_size(current_database())) AS share
+FROM (SELECT coalesce(pg_total_relation_size(to_regclass('object_pieces')), 0) AS size) AS o
+"""
 _KEYS = "SELECT DISTINCT substr(value, 1, 8) FROM secrets WHERE value IS NOT NULL"
 
 
@@ -326,19 +331,38 @@ async def _of_surroundings(settings: "Settings") -> AsyncIterator[Check]:
 
 
 async def _object_store(settings: "Settings") -> Check:
-    from bottega.memory_services import objects_of
-    from bottega.objects import new_key
+    from bottega.memory_services import object_store_of
+    from bottega.objects import Bucket, new_key
 
     try:
-        objects = objects_of(settings)
+        if (store := object_store_of(settings)) is None:
+            return await _objects_in_database(settings)
         key = new_key(UUID(int=0), uuid4(), "check")
+        bucket = Bucket(store)
         async with asyncio.timeout(2 * _PATIENCE_S):
-            await objects.put(key, b"doctor")
-            await objects.get(key)
-            await objects.delete([key])
+            await bucket.put(key, b"doctor")
+            await bucket.get(key)
+            await bucket.delete([key])
     except Exception as error:
         return _failed("object_store", error)
-    return Check("object_store", True, f"{objects.url} stores, reads and deletes")
+    return Check("object_store", True, f"{store} stores, reads and deletes")
+
+
+async def _objects_in_database(settings: "Settings") -> Check:
+    """Show how much of the database is bodies."""
+    from bottega.db.connect import connect
+
+    assert settings.database_url is not None
+    session = await connect(settings.database_url.get_secret_value(), role=None)
+    try:
+        row = await session.fetchrow(_OBJECTS)
+    finally:
+        await session.close()
+    detail = (
+        f"the database: {row['size']} of bodies, {row['share']} % of it; "
+        "from 10 GB on set BOTTEGA_OBJECTS_URL"
+    )
+    return Check("object_store", True, detail)
 
 
 async def _egress(settings: "Settings", addresses: list[str]) -> Check:

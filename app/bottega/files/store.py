@@ -1,4 +1,4 @@
-"""Files of tenants: rows in the database, bytes in the object store.
+"""Files of tenants: their rows, and their bytes as objects.
 
 A file's bytes are objects of one size, its pieces. So an upload needs the memory of one piece, and
 a part of a file can be read alone. The keys of pieces are claimed before they are written: those
@@ -173,8 +173,7 @@ class FileStore:
             row: from :meth:`find`.
 
         Raises:
-            NotFoundError: it was deleted meanwhile.
-            CorruptObjectError, UnavailableError: see :meth:`Objects.get`.
+            StoredElsewhereError, CorruptObjectError, UnavailableError: see :meth:`Objects.get`.
         """
         size = row["piece_bytes"]
         end = row["size"] if end is None else end

@@ -421,7 +421,7 @@ class Settings(BaseSettings):
         str | None,
         Field(
             description="Object store of large bodies: s3://bucket/prefix, gs://…, az://…, "
-            "file:///folder. Unset: a folder in the data folder."
+            "file:///folder. Unset: the database, or with the embedded one a folder beside it."
         ),
     ] = None
     embedding_model: Annotated[

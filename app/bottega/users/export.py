@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
 
 from bottega.db.engine import Database
-from bottega.errors import NotFoundError, UserErasingError
+from bottega.errors import UserErasingError
 from bottega.objects import Objects
 from bottega.users import erasure
 
@@ -194,10 +194,7 @@ class UserExport:
     ) -> AsyncIterator[bytes]:
         """Yield what a row keeps in the object store, one object a line."""
         for number, object_key in enumerate(object_keys):
-            try:
-                data = await self.objects.get(object_key)
-            except NotFoundError:  # deleted meanwhile
-                return
+            data = await self.objects.get(object_key)
             about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}
             yield self._line("content", to_json(about))
 

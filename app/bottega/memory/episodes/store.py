@@ -15,7 +15,7 @@ from bottega import metrics
 from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
-from bottega.errors import NotFoundError, UnavailableError
+from bottega.errors import NotFoundError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState, ended_before
@@ -199,7 +199,7 @@ class EpisodicMemory:
 
         Raises:
             NotFoundError: unknown, deleted, outside of the scope, or of another tenant.
-            UnavailableError: the object store cannot be reached.
+            UnavailableError: a body cannot be read; ``bodies=False`` reads the rest.
         """
         async with acting_as(self.pool, tenant_id) as connection:
             found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
@@ -216,14 +216,7 @@ class EpisodicMemory:
         if not keys:
             return {}
         assert self._objects is not None, "a body is in an object store, but none is configured"
-        try:
-            contents = await asyncio.gather(*map(self._objects.get, keys.values()))
-        except NotFoundError:  # the episode exists and refers to it
-            raise UnavailableError(
-                f"the {' or the '.join(keys)} of this episode is missing in the object store: "
-                "restore it, or correct BOTTEGA_OBJECTS_URL; body=false reads the rest",
-                code="object_store",
-            ) from None
+        contents = await asyncio.gather(*map(self._objects.get, keys.values()))
         return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
 
     async def semantic_search(

@@ -21,7 +21,7 @@ from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
 from bottega.db.indexes import maintain_indexes
 from bottega.db.sessions import decoded
-from bottega.errors import InvalidInputError, NotFoundError
+from bottega.errors import InvalidInputError
 from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
@@ -33,7 +33,7 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.refinement import narrowed, narrowing
 from bottega.memory.patterns.store import PatternStore
-from bottega.objects import CorruptObjectError, Objects
+from bottega.objects import CorruptObjectError, Objects, StoredElsewhereError
 
 log = structlog.get_logger(__name__)
 
@@ -131,7 +131,7 @@ async def _fetched(objects: Objects, key: str) -> bytes | None:
     """Read a trace from the object store; ``None``: it is missing or corrupt."""
     try:
         return await objects.get(key)
-    except (NotFoundError, CorruptObjectError) as error:
+    except (StoredElsewhereError, CorruptObjectError) as error:
         log.warning("trace.not_read", error=error.detail)
         return None
 
