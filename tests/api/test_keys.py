@@ -11,6 +11,7 @@ import pytest
 
 from bottega.api.auth import is_public
 from bottega.settings import Settings
+from bottega.tenants.keys import ROLES
 from tests.api.test_bad_input import problem
 from tests.rows import unchanged
 from tests.service import Running, running
@@ -163,6 +164,28 @@ async def test_a_key_shows_whether_it_must_name_a_user(closed: Running, admin: H
         assert wrong.status_code == 422
         noted = (await client.get("/v1/audit?action=key.create&order=desc&limit=1")).json()
         assert noted["items"][0]["details"]["require_user"] is True
+
+
+async def test_a_role_names_a_set_of_scopes(closed: Running, admin: Holder) -> None:
+    async with admin.client(closed) as client:
+        for role, scopes in ROLES.items():
+            made = await client.post("/v1/keys", json={"name": "x", "role": role})
+            assert (made.status_code, made.json()["scopes"]) == (201, [*scopes]), made.text
+        for wrong in ({"role": "owner"}, {"role": "admin", "scopes": ["read"]}, {}):
+            assert (await client.post("/v1/keys", json={"name": "x"} | wrong)).status_code == 422
+
+
+async def test_an_approver_reads_what_it_decides_on(closed: Running, database_url: str) -> None:
+    approver = await holder(database_url, "acme", "approve")
+    async with approver.client(closed) as client:
+        for path in ("/v1/runs", "/v1/sessions", "/v1/interrupts"):
+            assert (await client.get(path)).status_code == 200
+        for path in (f"/v1/runs/{NOBODY}", f"/v1/runs/{NOBODY}/messages", "/v1/sessions/none"):
+            assert (await client.get(path)).status_code == 404
+        for path in ("/v1/agents", "/v1/episodes", "/v1/usage", "/v1/keys"):
+            assert (await client.get(path)).status_code == 403
+        me = (await client.get("/v1/me")).json()
+        assert (me["tenant"], me["scopes"], me["user"]) == ("acme", ["approve"], None)
 
 
 async def test_a_key_has_each_of_its_scopes_once(closed: Running, admin: Holder) -> None:

@@ -57,6 +57,15 @@ INCLUDED: Mapping[Scope, frozenset[Scope]] = {
     "admin": frozenset(SCOPES),
 }
 """The scopes that each scope includes, itself among them."""
+Role = Literal["viewer", "runner", "approver", "builder", "admin"]
+ROLES: Mapping[Role, Sequence[Scope]] = {
+    "viewer": ("read",),
+    "runner": ("run",),
+    "approver": ("approve",),
+    "builder": ("run", "define"),
+    "admin": ("admin",),
+}
+"""Named sets of scopes."""
 MOST_KEYS = 1000
 """Limit of a tenant's keys that are not revoked."""
 

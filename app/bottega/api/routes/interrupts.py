@@ -11,7 +11,7 @@ from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
 from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
 from bottega.api.schemas.runs import SessionName
-from bottega.api.shared.deps import PeopleTenant, PrincipalDep, Tenant, Transaction
+from bottega.api.shared.deps import PeopleTenant, PrincipalDep, ReviewTenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery, QueriedUser
 from bottega.api.shared.run_control import decide
 from bottega.runs import interrupts
@@ -40,7 +40,7 @@ class InterruptQuery(PageQuery):
 )
 async def list_(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     principal: PrincipalDep,
     query: Annotated[InterruptQuery, Query()],
     request: Request,
@@ -63,7 +63,7 @@ async def list_(
     response_model=InterruptItem,
     responses=problems(404),
 )
-async def get(tx: Transaction, tenant: Tenant, interrupt_id: InterruptId) -> Any:
+async def get(tx: Transaction, tenant: ReviewTenant, interrupt_id: InterruptId) -> Any:
     return await interrupts.get(tx, tenant, interrupt_id)
 
 

@@ -1,19 +1,20 @@
 """Routes of API keys, for an administrator's own tenant."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Body, Page, PlaceInTime
 from bottega.api.shared.deps import Actor, AdminTenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.tenants import keys
-from bottega.tenants.keys import SCOPES, Scope
+from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
 
 _EXAMPLE: JsonDict = {
     "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
@@ -41,18 +42,24 @@ class NewKey(Body):
         Field(description="Purpose of the key, to find it again when it must be revoked."),
     ]
     scopes: Annotated[
-        list[Scope],
+        Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None,
         Field(
-            min_length=1,
-            max_length=len(SCOPES),
             description=(
                 "What it may do. `read`: reading and searching; `run`: starting runs, and all "
                 "changes that no other scope names; `define`: changing agents, graphs, providers "
-                "and schedules; `approve`: decisions that only people may take; `admin`: "
-                "everything. `run` and `define` include `read`."
+                "and schedules; `approve`: decisions that only people may take, and reading runs, "
+                "messages, sessions and interrupts; `admin`: everything. `run` and `define` "
+                "include `read`. Send either this or `role`."
             ),
         ),
-    ]
+    ] = None
+    role: Annotated[
+        Role | None,
+        Field(
+            description="In place of `scopes`: `viewer` (read), `runner` (run), `approver` "
+            "(approve), `builder` (run, define) or `admin`."
+        ),
+    ] = None
     expires_at: Annotated[
         Annotated[PlaceInTime, Field(strict=False)] | None,
         Field(description="End of its validity; null: valid until revoked."),
@@ -64,6 +71,12 @@ class NewKey(Body):
             "must name a `user` (else 422 `user_required`)."
         ),
     ] = False
+
+    @model_validator(mode="after")
+    def _has_either(self) -> Self:
+        if (self.scopes is None) == (self.role is None):
+            raise PydanticCustomError("either", "send either scopes or role")
+        return self
 
 
 class Key(Answer):
@@ -121,7 +134,9 @@ KeyId = Annotated[UUID, Path(description="The key's id.")]
 async def create(
     tx: Transaction, tenant: AdminTenant, actor: Actor, body: NewKey, response: Response
 ) -> Any:
-    row, key = await keys.create(tx, tenant, actor, **body.model_dump())
+    new = body.model_dump(exclude={"role"})
+    new["scopes"] = body.scopes or ROLES[body.role or "viewer"]
+    row, key = await keys.create(tx, tenant, actor, **new)
     response.headers["Location"] = f"/v1/keys/{row['id']}"
     response.headers["Cache-Control"] = "no-store"
     return {**row, "key": key}

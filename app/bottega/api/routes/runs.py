@@ -31,7 +31,14 @@ from bottega.api.schemas.runs import (
 )
 from bottega.api.server.headers import sent
 from bottega.api.shared import idempotency
-from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import (
+    Actor,
+    PrincipalDep,
+    ReviewTenant,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
 from bottega.api.shared.idempotency import HEADER, OnceDep, is_key
 from bottega.api.shared.new_runs import submit
 from bottega.api.shared.pages import (
@@ -464,7 +471,7 @@ router.add_api_route(
 )
 async def list_(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     principal: PrincipalDep,
     query: Annotated[RunQuery, Query()],
     request: Request,
@@ -498,7 +505,7 @@ class RunInFull(Run):
     response_model=RunInFull,
     responses=problems(404),
 )
-async def get(service: ServiceDep, tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+async def get(service: ServiceDep, tx: Transaction, tenant: ReviewTenant, run_id: RunId) -> Any:
     run = await read.get(tx, tenant, run_id)
     subagents = await first_subagents(tx, tenant, run["pinned"], run["agent"])
     return run | {
@@ -522,7 +529,7 @@ class TaskQuery(PageQuery):
 )
 async def tasks(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     run_id: RunId,
     query: Annotated[TaskQuery, Query()],
     request: Request,
@@ -556,7 +563,7 @@ class MessageQuery(PageQuery):
 )
 async def list_messages(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     run_id: RunId,
     query: Annotated[MessageQuery, Query()],
     request: Request,
@@ -575,7 +582,7 @@ async def list_messages(
     response_model=RunGraph,
     responses=problems(404),
 )
-async def graph(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+async def graph(tx: Transaction, tenant: ReviewTenant, run_id: RunId) -> Any:
     return await read.graph(tx, tenant, run_id)
 
 

@@ -13,7 +13,14 @@ from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Metadata, OwnUser, Page, UserName
 from bottega.api.schemas.messages import Message
 from bottega.api.schemas.runs import SessionName
-from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import (
+    Actor,
+    PrincipalDep,
+    ReviewTenant,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import (
     LINK,
@@ -167,7 +174,7 @@ class SessionQuery(PageQuery):
 )
 async def list_(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     principal: PrincipalDep,
     query: Annotated[SessionQuery, Query()],
     request: Request,
@@ -190,7 +197,7 @@ async def list_(
     response_model=SessionMemory,
     responses=problems(404),
 )
-async def get(tx: Transaction, tenant: Tenant, session_id: SessionId) -> Any:
+async def get(tx: Transaction, tenant: ReviewTenant, session_id: SessionId) -> Any:
     return await sessions.get(tx, tenant, session_id)
 
 
@@ -278,7 +285,7 @@ class SessionMessageQuery(PageQuery):
 )
 async def list_messages(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     principal: PrincipalDep,
     session_id: SessionId,
     query: Annotated[SessionMessageQuery, Query()],

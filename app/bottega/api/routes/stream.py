@@ -15,7 +15,7 @@ from bottega.api.errors import problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.schemas.runs import Event as EventAnswer
 from bottega.api.server.middleware import PAST
-from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep
 from bottega.api.shared.pages import PageQuery, escaped_lines
 from bottega.container import Service
 from bottega.db.pages import PageItems
@@ -130,7 +130,7 @@ class EventQuery(PageQuery, WatchQuery):
 async def events(
     service: ServiceDep,
     principal: PrincipalDep,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     run_id: RunId,
     query: Annotated[EventQuery, Query()],
     request: Request,

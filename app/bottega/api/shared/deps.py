@@ -1,8 +1,8 @@
 """Dependencies of routes: the service, the caller, and a transaction.
 
 Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
-``PeopleTenant``, ``AdminTenant`` or ``AnyTenant``, which check the key's scopes and the query's
-names. ``bottega.api.documents`` enforces this.
+``ReviewTenant``, ``PeopleTenant``, ``AdminTenant`` or ``AnyTenant``, which check the key's scopes
+and the query's names. ``bottega.api.documents`` enforces this.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -93,6 +93,10 @@ async def _read_tenant(request: Request, principal: PrincipalDep) -> UUID:
     return _allowed(request, principal, "read")
 
 
+async def _review_tenant(request: Request, principal: PrincipalDep) -> UUID:
+    return _allowed(request, principal, "read", "approve")
+
+
 async def _people_tenant(request: Request, principal: PrincipalDep) -> UUID:
     return _allowed(request, principal, "run", "approve")
 
@@ -111,6 +115,8 @@ DefineTenant = Annotated[UUID, Depends(_define_tenant)]
 """Tenant of the caller. GET and HEAD need the scope ``read``, other methods ``define``."""
 ReadTenant = Annotated[UUID, Depends(_read_tenant)]
 """Tenant of the caller, for a POST that only reads (scope ``read``)."""
+ReviewTenant = Annotated[UUID, Depends(_review_tenant)]
+"""Tenant of the caller, for reading what people decide on (scope ``read`` or ``approve``)."""
 PeopleTenant = Annotated[UUID, Depends(_people_tenant)]
 """Tenant of the caller, for what people decide (scope ``run`` or ``approve``)."""
 AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
@@ -121,6 +127,7 @@ AnyTenant = Annotated[UUID, Depends(_any_tenant)]
 
 _SCOPES: dict[Callable[..., Any], tuple[Scope, ...]] = {
     _read_tenant: ("read",),
+    _review_tenant: ("read", "approve"),
     _people_tenant: ("run", "approve"),
     _admin_tenant: ("admin",),
     _any_tenant: SCOPES,
