@@ -26,6 +26,8 @@ with warnings.catch_warnings():
 
 BIN = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
 """Folder of the programs, such as pg_basebackup."""
+BIN_16 = POSTGRES_VERSIONS[16]
+"""Those of the oldest version that works."""
 USER = "pgserver" if os.geteuid() == 0 else None
 """User of the servers: PostgreSQL refuses root."""
 _PAGE = Path(__file__).parents[1] / "docs/recovery.md"
@@ -38,11 +40,13 @@ class Server:
 
     Attributes:
         settings: changes of postgresql.conf, from the next start on.
+        programs: folder of PostgreSQL's programs.
     """
 
     data: Path
     settings: dict[str, str] = field(default_factory=dict)
     port: int = 0
+    programs: Path = BIN
 
     def __post_init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -102,7 +106,7 @@ class Server:
     def _run(self, script: str, **environment: str) -> None:
         environment = {
             **os.environ,
-            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
             "PGDATA": str(self.data),
             "PGHOST": "127.0.0.1",
             "PGPORT": str(self.port),

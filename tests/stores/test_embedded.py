@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from bottega.db import embedded
+from bottega.db.connect import connect
 from bottega.db.embedded import DataFolderError
 from tests.waiting import until_now
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 HOLD = """
 import pathlib, sys
 from bottega.db import embedded
+from bottega.db.connect import connect
 with embedded.running(pathlib.Path(sys.argv[1])) as url:
     print(url, flush=True)
     sys.stdin.read()
@@ -173,12 +175,27 @@ def test_a_folder_with_other_files_is_an_error_with_a_reason(folder: Path) -> No
         pass
 
 
-def test_a_path_with_odd_characters_works(folder: Path) -> None:
-    odd = folder / "it's a folder"
+ODD = ('it\'s $HOME `id` "x" é 漢', "a\\b %41 #?&=+", "-o x;y|z", " blanks ", "{}[]*~!")
+
+
+@pytest.mark.parametrize(
+    "name", [ODD[0], *(pytest.param(each, marks=pytest.mark.deep) for each in ODD[1:])]
+)
+async def test_a_folder_with_odd_characters_works(folder: Path, name: str) -> None:
+    odd = folder / name
     with embedded.running(odd) as url:
-        assert "%20" in url
         assert postmaster(odd) is not None
+        session = await connect(url, role=None)
+        data = await session.fetchval("SELECT current_setting('data_directory')")
+        await session.close()
+        assert data == str(odd / "postgres")
     assert postmaster(odd) is None
+
+
+@pytest.mark.parametrize("name", ["a,b", "a\nb"])
+def test_a_path_that_no_address_can_hold_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(DataFolderError, match="comma"), embedded.running(folder / name):
+        pass
 
 
 def test_a_path_too_long_for_its_socket_is_refused(folder: Path) -> None:

