@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
@@ -158,6 +159,22 @@ async def supervised(*scripts: str) -> AsyncIterator[tuple[asyncio.subprocess.Pr
         if parent.returncode is None:
             parent.send_signal(signal.SIGTERM)
             assert await parent.wait() == 0
+
+
+IDLE = """
+import sys
+from bottega.cli import processes
+def select(readable, writable, failed, wait_s):
+    sys.exit(f"waits {wait_s}")
+processes.select.select = select
+processes.monotonic = lambda: 1e6  # seconds since the machine was started
+processes.Supervisor(processes.Plan([], "", 0, True)).run()
+"""
+
+
+def test_a_parent_with_nothing_due_sleeps_however_long_the_machine_is_up() -> None:
+    ended = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True)
+    assert ended.stderr == "waits None\n"
 
 
 async def test_a_child_that_died_or_cannot_be_forked_is_started_again() -> None:

@@ -167,7 +167,8 @@ class Supervisor:
     def _wait(self, signals: socket.socket) -> None:
         """Wait for signals and for bytes of children, until something is due."""
         links = {each.link: each for each in self._running.values() if each.is_heard}
-        wait_s = max(0.0, min(self._due_times(), default=3600.0) - monotonic())
+        due = self._due_times()
+        wait_s = max(0.0, min(due) - monotonic()) if due else None
         readable, _, _ = select.select([signals, *links], [], [], wait_s)
         for each in readable:
             if each is signals:
