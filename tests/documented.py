@@ -1,7 +1,12 @@
-"""Agreement of events with their schemas in the documents."""
+"""Agreement of events and problems with the documents."""
 
+import json
+import re
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import httpx2
 from pydantic_core import to_json
 
 from bottega.api.schemas.events import EVENTS
@@ -14,3 +19,28 @@ def check_event(event: dict[str, Any]) -> None:
     read = model.model_validate_json(to_json(event), strict=True)
     shown = read.model_dump(mode="json", by_alias=True, exclude_unset=True)
     assert shown["data"] == event["data"], event["type"]
+
+
+@cache
+def operations() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    """Return a pattern of each documented path with its methods, paths without parameters first."""
+    path = Path(__file__).parent / "contract/snapshots/openapi.json"
+    found = json.loads(path.read_text())["paths"]
+    exact_first = sorted(found, key=lambda each: "{" in each)
+    return [(re.compile(re.sub(r"\{\w+\}", "[^/]+", each)), found[each]) for each in exact_first]
+
+
+async def check_problem(answer: httpx2.Response) -> None:
+    """Check that the operation lists the code of a problem among its ``x-error-codes``."""
+    if answer.headers.get("content-type") != "application/problem+json":
+        return
+    path = answer.request.url.raw_path.decode("latin-1").partition("?")[0]
+    method = answer.request.method.lower()
+    found = (
+        each[method] for known, each in operations() if known.fullmatch(path) and method in each
+    )
+    operation = next(found, None)
+    if operation is not None and "x-error-codes" in operation:
+        await answer.aread()
+        code = answer.json()["code"]
+        assert code in operation["x-error-codes"], (operation["operationId"], code)

@@ -18,7 +18,7 @@ from bottega.container import Service, open_service
 from bottega.db.sessions import Silence
 from bottega.main import create_app, server_config
 from bottega.settings import Settings
-from tests.documented import check_event
+from tests.documented import check_event, check_problem
 from tests.waiting import deadline, until
 
 _TRUSTS_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -86,7 +86,8 @@ async def watch(port: int | None, run_id: str) -> list[dict[str, Any]]:
 
 def client_of(port: int | None, **options: Any) -> httpx2.AsyncClient:
     """Return a client of a server on this machine; the caller closes it."""
-    options = {"timeout": 30, "verify": _TRUSTS_NOBODY, **options}
+    hooks = {"response": [check_problem]}
+    options = {"timeout": 30, "verify": _TRUSTS_NOBODY, "event_hooks": hooks, **options}
     return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", **options)
 
 

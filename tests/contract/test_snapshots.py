@@ -73,6 +73,30 @@ def test_every_operation_is_named_described_and_documents_its_problems(
     assert "HTTPValidationError" not in json.dumps(document)
 
 
+def test_every_field_parameter_and_operation_is_described(document: dict[str, Any]) -> None:
+    for name, schema in document["components"]["schemas"].items():
+        for member, shown in schema.get("properties", {}).items():
+            assert shown.get("description"), (name, member)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert len(operation.get("description", "")) >= 40, (method, path)
+            assert all(each["description"] for each in operation.get("parameters", ()))
+
+
+def test_every_operation_lists_the_codes_of_its_problems(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if path.startswith("/v1/"):
+                assert len(operation["x-error-codes"]) > 8, operation["operationId"]
+
+
+def test_streams_are_operations_of_their_own(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            kinds = {*operation["responses"].get("200", {}).get("content", {})}
+            assert "text/event-stream" not in kinds or len(kinds) == 1, (method, path)
+
+
 def test_events_are_unchanged() -> None:
     check("events", {"types": sorted(EventType), "envelope": Event.model_json_schema()})
 

@@ -57,10 +57,10 @@ _LONGEST_KEY = 256
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """Prefix of the "subprotocol" that carries a browser's ticket."""
-_PLACES = {"websocket": ("ws", "websocket"), "http": ("events", "sse")}
-"""Ends of the paths that tickets open, and the tickets' kinds."""
+_PLACES = {"ws": ("websocket", "websocket"), "events": ("http", "sse"), "stream": ("http", "sse")}
+"""Ends of the paths that tickets open, with their protocols and the tickets' kinds."""
 _WATCHED = re.compile(
-    r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/(ws|events)"
+    r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/(ws|events|stream)"
 )
 
 
@@ -370,13 +370,14 @@ async def _by_token(key_cache: KeyCache, text: str) -> Principal:
 
 async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principal:
     at, token = _WATCHED.fullmatch(scope["path"]), None
-    if at and at[2] == _PLACES[scope["type"]][0] and is_token(ticket):
+    protocol, opens = _PLACES[at[2]] if at else ("", "")
+    if scope["type"] == protocol and is_token(ticket):
         with suppress(UnauthenticatedError):
             token = await key_cache.token(ticket)
     if (
         at is None
         or token is None
-        or token.opens != _PLACES[scope["type"]][1]
+        or token.opens != opens
         or token.run_id not in (None, UUID(at[1]))
         or (token.opens == "websocket" and not await key_cache.redeem(token))
     ):

@@ -5,19 +5,21 @@ such a body's schema becomes `oneOf` complete schemas, so that generators of cli
 for each.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, iter_route_contexts
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 import bottega
 from bottega.api.auth import TICKET, is_public
@@ -32,9 +34,11 @@ from bottega.api.schemas.runs import Event
 from bottega.api.server.documents import LateDocument
 from bottega.api.shared.deps import required_scopes
 from bottega.events.frames import LLM_DELTA
+from bottega.json_schema.described import SHARED_PARAMETERS
 from bottega.tenants.keys import Scope
 from bottega.tenants.tokens import TICKET_S
 
+_EXAMPLES = Path(__file__).parent / "examples.json"
 _REF_PREFIX = "#/components/schemas/"
 
 
@@ -141,7 +145,8 @@ def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
     for name in variant.needs:
         fields[name] = _not_null(fields[name])
     for name in variant.lacks:
-        fields[name] = {**_NULL, "title": name.replace("_", " ").title()}
+        title = name.replace("_", " ").title()
+        fields[name] = {**_NULL, "title": title, "description": "Not in this variant."}
     for name, rules in variant.rules.items():
         fields[name] |= deepcopy(dict(rules))
     if required := [*dict.fromkeys((*schema.get("required", ()), *variant.needs))]:
@@ -171,6 +176,116 @@ SCHEME = {
 
 _SCHEMAS = "#/components/schemas/"
 
+_STATUS_CODES: Mapping[int, str] = {
+    400: "bad_json bad_request",
+    401: "unauthenticated bad_key bad_token key_expired token_expired",
+    403: "insufficient_scope keys_required foreign_request other_user",
+    404: "not_found",
+    408: "request_timeout",
+    412: "version_conflict",
+    413: "body_too_large",
+    414: "url_too_long",
+    415: "unsupported_media_type",
+    416: "range",
+    422: "invalid",
+    429: "rate_limited",
+    431: "headers_too_large",
+    500: "internal",
+    503: "database_unavailable storage_full too_many_connections",
+}
+"""Codes of a problem, by status, that each operation with the status may answer."""
+_SECRETS = "secret_host_unset secret_in_clear secret_needs_https secret_not_for_host"
+_ONCE = "idempotency_key_reused in_flight"
+_STORES = "storage_quota too_many"
+_PATTERNS = "pattern_checks pattern_too_large patterns_too_slow"
+_RUNS = (
+    "bad_data conversation_busy cost_per_day duplicate_tool egress_forbidden file_quota "
+    "file_too_large files_too_large message_too_large missing_description no_webhook_secret "
+    "queued_runs reserved_field session_user storage_quota tokens_per_day too_deep "
+    "too_many_messages unknown_agent unknown_file unknown_graph unknown_mcp_server unknown_model "
+    "unknown_provider unknown_tool unpriced_model unsupported_param unsupported_part user_erasing "
+    "user_required wrong_media_type"
+)
+_AGENTS = (
+    f"{_SECRETS} {_STORES} {_PATTERNS} cycle limit_above_operator reserved_field "
+    "stateful_subagent unknown_plugin unsupported_param"
+)
+_OWNED = "session_user user_required"
+_OPERATION_CODES: Mapping[str, str] = {
+    "add_graph_edge": f"{_STORES} cycle exists",
+    "apply": f"{_AGENTS} {_RUNS} exists unknown_command unknown_reference",
+    "cancel_run": _OWNED,
+    "cancel_run_task": _OWNED,
+    "change_pattern": "invalid_condition",
+    "change_schedule": _OWNED,
+    "change_session": f"{_OWNED} storage_quota",
+    "create_agent": f"{_AGENTS} {_ONCE} exists",
+    "create_file": "bad_multipart file_quota file_too_large storage_quota too_many_uploads "
+    "upload_stopped user_erasing user_required session_user",
+    "create_graph": f"{_STORES} {_ONCE} cycle exists",
+    "create_key": "too_many_keys",
+    "create_mcp_server": f"{_SECRETS} {_STORES} {_ONCE} egress_forbidden exists unknown_command",
+    "create_pattern": f"{_ONCE} invalid_condition",
+    "create_provider": f"{_SECRETS} {_STORES} {_ONCE} egress_forbidden exists",
+    "create_run": f"{_RUNS} {_ONCE} {_PATTERNS}",
+    "create_schedule": f"{_RUNS} {_ONCE} {_PATTERNS} exists too_many",
+    "create_session": f"{_ONCE} exists storage_quota user_erasing user_required",
+    "delete_file": _OWNED,
+    "delete_schedule": _OWNED,
+    "delete_secret": "no_secrets_key",
+    "delete_session": _OWNED,
+    "delete_session_memory": _OWNED,
+    "dry_run_graph": "dry_run_too_large dry_runs unknown_agent",
+    "export_user": "user_erasing",
+    "find_context": "user_required",
+    "find_similar_failures": "user_required",
+    "fork_session": f"{_OWNED} {_ONCE} exists not_completed not_final storage_quota unknown_run "
+    "user_erasing",
+    "get_episode": "user_required",
+    "get_file": _OWNED,
+    "get_file_content": _OWNED,
+    "get_graph_drawing": "drawing_too_slow drawings",
+    "get_run_graph": "no_graph",
+    "get_run_context": "no_graph",
+    "get_run_prompt": "no_model_call",
+    "get_secret": "no_secrets_key",
+    "give_run_feedback": f"{_OWNED} not_final",
+    "import_episode": f"{_OWNED} {_ONCE} storage_quota user_erasing",
+    "learn_from_episode": f"{_OWNED} {_ONCE} not_final storage_quota user_erasing",
+    "list_run_events": "bad_ticket too_many_streams",
+    "list_secrets": "no_secrets_key",
+    "list_session_messages": _OWNED,
+    "maintain_memory": "conflict",
+    "merge_patterns": f"{_ONCE} conflict invalid_condition",
+    "put_secret": "no_secrets_key secret_is_vocabulary too_many",
+    "record_pattern_application": f"{_ONCE} stale_version",
+    "refresh_mcp_server": f"{_STORES} bad_path changed duplicate_tool egress_bad_answer "
+    "egress_forbidden egress_refused egress_timeout egress_tls egress_unreachable refreshes "
+    "mcp_unreachable no_secrets_key unknown_command unknown_secret",
+    "remove_graph_edge": _STORES,
+    "replace_agent": f"{_AGENTS} exists",
+    "replace_graph": f"{_STORES} cycle exists",
+    "replace_mcp_server": f"{_SECRETS} {_STORES} egress_forbidden exists unknown_command",
+    "replace_provider": f"{_SECRETS} {_STORES} egress_forbidden exists",
+    "replace_schedule": f"{_RUNS} {_PATTERNS} too_many",
+    "resolve_interrupt": f"{_OWNED} cancelled expired resolved",
+    "retry_run": f"{_RUNS} {_ONCE} linked_run not_final",
+    "rotate_webhook_secret": "too_many",
+    "send_run_message": f"{_OWNED} bad_data file_quota file_too_large message_too_large "
+    "final no_root storage_quota too_many_messages unknown_file unsupported_part",
+    "stream_run_events": "bad_ticket too_many_streams",
+}
+"""Further codes of single operations."""
+
+
+def _name_codes(operation: dict[str, Any]) -> None:
+    codes = _OPERATION_CODES.get(operation["operationId"], "").split()
+    for status in operation["responses"]:
+        codes += _STATUS_CODES.get(int(status), "").split()
+    names = {each["name"] for each in operation.get("parameters", ())}
+    codes += ["invalid_cursor"] * ("cursor" in names) + ["user_required"] * ("user" in names)
+    operation["x-error-codes"] = sorted({*codes})
+
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Return the document of all routes; it is made once."""
@@ -193,12 +308,38 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
             for operation in operations.values():
+                _describe_parameters(operation)
+                _show_answers(operation)
                 # Requests that are too slow or too long are refused before routing.
                 _add_problems(operation, 408, 414, 431)
         for path, method, scopes in _protected(app):
             _protect(schema["paths"][path][method], scopes)
+            _name_codes(schema["paths"][path][method])
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+@functools.cache
+def examples() -> Mapping[str, Mapping[str, Any]]:
+    """Return an answer of each operation by status, as tests/contract recorded it."""
+    found: dict[str, dict[str, Any]] = from_json(_EXAMPLES.read_bytes())
+    return found
+
+
+def _show_answers(operation: dict[str, Any]) -> None:
+    recorded = examples().get(operation["operationId"], {})
+    for status, answer in operation["responses"].items():
+        # Answers that only differ in their time, as 200 and 202 of a cancellation, have one body.
+        kinds: Mapping[str, Any] = recorded.get(status) or next(iter(recorded.values()), {})
+        for kind, content in answer.get("content", {}).items():
+            if (body := kinds.get(kind, kinds.get("text/plain"))) is not None:
+                content["example"] = body
+
+
+def _describe_parameters(operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        if not parameter.get("description"):
+            parameter["description"] = SHARED_PARAMETERS[parameter["name"]]
 
 
 def _name_defaults(document: dict[str, Any]) -> None:
@@ -286,16 +427,17 @@ class LiveText(Answer):
 
     call: int
     attempt: int
-    offset: Annotated[
-        int, Field(description=("Place in characters; it replaces the text from there."))
-    ]
+    offset: int
+    """Place in characters; it replaces the text from there."""
     text: str
+    """The new text."""
 
 
 class Delta(Event):
     """Live text; not stored."""
 
     seq: None  # type: ignore[assignment]
+    """Always null: it is not in the log."""
     type: Literal["llm.delta"]
     data: LiveText  # type: ignore[assignment]
 
@@ -311,15 +453,20 @@ class ToolReport(Answer):
 
     tool_call_id: str
     name: str
+    """Name of the tool."""
     progress: float
+    """How far it is, in the server's own units."""
     total: float | None
+    """How far it will be at the end; null: unknown."""
     message: str | None
+    """What the tool does now; null: the server says nothing."""
 
 
 class ToolProgress(Event):
     """The newest progress of a tool call; not stored."""
 
     seq: None  # type: ignore[assignment]
+    """Always null: it is not in the log."""
     type: Literal["tool.progress"]
     data: ToolReport  # type: ignore[assignment]
 
@@ -360,6 +507,7 @@ class FrameError(Answer):
 
     type: Literal["error"]
     code: str
+    """Stable code of the error."""
     detail: str
 
 
@@ -377,7 +525,9 @@ class Cancel(Answer):
 
     type: Literal["cancel"]
     task_id: UUID | None = None
+    """The task to cancel; null: the whole run."""
     user: str | None = None
+    """The end user that the run must belong to; null: it is not compared."""
 
 
 _TICKET_SCHEME = {
@@ -406,6 +556,9 @@ _RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, SendMessage, Resolve)
     "/asyncapi.json",
     operation_id="get_asyncapi",
     summary="The WebSocket as an AsyncAPI document",
+    description=(
+        "For clients that watch runs: frames in both directions, and the data of each event."
+    ),
     response_model=dict[str, Any],
 )
 async def asyncapi(request: Request) -> Response:

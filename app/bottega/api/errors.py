@@ -73,7 +73,7 @@ _SPOKEN = frozenset(("secret_in_clear",))
 class FieldProblem(BaseModel):
     """An error in one field or parameter of the request."""
 
-    detail: str
+    detail: Annotated[str, Field(description="What is wrong with it, and what to send instead.")]
     pointer: Annotated[
         str | None, Field(description="JSON Pointer (RFC 6901) into the request's body.")
     ] = None
@@ -85,12 +85,14 @@ class FieldProblem(BaseModel):
 class Problem(BaseModel):
     """An error, and how to mend it (RFC 9457)."""
 
-    type: str = "about:blank"
-    title: str
-    status: int
+    type: Annotated[str, Field(description="Always `about:blank`: the code tells.")] = "about:blank"
+    title: Annotated[str, Field(description="Name of the HTTP status.")]
+    status: Annotated[int, Field(description="The HTTP status.")]
     code: Annotated[str, Field(description="Stable: match on this, not on texts.")]
-    detail: str
-    errors: list[FieldProblem] = []
+    detail: Annotated[str, Field(description="What happened and what to do; it may change.")]
+    errors: Annotated[
+        list[FieldProblem], Field(description="Errors in single fields; at most 20.")
+    ] = []
     run_id: Annotated[
         str | None,
         Field(description="Only of `conversation_busy`: the run that is not over."),

@@ -29,6 +29,7 @@ OPERATIONS: Mapping[tuple[str, str], Action | None] = {
     ("GET", "/v1/runs"): "read",
     ("GET", "/v1/runs/{run_id}"): "read",
     ("GET", "/v1/runs/{run_id}/events"): "read",
+    ("GET", "/v1/runs/{run_id}/stream"): "read",
     ("GET", "/v1/runs/{run_id}/messages"): "read",
     ("GET", "/v1/runs/{run_id}/tasks"): "read",
     ("GET", "/v1/runs/{run_id}/graph"): "read",

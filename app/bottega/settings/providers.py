@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import httpx2
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -16,6 +15,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.errors import InvalidInputError
+from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.values import WHOLE
 from bottega.tools.http import SecretHeader
 from bottega.tools.secrets import check_header
@@ -103,17 +103,20 @@ def is_credential(name: str) -> bool:
     return bool(_SECRET_NAMES.search(name)) and name.lower() not in _HARMLESS
 
 
-class ModelPrice(BaseModel):
+class ModelPrice(DescribedModel):
     """Prices of a model, in USD per million tokens."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     input: _Price
-    cached: Annotated[_Price | None, Field(description="Null: as `input`.")] = None
+    """Of input tokens."""
+    cached: _Price | None = None
+    """Null: as `input`."""
     output: _Price
+    """Of output tokens."""
 
 
-class ProviderContent(BaseModel):
+class ProviderContent(DescribedModel):
     """A model server: its address, dialect and limits, without its name."""
 
     model_config = ConfigDict(
@@ -133,74 +136,37 @@ class ProviderContent(BaseModel):
         },
     )
 
-    dialect: Annotated[Dialect, Field(description="API that the server speaks.")]
+    dialect: Dialect
+    """API that the server speaks."""
     base_url: Annotated[
-        str,
-        StringConstraints(min_length=1, max_length=_LONGEST_URL),
-        AfterValidator(_is_address),
-        Field(
-            description="As the vendor's own SDK has it: `chat` and `responses` end in `/v1`, "
-            "`gemini` in `/v1beta`, `anthropic` has neither."
-        ),
+        str, StringConstraints(min_length=1, max_length=_LONGEST_URL), AfterValidator(_is_address)
     ]
-    key: Annotated[
-        SecretHeader | None,
-        BeforeValidator(_named),
-        Field(description='API key: `{"secret": "NAME"}`; null: the server needs none.'),
-    ] = None
+    """As the vendor's own SDK has it: `chat` and `responses` end in `/v1`, `gemini` in
+    `/v1beta`, `anthropic` has neither."""
+    key: Annotated[SecretHeader | None, BeforeValidator(_named)] = None
+    """API key: `{"secret": "NAME"}`; null: the server needs none."""
     headers: Annotated[
-        dict[str, str | SecretHeader],
-        AfterValidator(may_be_sent),
-        Field(max_length=50, description='Sent with each request: text or `{"secret": "NAME"}`.'),
+        dict[str, str | SecretHeader], AfterValidator(may_be_sent), Field(max_length=50)
     ] = Field(default_factory=dict)
-    models: Annotated[
-        list[ModelId] | None,
-        Field(
-            min_length=1,
-            max_length=1000,
-            description="The models that agents may name; the first is the provider's default. "
-            "Null: any.",
-        ),
-    ] = None
-    max_concurrent: Annotated[
-        _Count | None,
-        Field(description="Calls at the same time, of all workers together; more of them wait."),
-    ] = None
-    requests_per_minute: Annotated[
-        _Count | None,
-        Field(description="Calls within any minute, of all workers together; more of them wait."),
-    ] = None
-    tokens_per_minute: Annotated[
-        _Count | None,
-        Field(
-            description="Tokens within any minute, of all workers together; estimated before a "
-            "call, counted after it."
-        ),
-    ] = None
-    timeout_s: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=3600,
-            allow_inf_nan=False,
-            description="Longest silence of the server, in seconds; null: the operator's default.",
-        ),
-    ] = None
-    structured_output: Annotated[
-        Literal["native", "tool", "prompt"] | None,
-        Field(
-            description="How it gets an `output_schema`: natively, as a tool or as an instruction; "
-            "null: as the dialect's own server does."
-        ),
-    ] = None
-    max_tokens_field: Annotated[
-        Literal["max_completion_tokens", "max_tokens"] | None,
-        Field(description="Name of the limit of output tokens; only of the dialect `chat`."),
-    ] = None
-    prices: Annotated[
-        dict[ModelId, ModelPrice] | None,
-        Field(max_length=1000, description="Prices by model; null: the list prices, where known."),
-    ] = None
+    """Sent with each request: text or `{"secret": "NAME"}`."""
+    models: Annotated[list[ModelId] | None, Field(min_length=1, max_length=1000)] = None
+    """The models that agents may name; the first is the provider's default. Null: any."""
+    max_concurrent: _Count | None = None
+    """Calls at the same time, of all workers together; more of them wait."""
+    requests_per_minute: _Count | None = None
+    """Calls within any minute, of all workers together; more of them wait."""
+    tokens_per_minute: _Count | None = None
+    """Tokens within any minute, of all workers together; estimated before a call, counted after
+    it."""
+    timeout_s: Annotated[float | None, Field(gt=0, le=3600, allow_inf_nan=False)] = None
+    """Longest silence of the server, in seconds; null: the operator's default."""
+    structured_output: Literal["native", "tool", "prompt"] | None = None
+    """How it gets an `output_schema`: natively, as a tool or as an instruction; null: as the
+    dialect's own server does."""
+    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None = None
+    """Name of the limit of output tokens; only of the dialect `chat`."""
+    prices: Annotated[dict[ModelId, ModelPrice] | None, Field(max_length=1000)] = None
+    """Prices by model; null: the list prices, where known."""
 
 
 class OperatorProvider(ProviderContent):

@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 import httpx2
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     JsonValue,
@@ -32,6 +31,7 @@ from bottega.agents.parts import Part, PartType
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.json_schema.arguments import ArgumentSchema, argument_schema
+from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.output import output_schema
 from bottega.json_schema.values import WHOLE, depth_of
 from bottega.outside import OutsideError, check_json
@@ -309,20 +309,15 @@ _LONGEST_REQUEST = 1_000_000
 _IN_QUERY = ("GET", "DELETE")
 
 
-class SecretHeader(BaseModel):
+class SecretHeader(DescribedModel):
     """Reference to a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    secret: Annotated[
-        str,
-        StringConstraints(pattern=UPPER_NAME, max_length=64),
-        Field(
-            description="`NAME` is the tenant's secret of this name (`PUT /v1/secrets/NAME`); if "
-            "there is none, the operator's BOTTEGA_UPPER_NAME (other tenants than `default`: "
-            "BOTTEGA_SECRET_TENANT__NAME). It is sent unchanged."
-        ),
-    ]
+    secret: Annotated[str, StringConstraints(pattern=UPPER_NAME, max_length=64)]
+    """`NAME` is the tenant's secret of this name (`PUT /v1/secrets/NAME`); if there is none,
+    the operator's BOTTEGA_UPPER_NAME (other tenants than `default`:
+    BOTTEGA_SECRET_TENANT__NAME). It is sent unchanged."""
 
 
 ToolName = Annotated[
@@ -358,40 +353,27 @@ class HttpToolDefinition(Approvable):
     )
 
     type: Literal["http"] = "http"
+    """Kind of the tool."""
     name: ToolName
     description: ToolPurpose
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
-    url: Annotated[
-        str,
-        Field(
-            description="Template such as `https://api.example.com/items/{id}?q={q}`; a "
-            "placeholder is one argument, percent-encoded."
-        ),
-    ]
-    headers: Annotated[
-        dict[str, str | SecretHeader],
-        Field(max_length=50, description='Text, or `{"secret": "NAME"}`.'),
-    ] = Field(default_factory=dict)
+    """HTTP method."""
+    url: str
+    """Template such as `https://api.example.com/items/{id}?q={q}`; a placeholder is one
+    argument, percent-encoded."""
+    headers: Annotated[dict[str, str | SecretHeader], Field(max_length=50)] = Field(
+        default_factory=dict
+    )
+    """Text, or `{"secret": "NAME"}`."""
     parameters: ToolParameters = Field(default_factory=dict)
-    output_schema: Annotated[
-        dict[str, JsonValue] | None,
-        Field(
-            description="JSON Schema (2020-12) of the answer's body. A call whose answer does not "
-            "fit has failed."
-        ),
-    ] = None
-    timeout_s: Annotated[
-        float, Field(gt=0, le=120, strict=False, description="Seconds for the whole request.")
-    ] = 30.0
-    max_bytes: Annotated[
-        int, Field(ge=1, le=1_000_000, description="Largest answer, decoded."), WHOLE
-    ] = 100_000
-    idempotent: Annotated[
-        bool | None,
-        Field(
-            description="Repeat a call that a crash interrupted; null: only GET, PUT and DELETE."
-        ),
-    ] = None
+    output_schema: dict[str, JsonValue] | None = None
+    """JSON Schema (2020-12) of the answer's body. A call whose answer does not fit has failed."""
+    timeout_s: Annotated[float, Field(gt=0, le=120, strict=False)] = 30.0
+    """Seconds for the whole request."""
+    max_bytes: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 100_000
+    """Largest answer, decoded."""
+    idempotent: bool | None = None
+    """Repeat a call that a crash interrupted; null: only GET, PUT and DELETE."""
 
     @field_validator("url")
     @classmethod

@@ -35,20 +35,12 @@ class McpToolDefinition(Approvable):
     )
 
     type: Literal["mcp"] = "mcp"
-    server: Annotated[
-        str,
-        StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$"),
-        Field(description="Name of the server, see `POST /v1/mcp-servers`."),
-    ]
-    tools: Annotated[
-        list[McpToolName] | None,
-        Field(
-            min_length=1,
-            max_length=128,
-            description="Names of tools, as the server has them. Null: all of the server's, as of "
-            "its last refresh before the run.",
-        ),
-    ] = None
+    """Kind of the tool."""
+    server: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+    """Name of the server, see `POST /v1/mcp-servers`."""
+    tools: Annotated[list[McpToolName] | None, Field(min_length=1, max_length=128)] = None
+    """Names of tools, as the server has them. Null: all of the server's, as of its last refresh
+    before the run."""
 
     @field_validator("tools")
     @classmethod

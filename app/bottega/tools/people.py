@@ -19,6 +19,7 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import ToolBase, error_result, refused_arguments
 from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import shown_schema
+from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.output import output_schema
 
 
@@ -34,7 +35,7 @@ _Rule = Annotated[
     dict[str, JsonValue],
     Field(
         json_schema_extra={
-            "properties": {"when": {"type": "object"}},
+            "properties": {"when": {"type": "object", "additionalProperties": True}},
             "required": ["when"],
             "additionalProperties": False,
         }
@@ -52,23 +53,14 @@ ExpiresS = Annotated[
 ]
 
 
-class Approvable(BaseModel):
+class Approvable(DescribedModel):
     """Fields of a tool whose calls people may have to approve."""
 
-    approval: Annotated[
-        ApprovalField | None,
-        Field(
-            description=(
-                "Calls that a person must approve first: `never`, `always`, or `{when: "
-                "CONDITION}`, as in patterns, with features `arguments.NAME`. Null: as the agent "
-                "says."
-            )
-        ),
-    ] = None
-    approval_reason: Annotated[
-        Annotated[str, StringConstraints(min_length=1, max_length=500)] | None,
-        Field(description="What the person reads; null: the condition."),
-    ] = None
+    approval: ApprovalField | None = None
+    """Calls that a person must approve first: `never`, `always`, or `{when: CONDITION}`, as in
+    patterns, with features `arguments.NAME`. Null: as the agent says."""
+    approval_reason: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    """What the person reads; null: the condition."""
     expires_s: ExpiresS = EXPIRES_S
 
     def rule(self, agents: Any) -> Approval | None:

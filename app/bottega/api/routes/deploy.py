@@ -56,10 +56,15 @@ class Resources(Body):
     deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})
 
     providers: Annotated[list[NewProvider], Field(max_length=MOST, default_factory=list)]
+    """Model servers."""
     mcp_servers: Annotated[list[NewMcpServer], Field(max_length=MOST, default_factory=list)]
+    """MCP servers."""
     agents: Annotated[list[NewAgent], Field(max_length=MOST, default_factory=list)]
+    """Agents; they may name each other."""
     graphs: Annotated[list[NewGraph], Field(max_length=MOST, default_factory=list)]
+    """Graphs of agents."""
     schedules: Annotated[list[NewSchedule], Field(max_length=MOST, default_factory=list)]
+    """Starts of runs at certain times."""
 
 
 class Apply(Resources):
@@ -71,57 +76,40 @@ class Apply(Resources):
         }
     )
 
-    dry_run: Annotated[
-        bool, Field(description="Check everything, say what would change, and store nothing.")
-    ] = False
-    source: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._/-]{0,99}$",
-            description="Name of what these definitions come from, such as a repository. The "
-            "server remembers which definitions were stored from it.",
-        ),
-    ] = None
-    prune: Annotated[
-        bool,
-        Field(
-            description="Delete the definitions that an earlier call with the same `source` "
-            "stored, and that this one does not have."
-        ),
-    ] = False
+    dry_run: bool = False
+    """Check everything, say what would change, and store nothing."""
+    source: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._/-]{0,99}$")] = None
+    """Name of what these definitions come from, such as a repository. The server remembers
+    which definitions were stored from it."""
+    prune: bool = False
+    """Delete the definitions that an earlier call with the same `source` stored, and that this
+    one does not have."""
 
-    allow_missing: Annotated[
-        bool,
-        Field(
-            description="Store definitions that name agents, graphs, MCP servers, providers or "
-            "secrets that do not exist, with warnings; their runs are refused until these do."
-        ),
-    ] = False
+    allow_missing: bool = False
+    """Store definitions that name agents, graphs, MCP servers, providers or secrets that do not
+    exist, with warnings; their runs are refused until these do."""
 
 
 class Applied(Answer):
     """Result for one definition."""
 
     kind: Literal["provider", "mcp_server", "agent", "graph", "schedule"]
+    """Kind of the definition."""
     name: str
+    """Name of the definition."""
     action: Literal["created", "replaced", "unchanged", "deleted"]
-    before: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description="What was stored; null if nothing, or the same, or once the answer has "
-            "4 MiB of bodies."
-        ),
-    ]
-    after: Annotated[
-        dict[str, Any] | None,
-        Field(description="What is stored now; null if nothing, or the same."),
-    ]
+    """What happened to it, or with `dry_run` would happen."""
+    before: dict[str, Any] | None
+    """What was stored; null if nothing, or the same, or once the answer has 4 MiB of bodies."""
+    after: dict[str, Any] | None
+    """What is stored now; null if nothing, or the same."""
 
 
 class ApplyWarning(Answer):
     """Defect of a definition that does not keep it from being stored."""
 
-    pointer: Annotated[str, Field(description="JSON Pointer of the name in the request.")]
+    pointer: str
+    """JSON Pointer of the name in the request."""
     detail: str
 
 
@@ -129,14 +117,12 @@ class ApplyResult(Answer):
     """Results, in the order in which the definitions were stored."""
 
     dry_run: bool
+    """True: nothing was stored."""
     items: list[Applied]
-    warnings: Annotated[
-        list[ApplyWarning],
-        Field(
-            description="Names of agents, graphs, MCP servers, providers and secrets that do not "
-            "exist; only with `allow_missing`."
-        ),
-    ]
+    """One for each definition."""
+    warnings: list[ApplyWarning]
+    """Names of agents, graphs, MCP servers, providers and secrets that do not exist; only with
+    `allow_missing`."""
 
 
 Place = tuple[str, DefinitionKind, str]

@@ -323,6 +323,7 @@ class FileQuery(PageQuery):
     "",
     operation_id="list_files",
     summary="List files by age",
+    description="To find uploaded files and those that tools made; without their bytes.",
     response_model=Page[File],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -348,6 +349,7 @@ async def list_(
     "/{file_id}",
     operation_id="get_file",
     summary="Read what is known of a file",
+    description="To see name, size and type of a file, without its bytes.",
     response_model=File,
     responses=problems(404),
 )

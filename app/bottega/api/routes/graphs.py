@@ -14,6 +14,8 @@ from pydantic_core import from_json, to_json
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, Part
+from bottega.api.schemas.parts import ShownCall
+from bottega.api.schemas.runs import Failure
 from bottega.api.shared.definitions import (
     Caller,
     DefinitionName,
@@ -46,6 +48,7 @@ class Node(Part):
     """An agent in the graph."""
 
     agent: Name
+    """Name of the agent."""
     ttl_s: Seconds | None = None
 
 
@@ -57,11 +60,11 @@ class Edge(Part):
     )
 
     source: Name
+    """Name of the agent whose answer flows."""
     target: Name
-    policy: Annotated[
-        Literal["final_response_only", "tool_results", "full_history"],
-        Field(description="Content that flows along the edge."),
-    ] = "final_response_only"
+    """Name of the agent that receives the answer."""
+    policy: Literal["final_response_only", "tool_results", "full_history"] = "final_response_only"
+    """Content that flows along the edge."""
 
 
 class GraphContent(Body):
@@ -74,8 +77,10 @@ class GraphContent(Body):
     )
 
     nodes: Annotated[list[Node | Name], Field(max_length=MOST_NODES)] = Field(default_factory=list)
+    """Agents, by name or with a time to live; those that only edges name may be left out."""
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
     ttl_s: Seconds | None = None
+    """Seconds until a publication of the graph's agents expires; null: never."""
 
     @field_validator("nodes")
     @classmethod
@@ -107,9 +112,13 @@ class GraphSummary(Answer):
     """One version of a graph, without its nodes and edges."""
 
     name: str
+    """Name of the graph, unique in the tenant."""
     version: int
+    """Number of this version, from 1."""
     ttl_s: float | None
-    created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
+    """Seconds until a publication of the graph's agents expires; null: never."""
+    created_at: datetime
+    """Time at which this version was stored."""
 
 
 class Graph(GraphSummary):
@@ -123,6 +132,7 @@ class Order(Answer):
     """The agents of a graph in dependency order."""
 
     order: list[str]
+    """Names of the agents; each comes after those that it depends on."""
 
 
 _CONTENT = "Text; a long one is cut, see `longest_text`."
@@ -140,20 +150,23 @@ class NewDryRun(Body):
         }
     )
 
-    agent: Annotated[
-        Name | None,
-        Field(description="The agent that is asked. Null: all agents of the graph, as in `dag`."),
-    ] = None
-    input: Annotated[str, Field(min_length=1, max_length=20_000, description="The question.")]
+    agent: Name | None = None
+    """The agent that is asked. Null: all agents of the graph, as in `dag`."""
+    input: Annotated[str, Field(min_length=1, max_length=20_000)]
+    """The question."""
 
 
 class DryRunTool(Answer):
     """A tool that a model could call."""
 
     name: str
+    """Name of the tool, as the model sees it."""
     description: str
-    agent: Annotated[str | None, Field(description="The agent that the tool asks, if it is one.")]
-    called: Annotated[bool, Field(description="False: the dry run does not do what it would do.")]
+    """What the tool is for, as the model reads it."""
+    agent: str | None
+    """The agent that the tool asks, if it is one."""
+    called: bool
+    """False: the dry run does not do what it would do."""
 
 
 class DryRunAgent(Answer):
@@ -161,6 +174,7 @@ class DryRunAgent(Answer):
 
     agent: str
     version: int
+    """Version of the agent's definition."""
     tools: list[DryRunTool]
 
 
@@ -168,57 +182,44 @@ class DryRunReceived(Answer):
     """An answer that an agent received from another agent."""
 
     source: str
+    """Name of the agent that it came from."""
     version: int
-    policy: Annotated[str | None, Field(description="The edge's. Null: recalled, no edge.")]
+    """Number of that agent's publication."""
+    policy: str | None
+    """The edge's. Null: recalled, no edge."""
     content: Annotated[str, Field(description=_CONTENT)]
-
-
-class DryRunCall(Answer):
-    """A call of a tool."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
 
 
 class DryRunMessage(Answer):
     """A message, as Chat Completions has it."""
 
     role: Literal["system", "user", "assistant", "tool"]
+    """Who says it; `tool`: the answer to a tool call."""
     content: Annotated[str, Field(description=_CONTENT)]
-    tool_calls: list[DryRunCall]
-    tool_call_id: Annotated[str | None, Field(description="Of a result: the call it answers.")]
+    tool_calls: list[ShownCall]
+    """Tool calls of the message."""
+    tool_call_id: str | None
+    """Of a result: the call it answers."""
 
 
 class DryRunTask(Answer):
     """One query of one agent."""
 
-    number: Annotated[int, Field(description="In the order of their starts, from 1.")]
+    number: int
+    """In the order of their starts, from 1."""
     agent: str
-    parent: Annotated[int | None, Field(description="Number of the task that asked. Null: none.")]
+    parent: int | None
+    """Number of the task that asked. Null: none."""
     question: Annotated[str, Field(description=_CONTENT)]
-    received: Annotated[
-        list[DryRunReceived], Field(description="In the order in which the prompt has them.")
-    ]
-    messages: Annotated[
-        list[DryRunMessage],
-        Field(
-            description=(
-                "The prompt of its last model call, as the model sees it, and the model's answer; "
-                "empty if it has none, or if the whole is too large."
-            )
-        ),
-    ]
+    received: list[DryRunReceived]
+    """In the order in which the prompt has them."""
+    messages: list[DryRunMessage]
+    """The prompt of its last model call, as the model sees it, and the model's answer; empty if
+    it has none, or if the whole is too large."""
     model_calls: int
     output: Annotated[str, Field(description=_CONTENT)]
     error: str | None
-
-
-class DryRunWarning(Answer):
-    """A warning, as in a run."""
-
-    code: str
-    message: str
+    """Why it has no answer; null: it has one."""
 
 
 class DryRun(Answer):
@@ -226,20 +227,22 @@ class DryRun(Answer):
 
     graph: str
     version: int
+    """Version of the graph."""
     mode: Literal["orchestrated", "dag"]
     agent: str | None
-    levels: Annotated[
-        list[list[str]],
-        Field(description="The graph's agents: each level reads only from levels before it."),
-    ]
+    levels: list[list[str]]
+    """The graph's agents: each level reads only from levels before it."""
     agents: list[DryRunAgent]
+    """Agents that the run would have."""
     tasks: list[DryRunTask]
-    output: Annotated[
-        str | dict[str, str], Field(description="The answer; with several sinks, one by sink.")
-    ]
+    """Queries of agents, in the order of their starts."""
+    output: str | dict[str, str]
+    """The answer; with several sinks, one by sink."""
     error: str | None
-    warnings: list[DryRunWarning]
-    longest_text: Annotated[int, Field(description="Characters after which texts are cut.")]
+    """Why it ended without an answer; null: it has one."""
+    warnings: list[Failure]
+    longest_text: int
+    """Characters after which texts are cut."""
 
 
 _TOO_LARGE = (-SIGXCPU, -SIGKILL, -SIGABRT, NO_MEMORY)
@@ -404,7 +407,7 @@ async def add_edge(
     "/{name}/edges",
     operation_id="remove_graph_edge",
     summary="Remove an edge from the graph",
-    description="Stores a new version; the nodes stay.",
+    description="Stores a new version without the edge; the nodes stay.",
     response_model=Graph,
     responses=problems(404, 412),
 )
@@ -434,6 +437,7 @@ _MEDIA = {
     "/{name}/drawing",
     operation_id="get_graph_drawing",
     summary="Draw the graph",
+    description="To show a graph to people: as SVG, or as source for Mermaid or Graphviz.",
     response_class=Response,
     responses={
         **problems(404, 503),
@@ -472,6 +476,7 @@ async def drawing(
     "/{name}/order",
     operation_id="get_graph_order",
     summary="List the graph's agents in dependency order",
+    description="To see in which order a run in mode `dag` would ask the agents.",
     response_model=Order,
     responses=problems(404),
 )

@@ -35,6 +35,9 @@ class InterruptQuery(PageQuery):
     "",
     operation_id="list_interrupts",
     summary="List tool calls that wait for people, by age",
+    description=(
+        "For an inbox of approvals and questions; `status=pending` are those that need somebody."
+    ),
     response_model=Page[InterruptItem],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -60,6 +63,7 @@ async def list_(
     "/{interrupt_id}",
     operation_id="get_interrupt",
     summary="Read a tool call that waits for people",
+    description="To see what is asked, by which agent, and until when.",
     response_model=InterruptItem,
     responses=problems(404),
 )

@@ -6,7 +6,6 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
@@ -15,18 +14,6 @@ from bottega.api.shared.deps import Actor, AdminTenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.tenants import keys
 from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
-
-_EXAMPLE: JsonDict = {
-    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
-    "name": "the nightly reports",
-    "prefix": "btg_4fqx0a1b",
-    "scopes": ["run", "define"],
-    "require_user": False,
-    "created_at": "2026-11-02T08:30:00Z",
-    "expires_at": "2027-11-02T08:30:00Z",
-    "last_used_at": None,
-    "revoked_at": None,
-}
 
 
 class NewKey(Body):
@@ -82,31 +69,29 @@ class NewKey(Body):
 class Key(Answer):
     """An API key, without its secret."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-
     id: UUID
+    """Id of the key, which is no secret."""
     name: str
-    prefix: Annotated[str, Field(description="Beginning of the key.")]
-    scopes: Annotated[list[Scope], Field(description="In a fixed order, each once.")]
-    require_user: Annotated[bool, Field(description="Its requests must name a `user`.")]
+    """What the key is for; null: no name was given."""
+    prefix: str
+    """Beginning of the key."""
+    scopes: list[Scope]
+    """In a fixed order, each once."""
+    require_user: bool
+    """Its requests must name a `user`."""
     created_at: datetime
     expires_at: datetime | None
-    last_used_at: Annotated[
-        datetime | None, Field(description="To about a minute; null: never used.")
-    ]
+    last_used_at: datetime | None
+    """To about a minute; null: never used."""
     revoked_at: datetime | None
+    """Time from which it is refused; null: it is not revoked."""
 
 
 class MadeKey(Key):
     """A new API key with its secret, which no later response shows."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{**_EXAMPLE, "key": "btg_4fqx0a1b_<43 characters>"}]}
-    )
-
-    key: Annotated[
-        str, Field(description="Send it as `Authorization: Bearer <key>`. Shown only here.")
-    ]
+    key: str
+    """Send it as `Authorization: Bearer <key>`. Shown only here."""
 
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
@@ -146,6 +131,9 @@ async def create(
     "",
     operation_id="list_keys",
     summary="List the tenant's API keys by age",
+    description=(
+        "To see which keys exist, and when each was last used; without the keys themselves."
+    ),
     response_model=Page[Key],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -164,6 +152,7 @@ async def list_(
     "/{key_id}",
     operation_id="get_key",
     summary="Read an API key's data",
+    description="To see scopes, end and last use of a key; without the key itself.",
     response_model=Key,
     responses=problems(404),
 )

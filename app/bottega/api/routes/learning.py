@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.auth import acts_for
@@ -22,6 +22,7 @@ from bottega.api.schemas.episodes import (
     NewEpisode,
     NewFeedback,
 )
+from bottega.api.schemas.parts import ShortenedPrompt
 from bottega.api.schemas.runs import LearningStatus
 from bottega.api.shared.deps import (
     Actor,
@@ -58,29 +59,6 @@ from bottega.runs.sessions import hold_owner
 from bottega.runs.working_memory import working_memory
 from bottega.tenants import audit
 
-_LEARNING: dict[str, JsonValue] = {
-    "run_id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
-    "status": "done",
-    "tries": 1,
-    "error": None,
-    "next_at": None,
-    "updated_at": "2026-11-02T03:00:04Z",
-    "by": "rules",
-    "insights": ["After fetch failed (tool_error @fetch: no answer in #), fetch_slow went well."],
-    "patterns": [{"uses": ["fetch_slow", "report"]}],
-    "failures": [
-        {
-            "tool": "fetch",
-            "signature": "tool_error @fetch: no answer in #",
-            "then": "fetch_slow",
-            "recovered": True,
-        }
-    ],
-    "performance": {"model_calls": 4, "tool_calls": 3, "failed_calls": 1},
-    "candidates": [],
-    "applications": [],
-}
-
 
 class MinedPattern(Answer):
     """A pattern found in the run's episode; the run is no evidence for it."""
@@ -89,60 +67,56 @@ class MinedPattern(Answer):
     name: str
     category: str
     state: Literal["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"]
+    """`CANDIDATE`: on trial; `VALIDATED`: used; `IN_REVIEW`: there is evidence against it;
+    `DEPRECATED`: not used."""
     version: int
+    """Version of the pattern."""
 
 
 class RunApplication(Answer):
     """The assignment of a pattern to the run, and its result."""
 
-    source: Annotated[str, Field(description="`pattern:` and its id.")]
+    source: str
+    """`pattern:` and its id."""
     pattern_id: UUID
     name: str
     version: int
-    arm: Annotated[
-        Literal["used", "trial", "withheld", "control", "reported", "reported_without"],
-        Field(
-            description=(
-                "`used`: validated, given. `trial`: candidate, given. `withheld`: validated, not "
-                "given. `control`: candidate, not given. `reported`, `reported_without`: by a "
-                "client, with and without the pattern."
-            )
-        ),
-    ]
+    """Version of the pattern that was assigned."""
+    arm: Literal["used", "trial", "withheld", "control", "reported", "reported_without"]
+    """`used`: validated, given. `trial`: candidate, given. `withheld`: validated, not given.
+    `control`: candidate, not given. `reported`, `reported_without`: by a client, with and
+    without the pattern."""
     at: datetime
-    followed: Annotated[
-        bool | None, Field(description="True if the run followed the pattern; null: unknown.")
-    ]
-    good: Annotated[
-        bool | None,
-        Field(description="True if it went well; null: the pattern's subject did not occur."),
-    ]
+    followed: bool | None
+    """True if the run followed the pattern; null: unknown."""
+    good: bool | None
+    """True if it went well; null: the pattern's subject did not occur."""
 
 
 class RunLearning(Answer):
     """The status and results of learning from a finished run."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_LEARNING]})
-
     run_id: UUID
-    status: Annotated[
-        LearningStatus | None,
-        Field(description="Null: the run is not over, or left no episode."),
-    ]
-    tries: Annotated[int, Field(description="Tries since learning was last requested.")]
-    error: Annotated[str | None, Field(description="Error of the last try.")]
-    next_at: Annotated[datetime | None, Field(description="Time of the next try, if any.")]
+    status: LearningStatus | None
+    """Null: the run is not over, or left no episode."""
+    tries: int
+    """Tries since learning was last requested."""
+    error: str | None
+    """Error of the last try."""
+    next_at: datetime | None
+    """Time of the next try, if any."""
     updated_at: datetime | None
-    by: Annotated[
-        str | None,
-        Field(description="Author of the reflection: `rules`, or a model; null: none yet."),
-    ]
+    by: str | None
+    """Author of the reflection: `rules`, or a model; null: none yet."""
     insights: list[Any]
-    patterns: Annotated[list[Any], Field(description="Successful behaviour of the run.")]
+    patterns: list[Any]
+    """Successful behaviour of the run."""
     failures: list[Any]
     performance: dict[str, Any]
     candidates: list[MinedPattern]
+    """Patterns that were found in the run."""
     applications: list[RunApplication]
+    """Patterns and insights that were assigned to the run."""
 
 
 Term = Annotated[str, StringConstraints(min_length=1, max_length=100)]
@@ -165,28 +139,20 @@ class ContextQuery(EpisodeReader):
         }
     )
 
-    task: Annotated[
-        Annotated[str, StringConstraints(min_length=1, max_length=100_000)],
-        Field(description="The task, as a user would ask for it."),
-    ]
+    task: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+    """The task, as a user would ask for it."""
     domain: Label | None = None
     task_type: Label | None = None
-    complexity: Annotated[
-        float | None, Field(ge=0, le=1, description="Null: estimated from the task's words.")
-    ] = None
-    tools_required: Annotated[
-        Annotated[list[Term], Field(max_length=100)] | None,
-        Field(description="Required tools. Null: those that the task names."),
-    ] = None
-    capabilities: Annotated[
-        list[Term],
-        Field(max_length=200, description="Available tools and agents."),
-    ] = Field(default_factory=list)
-    error: Annotated[
-        EpisodeFailure | None,
-        Field(description="An error; only patterns about failures are found then."),
-    ] = None
-    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of each kind."), WHOLE] = 5
+    complexity: Annotated[float | None, Field(ge=0, le=1)] = None
+    """Null: estimated from the task's words."""
+    tools_required: Annotated[list[Term], Field(max_length=100)] | None = None
+    """Required tools. Null: those that the task names."""
+    capabilities: Annotated[list[Term], Field(max_length=200)] = Field(default_factory=list)
+    """Available tools and agents."""
+    error: EpisodeFailure | None = None
+    """An error; only patterns about failures are found then."""
+    k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
+    """Maximum number of each kind."""
 
 
 _BY_RULES = "Found in the task by rules, for searches."
@@ -197,15 +163,19 @@ class KnownPattern(Answer):
 
     id: UUID
     version: int
+    """Version of the pattern, from 1."""
     name: str
     category: str
     state: str
-    trust: Annotated[int, Field(description="3: own runs; 2: read outside content; 1: a client.")]
+    trust: int
+    """3: own runs; 2: read outside content; 1: a client."""
     summary: str
-    uses: Annotated[list[str], Field(description="Tools and agents that the pattern names.")]
+    uses: list[str]
+    """Tools and agents that the pattern names."""
     confidence: float
     success_rate: float | None
     applications: int
+    """Number of applications of this version."""
 
 
 class MatchedPattern(Answer):
@@ -213,24 +183,33 @@ class MatchedPattern(Answer):
 
     pattern: KnownPattern
     score: float
-    quality: Annotated[float, Field(description="Share of the task's features that it tests.")]
+    """How well it fits, from 0 to 1."""
+    quality: float
+    """Share of the task's features that it tests."""
 
 
 class Insight(Answer):
     """An insight of relevant episodes of the domain."""
 
     text: str
-    times: Annotated[int, Field(description="Count among the episodes found.")]
-    trust: Annotated[int, Field(description="Highest trust of these episodes.")]
-    episodes: Annotated[list[UUID], Field(description="Those that have it.")]
-    at: Annotated[datetime, Field(description="End of the latest of these episodes.")]
+    """What was learned, in a sentence."""
+    times: int
+    """Count among the episodes found."""
+    trust: int
+    """Highest trust of these episodes."""
+    episodes: list[UUID]
+    """Those that have it."""
+    at: datetime
+    """End of the latest of these episodes."""
 
 
 class Knowledge(Answer):
     """Patterns and insights of a domain."""
 
     patterns: list[MatchedPattern]
+    """Patterns of the domain, best first."""
     insights: list[Insight]
+    """Insights of episodes of the domain."""
 
 
 class ContextFound(Answer):
@@ -239,54 +218,44 @@ class ContextFound(Answer):
     goals: Annotated[list[str], Field(description=_BY_RULES)]
     constraints: Annotated[list[str], Field(description=_BY_RULES)]
     criteria: Annotated[list[str], Field(description=_BY_RULES)]
-    features: Annotated[
-        dict[str, Any], Field(description="Features for matching patterns; absent: unknown.")
-    ]
-    patterns: Annotated[list[MatchedPattern], Field(description="Validated ones, best first.")]
-    episodes: Annotated[
-        list[EpisodeHit],
-        Field(
-            description=(
-                "Similar episodes, best first. None if none is better than chance. `why` has the "
-                "words they share with the task, the cosine, and the least cosine that counts."
-            )
-        ),
-    ]
-    by_meaning: Annotated[bool, Field(description="True if vectors of meaning were compared.")]
-    by_spelling: Annotated[
-        bool,
-        Field(
-            description=(
-                "True if the built-in embedder was used, which compares spelling. If both are "
-                "false, only words counted."
-            )
-        ),
-    ]
-    knowledge: Annotated[Knowledge, Field(description="About its domain; empty without one.")]
+    features: dict[str, Any]
+    """Features for matching patterns; absent: unknown."""
+    patterns: list[MatchedPattern]
+    """Validated ones, best first."""
+    episodes: list[EpisodeHit]
+    """Similar episodes, best first. None if none is better than chance. `why` has the words
+    they share with the task, the cosine, and the least cosine that counts."""
+    by_meaning: bool
+    """True if vectors of meaning were compared."""
+    by_spelling: bool
+    """True if the built-in embedder was used, which compares spelling. If both are false, only
+    words counted."""
+    knowledge: Knowledge
+    """About its domain; empty without one."""
 
 
 class NewLesson(Body):
     """A lesson of an episode."""
 
     text: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    """What was learned, in a sentence."""
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
-    category: Annotated[
-        Literal["domain", "strategic", "decomposition"],
-        Field(description="Only categories that are validated by a whole run's outcome."),
-    ] = "domain"
-    uses: Annotated[
-        list[Term], Field(max_length=20, description="Tools and agents that the lesson names.")
-    ] = Field(default_factory=list)
+    """Short name of the lesson; null: its first words."""
+    category: Literal["domain", "strategic", "decomposition"] = "domain"
+    """Only categories that are validated by a whole run's outcome."""
+    uses: Annotated[list[Term], Field(max_length=20)] = Field(default_factory=list)
+    """Tools and agents that the lesson names."""
 
 
 class NewOutcome(Body):
     """The result of a pattern in the episode."""
 
     pattern_id: Id
-    good: Annotated[bool, Field(description="True if it went well.")]
-    followed: Annotated[
-        bool | None, Field(description="True if the pattern was followed; null: unknown.")
-    ] = None
+    """Id of the applied pattern."""
+    good: bool
+    """True if it went well."""
+    followed: bool | None = None
+    """True if the pattern was followed; null: unknown."""
 
 
 class NewLearning(Body):
@@ -308,20 +277,16 @@ class NewLearning(Body):
         }
     )
 
-    episode_id: Annotated[Id | None, Field(description="A stored episode.")] = None
-    episode: Annotated[NewEpisode | None, Field(description="Or an episode to store.")] = None
+    episode_id: Id | None = None
+    """A stored episode."""
+    episode: NewEpisode | None = None
+    """Or an episode to store."""
     user: OwnUser = None
     insights: Annotated[list[NewLesson], Field(max_length=20)] = Field(default_factory=list)
-    outcomes: Annotated[
-        list[NewOutcome],
-        Field(
-            max_length=20,
-            description=(
-                "Results of applied patterns. They are evidence only if a run left the episode, "
-                "and the pattern was not found in it."
-            ),
-        ),
-    ] = Field(default_factory=list)
+    """Lessons; each becomes a candidate."""
+    outcomes: Annotated[list[NewOutcome], Field(max_length=20)] = Field(default_factory=list)
+    """Results of applied patterns. They are evidence only if a run left the episode, and the
+    pattern was not found in it."""
 
     @model_validator(mode="after")
     def _one_episode(self) -> Self:
@@ -336,52 +301,29 @@ class Learnt(Answer):
     """The result of learning from an episode."""
 
     episode_id: UUID
-    reflection: Annotated[
-        dict[str, Any],
-        Field(description="The stored reflection; the first one stays."),
-    ]
-    candidates: Annotated[
-        list[KnownPattern],
-        Field(
-            description=(
-                "Patterns made from the insights, or equivalent existing ones. Other runs must "
-                "validate candidates."
-            )
-        ),
-    ]
-    applications: Annotated[int, Field(description="Number of outcomes that count and are new.")]
-
-
-_JOB: dict[str, JsonValue] = {
-    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
-    "cause": "nightly",
-    "tick": "2026-11-02T03:00:00Z",
-    "status": "done",
-    "stage": 6,
-    "error": None,
-    "created_at": "2026-11-02T03:00:00Z",
-    "started_at": "2026-11-02T03:00:00Z",
-    "ended_at": "2026-11-02T03:00:04Z",
-}
+    reflection: dict[str, Any]
+    """The stored reflection; the first one stays."""
+    candidates: list[KnownPattern]
+    """Patterns made from the insights, or equivalent existing ones. Other runs must validate
+    candidates."""
+    applications: int
+    """Number of outcomes that count and are new."""
 
 
 class MaintenanceJob(Answer):
     """A maintenance job of the tenant's memory."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_JOB]})
-
     id: UUID
-    cause: Annotated[
-        Literal["nightly", "demand"],
-        Field(description="`nightly`: by schedule; `demand`: on request."),
-    ]
-    tick: Annotated[datetime | None, Field(description="Scheduled time; null: on request.")]
-    status: Annotated[
-        Literal["pending", "running", "done", "failed"],
-        Field(description="The next job continues a failed one."),
-    ]
-    stage: Annotated[int, Field(description="Number of finished stages, of six.")]
-    error: Annotated[str | None, Field(description="Last error, until the job succeeds.")]
+    cause: Literal["nightly", "demand"]
+    """`nightly`: by schedule; `demand`: on request."""
+    tick: datetime | None
+    """Scheduled time; null: on request."""
+    status: Literal["pending", "running", "done", "failed"]
+    """The next job continues a failed one."""
+    stage: int
+    """Number of finished stages, of six."""
+    error: str | None
+    """Last error, until the job succeeds."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -390,39 +332,12 @@ class MaintenanceJob(Answer):
 class MemoryReport(MaintenanceJob):
     """A maintenance job with its progress and report."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                _JOB
-                | {
-                    "progress": {"episodes": {"mature": 3, "ms": 41}},
-                    "report": {
-                        "episodes": {"stored": 120, "by_state": {"active": 117, "mature": 3}},
-                        "patterns": {"by_state": {"CANDIDATE": 2, "VALIDATED": 1}},
-                    },
-                }
-            ]
-        }
-    )
-
-    progress: Annotated[
-        dict[str, Any],
-        Field(
-            description=(
-                "Counts and duration (`ms`) of each finished stage: `episodes`, `mining`, "
-                "`validation`, `refinement`, `indices`, `report`."
-            )
-        ),
-    ]
-    report: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description=(
-                "Contents of the memory after the job: episodes, storage, patterns, "
-                "applications, learning from runs. Null until it is done."
-            )
-        ),
-    ]
+    progress: dict[str, Any]
+    """Counts and duration (`ms`) of each finished stage: `episodes`, `mining`, `validation`,
+    `refinement`, `indices`, `report`."""
+    report: dict[str, Any] | None
+    """Contents of the memory after the job: episodes, storage, patterns, applications, learning
+    from runs. Null until it is done."""
 
 
 SectionName = Literal["system", "task", "state", "intermediate", "retrieved"]
@@ -433,45 +348,50 @@ class MemorySection(Answer):
     """A section of the working memory, within its token budget."""
 
     name: SectionName
-    budget: Annotated[int, Field(description="Tokens, at 4 bytes each.")]
-    tokens: Annotated[int, Field(description="Tokens in use.")]
+    """Name of the section."""
+    budget: int
+    """Tokens, at 4 bytes each."""
+    tokens: int
+    """Tokens in use."""
     content: str
+    """Text of the section, as a prompt has it."""
 
 
 class MemoryReference(Answer):
     """An answer of a tool, of a sub-agent or, in a DAG, of an agent."""
 
-    reference: Annotated[str, Field(description="Argument of the tool `recall_memory`.")]
-    name: Annotated[str, Field(description="Name of the tool or agent.")]
-    seq: Annotated[int, Field(description="Number of the event with the whole answer.")]
+    reference: str
+    """Argument of the tool `recall_memory`."""
+    name: str
+    """Name of the tool or agent."""
+    seq: int
+    """Number of the event with the whole answer."""
     tokens: int
+    """Size of the whole answer, in tokens."""
     failed: bool
-    excerpt: Annotated[str, Field(description="At most 60 tokens of it.")]
-
-
-class MemoryPrompt(Answer):
-    """The last prompt of the run's own agent, if it got less than its whole history."""
-
-    tokens: Annotated[int, Field(description="Approximate total.")]
-    shrunk: Annotated[int, Field(description="Answers shortened to a summary and a reference.")]
-    left: Annotated[int, Field(description="Messages left out, which can be recalled.")]
+    """True: the answer is an error."""
+    excerpt: str
+    """At most 60 tokens of it."""
 
 
 class WorkingMemory(Answer):
     """A run's working memory, computed from its log."""
 
     run_id: UUID
-    limit: Annotated[int, Field(description="Tokens of all sections together.")]
+    limit: int
+    """Tokens of all sections together."""
     tokens: int
+    """Tokens in use, of all sections."""
     sections: list[MemorySection]
-    variables: Annotated[
-        dict[ScopeName, dict[str, Any]], Field(description="By scope, then by name.")
-    ]
-    results: Annotated[int, Field(description="Number of references: m1, m2 and so on.")]
-    references: Annotated[list[MemoryReference], Field(description="The newest 50, newest first.")]
-    prompt: Annotated[
-        MemoryPrompt | None, Field(description="Null: the prompt had the whole history.")
-    ]
+    """The sections, each within its budget."""
+    variables: dict[ScopeName, dict[str, Any]]
+    """By scope, then by name."""
+    results: int
+    """Number of references: m1, m2 and so on."""
+    references: list[MemoryReference]
+    """The newest 50, newest first."""
+    prompt: ShortenedPrompt | None
+    """Null: the prompt had the whole history."""
 
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 import bottega
 from bottega.api.errors import headers, problem_response, problems, storage_full
@@ -34,35 +34,44 @@ class Root(Answer):
     """The service at this address."""
 
     name: str = "bottega"
+    """Always `bottega`."""
     version: str
+    """Version of the server."""
     docs: str
+    """Path of the documentation of the API."""
 
 
 class Health(Answer):
     """The process answers."""
 
     status: Literal["ok"] = "ok"
+    """Always `ok`; a process that cannot answer gives no answer."""
 
 
 class Readiness(Answer):
     """The service is ready for work."""
 
     status: Literal["ready"] = "ready"
-    worker: Annotated[
-        Literal["here", "elsewhere", "none"],
-        Field(description="Place where runs are executed; `none`: no worker is up, and runs wait."),
-    ]
+    """Always `ready`; else the answer is a problem."""
+    worker: Literal["here", "elsewhere", "none"]
+    """Place where runs are executed; `none`: no worker is up, and runs wait."""
 
 
 class Info(Answer):
     """The server's version and model."""
 
     name: str = "bottega"
+    """Always `bottega`."""
     version: str
+    """Version of the server."""
     model: str
+    """The default model."""
     demo_model: bool
+    """True: the built-in demo model answers, since no model server is set."""
     docs_url: str
+    """Path of the documentation of the API."""
     openapi_url: str
+    """Path of the OpenAPI document."""
 
 
 @router.get(
@@ -82,6 +91,7 @@ async def root(service: ServiceDep, request: Request) -> Root | Response:
     "/healthz",
     operation_id="get_health",
     summary="Check that the process is alive",
+    description="For a supervisor that restarts a process which does not answer.",
     response_model=Health,
 )
 async def health() -> Health:
@@ -98,6 +108,7 @@ _READ_ONLY = (
     "/readyz",
     operation_id="get_readiness",
     summary="Check the database, its migrations, the background services and the worker",
+    description="For a load balancer: 503 while the service cannot work, with the reason.",
     response_model=Readiness,
     responses=problems(),
 )
@@ -146,6 +157,7 @@ async def metrics(service: ServiceDep, request: Request) -> Response:
     "/v1/info",
     operation_id="get_info",
     summary="Read the server's version and model",
+    description="To see which server and which model answer here.",
     response_model=Info,
     responses=problems(),
 )
@@ -175,71 +187,81 @@ Parked = Annotated[
 class Pool(Answer):
     """A worker's tasks, of all tenants together."""
 
-    size: Annotated[int, Field(description="Number of slots.")] = 0
+    size: int = 0
+    """Number of slots."""
     min: int = 0
+    """Least number of slots."""
     max: int = 0
-    busy: Annotated[int, Field(description="Slots that tasks hold.")] = 0
+    """Greatest number of slots."""
+    busy: int = 0
+    """Slots that tasks hold."""
     parked: Parked = 0
-    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queued: int = 0
+    """Tasks that wait for a slot."""
     queue: ByPriority = Field(default_factory=dict)
-    runs: Annotated[int, Field(description="Runs that it executes.")] = 0
+    runs: int = 0
+    """Runs that it executes."""
     totals: Annotated[
         dict[str, float],
-        Field(
-            description=(
-                "Counters since the worker's start, by name; a histogram has its count, its sum, "
-                "and cumulative counts up to bounds (le_). Times in milliseconds."
-            ),
-            examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}],
-        ),
+        Field(examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}]),
     ] = Field(default_factory=dict)
+    """Counters since the worker's start, by name; a histogram has its count, its sum, and
+    cumulative counts up to bounds (le_). Times in milliseconds."""
 
 
 class Breaker(Answer):
     """A circuit breaker: it stops the dispatch of an agent's tasks that keep failing in a run."""
 
-    run_id: Annotated[UUID, Field(description="The run whose tasks fail.")]
-    agent: Annotated[str, Field(description="The agent whose tasks fail.")]
-    state: Annotated[
-        Literal["open", "half_open"],
-        Field(description="`open`: none is dispatched. `half_open`: one is tried."),
-    ]
+    run_id: UUID
+    """The run whose tasks fail."""
+    agent: str
+    """The agent whose tasks fail."""
+    state: Literal["open", "half_open"]
+    """`open`: none is dispatched. `half_open`: one is tried."""
     failures: int
-    retry_after_ms: Annotated[
-        int | None,
-        Field(description="Of an open breaker: time until one task is let through."),
-    ] = None
+    """Failures in a row."""
+    retry_after_ms: int | None = None
+    """Of an open breaker: time until one task is let through."""
 
 
 class OwnTasks(Answer):
     """A worker's tasks of the caller's tenant."""
 
-    running: Annotated[int, Field(description="Started tasks, including parked ones.")] = 0
+    running: int = 0
+    """Started tasks, including parked ones."""
     parked: Parked = 0
-    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queued: int = 0
+    """Tasks that wait for a slot."""
     queue: ByPriority = Field(default_factory=dict)
-    breakers: Annotated[list[Breaker], Field(description="Breakers that are not closed.")] = Field(
-        default_factory=list
-    )
+    breakers: list[Breaker] = Field(default_factory=list)
+    """Breakers that are not closed."""
 
 
 class Worker(Answer):
     """A worker that is alive."""
 
     id: UUID
+    """Id of the worker process."""
     started_at: datetime
-    version: Annotated[str, Field(description="Of Bottega, as it runs there.")]
-    seen_at: Annotated[datetime, Field(description="Its last report.")]
+    version: str
+    """Of Bottega, as it runs there."""
+    seen_at: datetime
+    """Its last report."""
     pool: Pool
+    """Its tasks, of all tenants together."""
     tenant: OwnTasks
+    """Its tasks of the caller's tenant."""
 
 
 class QueuedRuns(Answer):
     """The caller's queued runs of one priority."""
 
     priority: int
-    queued: Annotated[int, Field(description="Number of runs that wait for a place.")]
-    oldest_at: Annotated[datetime, Field(description="Since when the oldest of them waits.")]
+    """Priority of these runs; 1 goes first."""
+    queued: int
+    """Number of runs that wait for a place."""
+    oldest_at: datetime
+    """Since when the oldest of them waits."""
 
 
 class Quota(Answer):
@@ -248,30 +270,39 @@ class Quota(Answer):
     name: Literal[
         "concurrent_runs", "queued_runs", "tokens_per_day", "cost_per_day", "storage_bytes"
     ]
-    used: Annotated[
-        Decimal,
-        Field(description="Runs, tokens of today (UTC), US dollars of today, or stored bytes."),
-    ]
-    limit: Annotated[Decimal | None, Field(description="Null: there is none.")]
+    """Name of the limit."""
+    used: Decimal
+    """Runs, tokens of today (UTC), US dollars of today, or stored bytes."""
+    limit: Decimal | None
+    """Null: there is none."""
 
 
 class Storage(Answer):
     """Bytes that the caller's tenant stores, as they were some seconds ago."""
 
-    definitions: Annotated[int, Field(description="With deleted and earlier ones.")] = 0
+    definitions: int = 0
+    """With deleted and earlier ones."""
     episodes: int = 0
+    """Bytes of episodes, those in object storage included."""
     files: int = 0
-    runs: Annotated[int, Field(description="With their logs; of one under way, its request.")] = 0
-    sessions: Annotated[int, Field(description="Metadata and shared memory.")] = 0
+    """Bytes of uploaded files."""
+    runs: int = 0
+    """With their logs; of one under way, its request."""
+    sessions: int = 0
+    """Metadata and shared memory."""
 
 
 class Workers(Answer):
     """The workers that are alive, oldest first, and what the caller's tenant waits for."""
 
     workers: list[Worker]
-    runs: Annotated[list[QueuedRuns], Field(description="Queued runs, the first to go first.")]
+    """Workers that are alive, oldest first."""
+    runs: list[QueuedRuns]
+    """Queued runs, the first to go first."""
     quotas: list[Quota]
+    """Limits of the tenant, and how much is used."""
     storage: Storage
+    """What the tenant stores."""
 
 
 @load_router.get(
@@ -297,30 +328,18 @@ audit_router = APIRouter(prefix="/v1/audit", tags=["operations"])
 class AuditEntry(Answer):
     """An action that the audit log recorded."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
-                    "at": "2026-11-02T08:30:00Z",
-                    "actor": "key:btg_4fqx0a1b",
-                    "action": "run.cancel",
-                    "target": "01980c52-9f10-7a51-9c56-2f8d3f0f2c77",
-                    "details": {},
-                }
-            ]
-        }
-    )
-
     id: UUID
+    """Id of the entry."""
     at: datetime
-    actor: Annotated[
-        str,
-        Field(description="`key:` and the prefix of a key, `local` (no keys), or `cli`."),
-    ]
-    action: Annotated[str, Field(description="Kind of action: `run.cancel`, `session.delete` …")]
-    target: Annotated[str, Field(description="Id or name of its object.")]
+    """Time of the action."""
+    actor: str
+    """`key:` and the prefix of a key, `local` (no keys), or `cli`."""
+    action: str
+    """Kind of action: `run.cancel`, `session.delete` …"""
+    target: str
+    """Id or name of its object."""
     details: dict[str, Any]
+    """Further facts; they depend on the action."""
 
 
 class AuditQuery(PageQuery):

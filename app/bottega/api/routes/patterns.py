@@ -83,41 +83,36 @@ Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
 class PatternApplicability(Body):
     """Conditions of a pattern: all must hold, and an empty one always holds."""
 
-    problem_types: Annotated[
-        Terms, Field(description="Allowed values of the feature `task_type`.")
-    ] = Field(default_factory=list)
-    domains: Annotated[Terms, Field(description="Allowed values of the feature `domain`.")] = Field(
-        default_factory=list
-    )
-    complexity: Annotated[
-        Annotated[list[Share], Field(min_length=2, max_length=2)] | None,
-        Field(description="Range of the feature `complexity`, both ends included."),
-    ] = None
-    capabilities: Annotated[
-        Terms, Field(description="Tools and agents that must all be available.")
-    ] = Field(default_factory=list)
-    conditions: Annotated[Conditions, Field(description="All must hold.")] = Field(
-        default_factory=list
-    )
-    anti_conditions: Annotated[Conditions, Field(description="None may hold.")] = Field(
-        default_factory=list
-    )
+    problem_types: Terms = Field(default_factory=list)
+    """Allowed values of the feature `task_type`."""
+    domains: Terms = Field(default_factory=list)
+    """Allowed values of the feature `domain`."""
+    complexity: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
+    """Range of the feature `complexity`, both ends included."""
+    capabilities: Terms = Field(default_factory=list)
+    """Tools and agents that must all be available."""
+    conditions: Conditions = Field(default_factory=list)
+    """All must hold."""
+    anti_conditions: Conditions = Field(default_factory=list)
+    """None may hold."""
 
 
 class Step(Body):
     """One step."""
 
-    do: Annotated[Line, Field(description="The action.")]
-    uses: Annotated[Terms, Field(description="Tools and agents that do it.")] = Field(
-        default_factory=list
-    )
+    do: Line
+    """The action."""
+    uses: Terms = Field(default_factory=list)
+    """Tools and agents that do it."""
 
 
 class Branch(Body):
     """An action for one case."""
 
     when: Line
+    """The case, in words."""
     then: Line
+    """What to do in this case."""
 
 
 Steps = Annotated[list[Step], Field(min_length=1, max_length=50)]
@@ -127,8 +122,11 @@ class StrategyFields(Body):
     """An approach, with its principles and trade-offs."""
 
     approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    """How to go about the task."""
     principles: Lines = Field(default_factory=list)
+    """What to keep to."""
     trade_offs: Lines = Field(default_factory=list)
+    """What the approach costs."""
 
 
 class TemplateFields(Body):
@@ -136,15 +134,20 @@ class TemplateFields(Body):
 
     steps: Steps
     parameters: Lines = Field(default_factory=list)
+    """Names to fill in."""
     rules: Lines = Field(default_factory=list)
+    """What must hold of what is filled in."""
 
 
 class HeuristicFields(Body):
     """A rule of thumb."""
 
     condition: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    """When the rule applies, in words."""
     action: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    """What to do then."""
     rationale: Annotated[str, StringConstraints(max_length=4000)] = ""
+    """Why it works."""
 
 
 class ProcedureFields(Body):
@@ -152,17 +155,16 @@ class ProcedureFields(Body):
 
     steps: Steps
     branches: Annotated[list[Branch], Field(max_length=MAX_LIST)] = Field(default_factory=list)
+    """Actions for special cases."""
     stop_when: Annotated[str, StringConstraints(max_length=2000)] = ""
+    """When to stop, in words."""
 
 
 class _Content(Body):
-    uses: Annotated[
-        Terms, Field(description="Tools and agents that the pattern names, in order.")
-    ] = Field(default_factory=list)
-    affects: Annotated[
-        Terms,
-        Field(description="Those whose next call shows the effect; empty: the whole run shows it."),
-    ] = Field(default_factory=list)
+    uses: Terms = Field(default_factory=list)
+    """Tools and agents that the pattern names, in order."""
+    affects: Terms = Field(default_factory=list)
+    """Those whose next call shows the effect; empty: the whole run shows it."""
 
 
 class StrategyContent(_Content):
@@ -170,6 +172,7 @@ class StrategyContent(_Content):
 
     kind: Literal["STRATEGY"]
     fields: StrategyFields
+    """Approach, principles and trade-offs."""
 
 
 class TemplateContent(_Content):
@@ -177,6 +180,7 @@ class TemplateContent(_Content):
 
     kind: Literal["TEMPLATE"]
     fields: TemplateFields
+    """Steps with parameters to fill in."""
 
 
 class HeuristicContent(_Content):
@@ -184,6 +188,7 @@ class HeuristicContent(_Content):
 
     kind: Literal["HEURISTIC"]
     fields: HeuristicFields
+    """Condition, action and rationale."""
 
 
 class ProcedureContent(_Content):
@@ -191,6 +196,7 @@ class ProcedureContent(_Content):
 
     kind: Literal["PROCEDURE"]
     fields: ProcedureFields
+    """Steps in order, with branches."""
 
 
 NewContent = Annotated[
@@ -203,22 +209,28 @@ class PatternGuide(Body):
     """Advice on applying a pattern."""
 
     when: Text = ""
+    """When to apply it, in words."""
     how: Text = ""
+    """How to apply it, in words."""
     benefits: Lines = Field(default_factory=list)
+    """What it brings."""
     risks: Lines = Field(default_factory=list)
-    alternatives: Annotated[Ids, Field(description="Other patterns.")] = Field(default_factory=list)
+    """What may go wrong."""
+    alternatives: Ids = Field(default_factory=list)
+    """Other patterns."""
 
 
 class PatternRelations(Body):
     """Relations to other patterns."""
 
     specializes: Id | None = None
+    """Id of the pattern of which this one is a special case; null: none."""
     generalizes: Ids = Field(default_factory=list)
-    contradicts: Annotated[
-        Ids,
-        Field(description="Never given together with it; either may name the other."),
-    ] = Field(default_factory=list)
+    """Ids of patterns that are special cases of this one."""
+    contradicts: Ids = Field(default_factory=list)
+    """Never given together with it; either may name the other."""
     complements: Ids = Field(default_factory=list)
+    """Ids of patterns that go well with this one."""
 
 
 _HEURISTIC: dict[str, JsonValue] = {
@@ -250,12 +262,16 @@ class NewPattern(Body):
     )
 
     name: Title
+    """Short name, for people and models."""
     category: CategoryName
     content: NewContent
     applicability: PatternApplicability = Field(default_factory=PatternApplicability)
     description: Text = ""
-    summary: Annotated[Text, Field(description="One or two sentences that a model reads.")] = ""
+    """What the pattern is about, for people."""
+    summary: Text = ""
+    """One or two sentences that a model reads."""
     detail: Detail = ""
+    """Whatever else is known of it, for people."""
     guide: PatternGuide = Field(default_factory=PatternGuide)
     relations: PatternRelations = Field(default_factory=PatternRelations)
 
@@ -269,12 +285,11 @@ class PatternChanges(Body):
         }
     )
 
-    version: Annotated[
-        Version | None,
-        Field(description="Version to change; may be sent as `If-Match` instead."),
-    ] = None
+    version: Version | None = None
+    """Version to change; may be sent as `If-Match` instead."""
     name: Title | None = None
     content: NewContent | None = None
+    """Advice of the pattern."""
     applicability: PatternApplicability | None = None
     description: Text | None = None
     summary: Text | None = None
@@ -321,18 +336,17 @@ class PatternsWanted(Body):
             ),
         ),
     ] = None
-    task: Annotated[
-        Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None,
-        Field(description="The task in words instead; its features are read from them."),
-    ] = None
-    context: Annotated[
-        Features,
-        Field(description="Features that override those read from `task`."),
-    ] = Field(default_factory=dict)
+    task: Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None = None
+    """The task in words instead; its features are read from them."""
+    context: Features = Field(default_factory=dict)
+    """Features that override those read from `task`."""
     category: CategoryName | None = None
-    failure_signature: Annotated[Term | None, Field(description="Signature of the failure.")] = None
-    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of patterns."), WHOLE] = 5
-    explain: Annotated[bool, Field(description="Return the terms of each score.")] = False
+    failure_signature: Term | None = None
+    """Signature of the failure."""
+    k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
+    """Maximum number of patterns."""
+    explain: bool = False
+    """Return the terms of each score."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -348,40 +362,28 @@ class NewApplication(Body):
         json_schema_extra={"examples": [{"good": True, "features": {"domain": "billing"}}]}
     )
 
-    good: Annotated[bool, Field(description="True if it went well.")]
-    arm: Annotated[
-        Literal["with", "without"],
-        Field(
-            description=(
-                "`without`: a task that was drawn to go without the pattern. Those with it are "
-                "compared with these."
-            )
-        ),
-    ] = "with"
-    version: Annotated[
-        Version | None, Field(description="Applied version; null: the current one.")
-    ] = None
-    at: Annotated[Moment | None, Field(description="Time, not in the future; null: now.")] = None
-    episode_id: Annotated[
-        Id | None, Field(description="Stored episode of the application, if any; it counts once.")
-    ] = None
-    followed: Annotated[bool | None, Field(description="True if the pattern was followed.")] = None
-    baseline_rate: Annotated[
-        float | None,
-        Field(
-            ge=0.01,
-            le=0.99,
-            description=(
-                "Known success rate of such tasks without the pattern. It is taken as exact, while "
-                "there are no applications without the pattern."
-            ),
-        ),
-    ] = None
-    features: Annotated[Object, Field(max_length=50, description="Features of the task.")] = Field(
-        default_factory=dict
-    )
+    good: bool
+    """True if it went well."""
+    arm: Literal["with", "without"] = "with"
+    """`without`: a task that was drawn to go without the pattern. Those with it are compared
+    with these."""
+    version: Version | None = None
+    """Applied version; null: the current one."""
+    at: Moment | None = None
+    """Time, not in the future; null: now."""
+    episode_id: Id | None = None
+    """Stored episode of the application, if any; it counts once."""
+    followed: bool | None = None
+    """True if the pattern was followed."""
+    baseline_rate: Annotated[float | None, Field(ge=0.01, le=0.99)] = None
+    """Known success rate of such tasks without the pattern. It is taken as exact, while there
+    are no applications without the pattern."""
+    features: Annotated[Object, Field(max_length=50)] = Field(default_factory=dict)
+    """Features of the task."""
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    """Seconds that it took; null: unknown."""
     tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE] = None
+    """Tokens that it took; null: unknown."""
 
     @model_validator(mode="after")
     def _compares_once(self) -> Self:
@@ -398,13 +400,16 @@ class Deprecation(Body):
     )
 
     reason: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-    replaced_by: Annotated[Id | None, Field(description="The pattern to use instead.")] = None
+    """Why the pattern is no longer used."""
+    replaced_by: Id | None = None
+    """The pattern to use instead."""
 
 
 class PatternsToMerge(Body):
     """Equivalent patterns to merge."""
 
-    ids: Annotated[list[Id], Field(min_length=2, max_length=20, description="All of one category.")]
+    ids: Annotated[list[Id], Field(min_length=2, max_length=20)]
+    """All of one category."""
 
 
 class PatternContent(Answer):
@@ -412,12 +417,15 @@ class PatternContent(Answer):
 
     kind: Literal["STRATEGY", "TEMPLATE", "HEURISTIC", "PROCEDURE"]
     fields: dict[str, Any]
+    """The advice itself; its members depend on the kind."""
     uses: list[str]
     affects: list[str]
 
 
 class AppliesWhen(Answer):
     """The conditions of a pattern."""
+
+    shows = PatternApplicability
 
     problem_types: list[str]
     domains: list[str]
@@ -430,56 +438,62 @@ class AppliesWhen(Answer):
 class PatternBaseline(Answer):
     """The success rate of tasks without the pattern."""
 
-    name: Annotated[
-        str,
-        Field(description="`without`: measured; `given`: a client's; `unknown`: half is assumed."),
-    ]
+    name: str
+    """`without`: measured; `given`: a client's; `unknown`: half is assumed."""
     rate: float
-    n: Annotated[int, Field(description="Number of tasks.")]
+    """Share of these tasks that went well."""
+    n: int
+    """Number of tasks."""
 
 
 class PatternEvidence(Answer):
     """The evidence for and against a pattern."""
 
-    mined_from: Annotated[list[UUID], Field(description="Source episodes; no evidence for it.")]
-    supporting: Annotated[list[UUID], Field(description="The latest that went well with it.")]
-    contrary: Annotated[list[UUID], Field(description="Latest episodes that did not.")]
-    applications: Annotated[int, Field(description="Of this version, in the time that counts.")]
+    mined_from: list[UUID]
+    """Source episodes; no evidence for it."""
+    supporting: list[UUID]
+    """The latest that went well with it."""
+    contrary: list[UUID]
+    """Latest episodes that did not."""
+    applications: int
+    """Of this version, in the time that counts."""
     success_rate: float | None
     time_saved_s: float | None
+    """Seconds that an application saves on average; null: unknown."""
     tokens_saved: float | None
-    uplift: Annotated[float | None, Field(description="Success rate minus the baseline.")]
+    """Tokens that an application saves on average; null: unknown."""
+    uplift: float | None
+    """Success rate minus the baseline."""
     confidence: float
     p_value: float | None
     baseline: PatternBaseline
-    verdict: Annotated[str | None, Field(description="Result of the last validation.")]
-    validated_at: Annotated[datetime | None, Field(description="Time of the last validation.")]
+    verdict: str | None
+    """Result of the last validation."""
+    validated_at: datetime | None
+    """Time of the last validation."""
 
 
 class PatternLifecycle(Answer):
     """The state of a pattern, and its use."""
 
-    state: Annotated[
-        StateName,
-        Field(
-            description=(
-                "`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence "
-                "against it. `DEPRECATED`: kept, and not used."
-            )
-        ),
-    ]
+    state: StateName
+    """`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence against it.
+    `DEPRECATED`: kept, and not used."""
     uses: int
+    """How often it was given to a run."""
     last_used: datetime | None
+    """Time of its last use; null: never."""
     replaced_by: UUID | None
+    """Id of the pattern to use instead; null: none."""
     reason: str | None
-    decision: Annotated[
-        str | None,
-        Field(description="Of the last look, which 8, 16, 32 and 64 applications lead to."),
-    ]
+    decision: str | None
+    """Of the last look, which 8, 16, 32 and 64 applications lead to."""
 
 
 class GuideShown(Answer):
     """Advice on applying a pattern."""
+
+    shows = PatternGuide
 
     when: str
     how: str
@@ -490,6 +504,8 @@ class GuideShown(Answer):
 
 class RelationsShown(Answer):
     """Relations to other patterns."""
+
+    shows = PatternRelations
 
     specializes: UUID | None
     generalizes: list[UUID]
@@ -502,34 +518,45 @@ class Pattern(Answer):
 
     id: UUID
     name: str
+    """Short name, for people and models."""
     category: CategoryName
     version: int
+    """Number of this version, from 1; each change makes one."""
     created_at: datetime
     updated_at: datetime
     description: str
+    """What the pattern is about, for people."""
     summary: str
     detail: str
+    """Whatever else is known of it, for people."""
     applicability: AppliesWhen
     content: PatternContent
+    """Advice of the pattern."""
     evidence: PatternEvidence
+    """Evidence for and against it."""
     guide: GuideShown
     lifecycle: PatternLifecycle
+    """Its state and use."""
     relations: RelationsShown
     origin: dict[str, Any]
-    trust: Annotated[
-        int,
-        Field(description="3: own runs; 2: own runs that read outside content; 1: a client."),
-    ]
+    """Who added it, or the episodes that it was found in."""
+    trust: int
+    """3: own runs; 2: own runs that read outside content; 1: a client."""
 
 
 class ScoreParts(Answer):
     """The terms of a score."""
 
     confidence: float
+    """Term of the confidence that it helps."""
     success_rate: float
+    """Term of the success rate."""
     uses: float
+    """Term of the number of uses."""
     freshness: float
+    """Term of the time since the last use."""
     quality: float
+    """Term of the share of features that it tests."""
 
 
 class PatternMatch(Answer):
@@ -537,49 +564,54 @@ class PatternMatch(Answer):
 
     pattern: Pattern
     score: float
-    quality: Annotated[
-        float, Field(description="Share of the task's known features that the pattern tests.")
-    ]
-    parts: Annotated[ScoreParts | None, Field(description="Terms of the score, if `explain`.")]
+    """How well it fits, from 0 to 1."""
+    quality: float
+    """Share of the task's known features that the pattern tests."""
+    parts: ScoreParts | None
+    """Terms of the score, if `explain`."""
 
 
 class PatternsFound(Answer):
     """The patterns that apply, best first."""
 
-    features: Annotated[dict[str, Any], Field(description="Known features of the task.")]
+    features: dict[str, Any]
+    """Known features of the task."""
     items: list[PatternMatch]
+    """The patterns, best first."""
 
 
 class ApplicationRecorded(Answer):
     """The result of reporting an application."""
 
-    recorded: Annotated[
-        bool,
-        Field(
-            description=(
-                "True if it counts. Repetitions do not count, nor do episodes that the pattern "
-                "was found in, or that were imported, cancelled, quarantined or deleted."
-            )
-        ),
-    ]
+    recorded: bool
+    """True if it counts. Repetitions do not count, nor do episodes that the pattern was found
+    in, or that were imported, cancelled, quarantined or deleted."""
 
 
 class EvidencePoint(Answer):
     """The evidence about a pattern after some of its applications."""
 
-    at: Annotated[datetime, Field(description="Time of the last of them.")]
-    given: Annotated[int, Field(description="Applications that were given the pattern.")]
+    at: datetime
+    """Time of the last of them."""
+    given: int
+    """Applications that were given the pattern."""
     given_good: int
-    others: Annotated[int, Field(description="Applications that were not, by assignment.")]
+    """Those of them that went well."""
+    others: int
+    """Applications that were not, by assignment."""
     others_good: int
-    p_value: Annotated[float, Field(description="By chance, the pattern does as well as that.")]
+    """Those of them that went well."""
+    p_value: float
+    """By chance, the pattern does as well as that."""
 
 
 class EvidenceHistory(Answer):
     """The growth of the evidence about a pattern."""
 
     points: list[EvidencePoint]
-    more: Annotated[bool, Field(description="There are older applications than the 500 counted.")]
+    """Points in time, the oldest first."""
+    more: bool
+    """There are older applications than the 500 counted."""
 
 
 class Validation(Answer):
@@ -587,35 +619,43 @@ class Validation(Answer):
 
     pattern_id: UUID
     version: int
-    was: Annotated[StateName, Field(description="The state before.")]
-    state: Annotated[StateName, Field(description="The state after.")]
+    was: StateName
+    """The state before."""
+    state: StateName
+    """The state after."""
     verdict: Literal["INSUFFICIENT_EVIDENCE", "VALIDATED", "CANDIDATE", "IN_REVIEW"]
+    """Result of the validation."""
     good: int
+    """Number of applications that went well."""
     applications: int
     success_rate: float | None
     p_value: float
     confidence: float
     baseline: PatternBaseline
-    decision: Annotated[str | None, Field(description="Of the last look.")]
+    decision: str | None
+    """Of the last look."""
 
 
 class SimilarPattern(Answer):
     """A similar pattern."""
 
     pattern: Pattern
-    likeness: Annotated[float, Field(description="1: identical.")]
+    likeness: float
+    """1: identical."""
 
 
 class SimilarPatterns(Answer):
     """The patterns most similar to one, most similar first."""
 
     items: list[SimilarPattern]
+    """The patterns, most similar first."""
 
 
 class PatternsPruned(Answer):
     """The patterns that were pruned."""
 
     ids: list[UUID]
+    """Ids of the patterns that are now deprecated."""
 
 
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])
@@ -695,6 +735,9 @@ async def create(
     "",
     operation_id="list_patterns",
     summary="List patterns by age",
+    description=(
+        "To see what was learned, by state and category; the list also has deprecated ones."
+    ),
     response_model=Page[Pattern],
     responses={**problems(), 200: headers(Link=LINK)},
     dependencies=[Turn],
@@ -771,6 +814,7 @@ def _features(body: PatternsWanted) -> dict[str, Any]:
     "/{pattern_id:uuid}",
     operation_id="get_pattern",
     summary="Read a pattern",
+    description="To see a pattern with its evidence, its state and how to apply it.",
     response_model=Pattern,
     responses={**problems(404), 200: headers(ETag=ETAG)},
     dependencies=[Turn],

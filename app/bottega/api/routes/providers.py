@@ -5,16 +5,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import httpx2
 from fastapi import Response
-from pydantic import Field
+from pydantic import ConfigDict
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.api.schemas.base import Answer, Body, Name
+from bottega.api.schemas.base import Answer, Body, Name, named_examples
 from bottega.api.shared.definitions import (
     Caller,
     DefinitionRoutes,
@@ -72,11 +72,14 @@ async def known_providers(
 class ProviderBody(ProviderContent, Body):
     """A provider's definition; its name may be repeated."""
 
-    name: Annotated[Name | None, Field(description="Null, or the name in the path.")] = None
+    name: Name | None = None
+    """Null, or the name in the path."""
 
 
 class NewProvider(ProviderBody):
     """A provider to create."""
+
+    model_config = ConfigDict(json_schema_extra=named_examples(ProviderContent, "claude"))
 
     name: Name
 
@@ -84,12 +87,14 @@ class NewProvider(ProviderBody):
 class ProviderSummary(Answer):
     """One version of a provider, without its headers, models and prices."""
 
+    shows = ProviderContent
+
     name: str
-    version: Annotated[int, Field(description="0: it is the operator's.")]
-    owner: Annotated[
-        Literal["tenant", "operator"],
-        Field(description="The operator's are for all tenants; their settings are not shown."),
-    ] = "tenant"
+    """Name of the provider, the part before the slash in an agent's `model`."""
+    version: int
+    """0: it is the operator's."""
+    owner: Literal["tenant", "operator"] = "tenant"
+    """The operator's are for all tenants; their settings are not shown."""
     dialect: Dialect
     base_url: str | None
     key: SecretHeader | None
@@ -99,9 +104,8 @@ class ProviderSummary(Answer):
     timeout_s: float | None
     structured_output: Literal["native", "tool", "prompt"] | None
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None
-    created_at: Annotated[
-        datetime | None, Field(description="Time at which this version was stored.")
-    ]
+    created_at: datetime | None
+    """Time at which this version was stored."""
 
 
 class Provider(ProviderSummary):
@@ -115,32 +119,28 @@ class Provider(ProviderSummary):
 class ModelBreaker(Answer):
     """The circuit breaker of a model, for the calls of this tenant by all workers."""
 
-    state: Annotated[
-        Literal["closed", "open", "half_open"],
-        Field(description="`open`: no call is sent. `half_open`: one call is tried."),
-    ]
-    retry_at: Annotated[
-        datetime | None, Field(description="When the next call is tried; null: it is closed.")
-    ] = None
+    state: Literal["closed", "open", "half_open"]
+    """`open`: no call is sent. `half_open`: one call is tried."""
+    retry_at: datetime | None = None
+    """When the next call is tried; null: it is closed."""
 
 
 class ModelCalls(Answer):
     """Model calls of this tenant in all workers, as of their last reports."""
 
     under_way: int = 0
-    waiting: Annotated[
-        int, Field(description="Calls that wait for a limit of the provider, or for its breaker.")
-    ] = 0
+    """Calls that were sent and are not over."""
+    waiting: int = 0
+    """Calls that wait for a limit of the provider, or for its breaker."""
 
 
 class ProviderHealth(Provider):
     """A provider, and how its server does."""
 
-    breaker: Annotated[
-        dict[str, ModelBreaker],
-        Field(description="By model: those that the provider lists, and all that are not closed."),
-    ]
+    breaker: dict[str, ModelBreaker]
+    """By model: those that the provider lists, and all that are not closed."""
     calls: ModelCalls
+    """Calls to it now."""
 
 
 def sent_secrets(body: ProviderBody) -> list[Sending]:

@@ -74,13 +74,8 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
 class Retry(Body):
     """The point from which to repeat a run."""
 
-    from_: Annotated[
-        Literal["start", "last_step"],
-        Field(
-            alias="from",
-            description="`last_step` keeps the successful steps.",
-        ),
-    ] = "start"
+    from_: Annotated[Literal["start", "last_step"], Field(alias="from")] = "start"
+    """`last_step` keeps the successful steps."""
     user: OwnUser = None
 
 
@@ -89,12 +84,14 @@ class StoppedTask(Answer):
 
     task_id: UUID
     status: Literal["stopped", "already_final", "stopping"]
+    """Its status now."""
 
 
 class StoppedTasks(Answer):
     """The cancelled task, and all tasks below it."""
 
     items: list[StoppedTask]
+    """The task and those below it."""
 
 
 @router.post(
@@ -466,6 +463,10 @@ router.add_api_route(
     "",
     operation_id="list_runs",
     summary="List runs by age",
+    description=(
+        "To find runs by status, agent, session, user, time or metadata; newest last, "
+        "unless `order` says otherwise."
+    ),
     response_model=Page[Run] | Page[RunSummary],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -493,15 +494,17 @@ class RunInFull(Run):
     """A run, with the limits of its first agent's tasks, and their progress."""
 
     effective_limits: EffectiveLimits | None
-    tasks: Annotated[
-        TaskProgress | None, Field(description="Null: the run has dispatched no tasks.")
-    ]
+    tasks: TaskProgress | None
+    """Null: the run has dispatched no tasks."""
 
 
 @router.get(
     "/{run_id}",
     operation_id="get_run",
     summary="Read a run",
+    description=(
+        "To see how a run stands, and its answer once it is over; with the limits that hold for it."
+    ),
     response_model=RunInFull,
     responses=problems(404),
 )
@@ -524,6 +527,9 @@ class TaskQuery(PageQuery):
     "/{run_id}/tasks",
     operation_id="list_run_tasks",
     summary="List a run's tasks in the order of their creation",
+    description=(
+        "To see how the work was divided: each call of a sub-agent, and each node of a graph."
+    ),
     response_model=Page[Task],
     responses={**problems(404), 200: headers(Link=LINK)},
 )
@@ -579,6 +585,7 @@ async def list_messages(
     "/{run_id}/graph",
     operation_id="get_run_graph",
     summary="Read the run's graph, with its agents' publications",
+    description="To see which agents have published what, during the run or after it.",
     response_model=RunGraph,
     responses=problems(404),
 )
@@ -590,6 +597,9 @@ async def graph(tx: Transaction, tenant: ReviewTenant, run_id: RunId) -> Any:
     "/{run_id}/context/{agent}",
     operation_id="get_run_context",
     summary="List the answers that an agent received from others",
+    description=(
+        "To see what an agent knew when it answered: the texts, and the edges that they came by."
+    ),
     response_model=Context,
     responses=problems(404),
 )

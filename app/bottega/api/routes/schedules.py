@@ -57,29 +57,17 @@ class ScheduleContent(Body):
     deep = frozenset({"run"})
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
-    cron: Annotated[
-        str,
-        StringConstraints(max_length=200),
-        AfterValidator(_cron),
-        Field(description="Minute, hour, day of month, month, day of week."),
-    ]
-    timezone: Annotated[
-        str,
-        StringConstraints(max_length=100),
-        AfterValidator(_zone),
-        Field(
-            description=(
-                "IANA name of the time zone. A time that is skipped in spring counts after the "
-                "gap; one that occurs twice in autumn counts once, unless the expression is for "
-                "every hour."
-            )
-        ),
-    ] = "UTC"
+    cron: Annotated[str, StringConstraints(max_length=200), AfterValidator(_cron)]
+    """Minute, hour, day of month, month, day of week."""
+    timezone: Annotated[str, StringConstraints(max_length=100), AfterValidator(_zone)] = "UTC"
+    """IANA name of the time zone. A time that is skipped in spring counts after the gap; one
+    that occurs twice in autumn counts once, unless the expression is for every hour."""
     run: Annotated[
         NewRun,
         Field(description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: this name."),
     ]
     paused: bool = False
+    """True: it starts no runs until it is resumed."""
 
     @model_validator(mode="after")
     def _room_for_the_mark(self) -> Self:
@@ -104,26 +92,29 @@ class ScheduleChange(Body):
     """A change of a schedule."""
 
     paused: bool
+    """True: it starts no runs until it is resumed."""
 
 
 class Schedule(Answer):
     """A schedule, which starts a run at each due time."""
 
+    shows = ScheduleContent
+
     name: str
+    """Name of the schedule, unique in the tenant."""
     cron: str
     timezone: str
-    run: Annotated[
-        dict[str, Any],
-        Field(description="As stored, but a webhook's URL is without its query string."),
-    ]
+    run: dict[str, Any]
+    """As stored, but a webhook's URL is without its query string."""
     paused: bool
-    next_at: Annotated[datetime | None, Field(description="The next start; null while paused.")]
-    last_at: Annotated[datetime | None, Field(description="The last try to start a run.")]
+    next_at: datetime | None
+    """The next start; null while paused."""
+    last_at: datetime | None
+    """The last try to start a run."""
     last_run_id: UUID | None
-    last_error: Annotated[
-        Failure | None,
-        Field(description="Error of the last try; null: it started a run."),
-    ]
+    """Id of the last run that it started; null: none yet."""
+    last_error: Failure | None
+    """Error of the last try; null: it started a run."""
     created_at: datetime
 
 
@@ -244,7 +235,9 @@ class ScheduleQuery(ViewQuery):
     "",
     operation_id="list_schedules",
     summary="List schedules by name",
-    description="In a summary, `run` has no `input`.",
+    description=(
+        "To see which runs start by themselves, and when next. In a summary, `run` has no `input`."
+    ),
     response_model=Page[Schedule],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -271,6 +264,7 @@ async def list_(
     "/{name}",
     operation_id="get_schedule",
     summary="Read the schedule",
+    description="To see the next start, and how the last one went.",
     response_model=Schedule,
     responses=problems(404),
 )
@@ -296,7 +290,7 @@ async def change(
     "/{name}",
     operation_id="delete_schedule",
     summary="Delete the schedule",
-    description="The runs that it started stay.",
+    description="It starts no further runs; the runs that it started stay.",
     status_code=204,
     responses=problems(404),
 )

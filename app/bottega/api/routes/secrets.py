@@ -25,7 +25,7 @@ from bottega.tools.secrets import refuse_vocabulary
 
 _LONGEST = 4096
 _WORDS = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+){0,3}")
-_EXAMPLE: JsonDict = {"value": "Bearer <token>", "hosts": ["api.example.com"]}
+_EXAMPLE: JsonDict = {"value": "Bearer sk-4fqx0a1b2c3d", "hosts": ["api.example.com"]}
 
 
 def _can_be_sent(value: SecretStr) -> SecretStr:
@@ -75,46 +75,29 @@ class SecretContent(Body):
         SecretStr,
         AfterValidator(_can_be_sent),
         Field(
-            description="As it is sent: of a provider's key without, in a header with a scheme "
-            "such as `Bearer`. No response shows it.",
             json_schema_extra={
                 "minLength": SHORTEST,
                 "maxLength": _LONGEST,
                 "pattern": f"^{_WORDS.pattern}$",
-            },
+            }
         ),
     ]
-    hosts: Annotated[
-        list[Host],
-        Field(
-            min_length=1,
-            max_length=20,
-            description="Names and addresses of the only hosts that it may be sent to, over https; "
-            "over http only to this machine, if the operator has allowed that.",
-        ),
-    ]
+    """As it is sent: of a provider's key without, in a header with a scheme such as `Bearer`.
+    Without such a first word it has at least 8 characters. No response shows it."""
+    hosts: Annotated[list[Host], Field(min_length=1, max_length=20)]
+    """Names and addresses of the only hosts that it may be sent to, over https; over http only
+    to this machine, if the operator has allowed that."""
 
 
 class Secret(Answer):
     """A stored secret, without its value."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "SHOP_KEY",
-                    "version": 2,
-                    "hosts": ["api.example.com"],
-                    "created_at": "2026-11-02T08:30:00Z",
-                    "updated_at": "2026-11-20T08:30:00Z",
-                }
-            ]
-        }
-    )
-
     name: str
-    version: Annotated[int, Field(description="Raised by each change of the value or the hosts.")]
+    """Name of the secret, as definitions name it."""
+    version: int
+    """Raised by each change of the value or the hosts."""
     hosts: list[str]
+    """The only hosts that it may be sent to."""
     created_at: datetime
     updated_at: datetime
 
@@ -200,6 +183,7 @@ async def put(
     "",
     operation_id="list_secrets",
     summary="List the tenant's secrets by name, without their values",
+    description="To see which secrets exist, and which hosts each may be sent to.",
     response_model=Page[Secret],
     responses={**problems(409), 200: headers(Link=LINK)},
     dependencies=[Depends(_keyring)],
@@ -221,6 +205,7 @@ async def list_(
     "/{name}",
     operation_id="get_secret",
     summary="Read a secret's version and hosts",
+    description="To see when a secret was last changed, and where it may be sent; never its value.",
     response_model=Secret,
     responses={**problems(404, 409), 200: headers(ETag=ETAG)},
     dependencies=[Depends(_keyring)],

@@ -40,27 +40,26 @@ from bottega.tenants.erase import erase_session
 class NewSession(Body):
     """A session to begin."""
 
-    id: Annotated[SessionName | None, Field(description="Null: the server chooses one.")] = None
-    user: Annotated[
-        UserName | None, Field(description="Your own name for your end user; it never changes.")
-    ] = None
+    id: SessionName | None = None
+    """Null: the server chooses one."""
+    user: UserName | None = None
+    """Your own name for your end user; it never changes."""
     metadata: Metadata = Field(default_factory=dict)
 
 
 class SessionChange(Body):
     """A change of a session."""
 
-    metadata: Annotated[Metadata, Field(description="In place of all that it had.")]
+    metadata: Metadata
+    """In place of all that it had."""
     user: OwnUser = None
 
 
 class SessionFork(Body):
     """The turns that a fork of a session takes over."""
 
-    run_id: Annotated[
-        UUID | None,
-        Field(strict=False, description="The last of them; null: all that are completed."),
-    ] = None
+    run_id: Annotated[UUID | None, Field(strict=False)] = None
+    """The last of them; null: all that are completed."""
     user: OwnUser = None
 
 
@@ -68,8 +67,11 @@ class Session(Answer):
     """A session: conversations and memory that several runs share."""
 
     id: str
-    user: Annotated[str | None, Field(description="Whose it is; it never changes.")]
+    """Id of the session: your own, or one that the server chose."""
+    user: str | None
+    """Whose it is; it never changes."""
     metadata: Metadata = Field(default_factory=dict)
+    """Your own data."""
     created_at: datetime
     updated_at: datetime
 
@@ -79,47 +81,44 @@ class SessionItem(Answer):
 
     agent: str
     version: int
+    """Number of the agent's publication, from 1."""
     content: str
+    """Text of the publication."""
     run_id: UUID
+    """Id of the run that published it."""
     published_at: datetime
-    metadata: Annotated[
-        dict[str, Any],
-        Field(default_factory=dict, description="What the agent's tools and hooks annotated."),
-    ]
+    metadata: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """What the agent's tools and hooks annotated."""
 
 
 class SessionMemory(Session):
     """A session with all its publications."""
 
     memory: list[SessionItem]
+    """The last publication of each agent."""
 
 
 class Erased(Answer):
     """The permanently deleted rows."""
 
     id: str
+    """Id of the session."""
     removed: Annotated[
         dict[str, int],
-        Field(
-            description="Number of rows by table.",
-            examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_steps": 31}],
-        ),
+        Field(examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_steps": 31}]),
     ]
+    """Number of rows by table."""
 
 
 class SessionMessage(Message):
     """A message of a session's conversations."""
 
     run_id: UUID
-    agent: Annotated[
-        str | None, Field(description="Whose conversation it is in; null: a graph's question.")
-    ]
-    discarded: Annotated[
-        bool,
-        Field(
-            description="True: its run failed or was cancelled, so later ones know nothing of it."
-        ),
-    ]
+    """Id of the run that it was said in."""
+    agent: str | None
+    """Whose conversation it is in; null: a graph's question."""
+    discarded: bool
+    """True: its run failed or was cancelled, so later ones know nothing of it."""
 
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -169,6 +168,9 @@ class SessionQuery(PageQuery):
     "",
     operation_id="list_sessions",
     summary="List sessions by id",
+    description=(
+        "To find conversations by user or metadata; the messages are in the session's own list."
+    ),
     response_model=Page[Session],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -194,6 +196,7 @@ async def list_(
     "/{session_id}",
     operation_id="get_session",
     summary="Read a session and its agents' last publications",
+    description="To see what the session's agents published last, which later runs of it can read.",
     response_model=SessionMemory,
     responses=problems(404),
 )
@@ -205,6 +208,7 @@ async def get(tx: Transaction, tenant: ReviewTenant, session_id: SessionId) -> A
     "/{session_id}",
     operation_id="change_session",
     summary="Replace a session's metadata",
+    description="For your own data about the session; models never see it.",
     response_model=Session,
     responses=problems(400, 404, 409, 413, 415),
 )

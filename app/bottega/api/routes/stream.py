@@ -86,13 +86,13 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 RunId = Annotated[UUID, Path(description="The run's id.")]
 
 
-class EventQuery(PageQuery, WatchQuery):
-    """Query parameters of a run's events."""
+class StreamQuery(WatchQuery):
+    """Query parameters of a stream of a run's events."""
 
     event: Annotated[
         Literal["type", "message"],
         Query(
-            description="Streams only. `type`: each event has its `type` as the name. `message`: "
+            description="Of a stream. `type`: each event has its `type` as the name. `message`: "
             "none but `end` has a name, so that an EventSource gets all in `onmessage`."
         ),
     ] = "type"
@@ -102,29 +102,68 @@ class EventQuery(PageQuery, WatchQuery):
     ] = None
 
 
+class EventQuery(PageQuery, StreamQuery):
+    """Query parameters of a run's events."""
+
+
+LastEventId = Annotated[str | None, Header(max_length=30)]
+
+
+@router.get(
+    "/{run_id}/stream",
+    operation_id="stream_run_events",
+    summary="Stream a run's events",
+    description=(
+        "Server-sent events, for live views. The stream begins behind `after` (or "
+        "`Last-Event-ID`), goes on live, and ends with the final event and an event named "
+        "`end` (or when the run is deleted). `agents`, `types` and `depth` filter; the final "
+        "event always passes."
+    ),
+    response_class=EventSourceResponse,
+    responses={
+        **problems(404),
+        200: {
+            "description": "The stream: `id` is an event's `seq`, `data` the event as JSON.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {
+            "description": "The run is over and the client has all of it; this keeps an "
+            "EventSource from reconnecting."
+        },
+    },
+)
+async def stream(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    run_id: RunId,
+    query: Annotated[StreamQuery, Query()],
+    request: Request,
+    last_event_id: LastEventId = None,
+) -> Response:
+    cursor = await service.streams.cursor_of(tenant, run_id)
+    after = query.after
+    if last_event_id and last_event_id.isascii() and last_event_id.isdigit():
+        after = min(int(last_event_id), MAX_SEQ)
+    if cursor.over and after >= cursor.last_seq:
+        return Response(status_code=204)
+    past = request.scope.get("extensions", {}).get(PAST, lambda size: None)
+    again = last_event_id is not None
+    return event_stream(_sse(service, principal, cursor, after, query, past, again=again))
+
+
 @router.get(
     "/{run_id}/events",
     operation_id="list_run_events",
-    summary="List or stream a run's events",
+    summary="List a run's events",
     description=(
-        "With `Accept: text/event-stream`: server-sent events. The stream begins behind `after` "
-        "(or `Last-Event-ID`), goes on live, and ends with the final event and an event named "
-        "`end` (or when the run is deleted). Otherwise a page. `agents`, `types` and `depth` "
-        "filter; the final event always passes."
+        "A page of the log, in its order. `agents`, `types` and `depth` filter; the final event "
+        "always passes. With `Accept: text/event-stream` it answers as `stream_run_events`."
     ),
     response_model=Page[EventAnswer],
     responses={
         **problems(404),
-        200: {
-            "description": "A page of events, or the stream.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        },
-        204: {
-            "description": (
-                "Streams only: the run is over and the client has all of it; this keeps an "
-                "EventSource from reconnecting."
-            )
-        },
+        204: {"description": "Of a stream alone, as of `stream_run_events`."},
     },
 )
 async def events(
@@ -136,18 +175,11 @@ async def events(
     request: Request,
     response: Response,
     accept: Annotated[str | None, Header()] = None,
-    last_event_id: Annotated[str | None, Header(max_length=30)] = None,
+    last_event_id: LastEventId = None,
 ) -> Any:
-    cursor = await service.streams.cursor_of(tenant, run_id)
     if "text/event-stream" in (accept or ""):
-        after = query.after
-        if last_event_id and last_event_id.isascii() and last_event_id.isdigit():
-            after = min(int(last_event_id), MAX_SEQ)
-        if cursor.over and after >= cursor.last_seq:
-            return Response(status_code=204)
-        past = request.scope.get("extensions", {}).get(PAST, lambda size: None)
-        again = last_event_id is not None
-        return event_stream(_sse(service, principal, cursor, after, query, past, again=again))
+        return await stream(service, principal, tenant, run_id, query, request, last_event_id)
+    await service.streams.cursor_of(tenant, run_id)
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -181,7 +213,7 @@ async def _sse(
     principal: Principal,
     cursor: RunCursor,
     after: int,
-    query: EventQuery,
+    query: StreamQuery,
     past: Callable[[int], None],
     *,
     again: bool,

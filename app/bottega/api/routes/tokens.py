@@ -36,44 +36,22 @@ class NewToken(Body):
         }
     )
 
-    user: Annotated[
-        _Name,
-        Field(
-            description="Your name for the end user. All that is done with the token is done for "
-            "that user, and it sees what is that user's only."
-        ),
-    ]
-    actions: Annotated[
-        list[Action],
-        Field(
-            min_length=1,
-            max_length=len(ACTIONS),
-            description="`run`: start runs and sessions; `read`: runs, sessions, files, interrupts "
-            "and streams; `upload`: files; `message`: messages to runs, and feedback; `cancel`: "
-            "runs and their tasks; `answer`: questions and client tools, not approvals.",
-        ),
-    ]
-    expires_in: Annotated[
-        int,
-        Field(
-            strict=True,
-            ge=1,
-            le=LONGEST_S,
-            description="Seconds of its life. It ends with its key at the latest.",
-        ),
-    ]
-    agents: Annotated[
-        _Names,
-        Field(
-            description="Names of the only agents that it may run. With `agents` or `graphs` it "
-            "runs nothing that neither names."
-        ),
-    ] = None
-    graphs: Annotated[_Names, Field(description="Names of the only graphs that it may run.")] = None
-    sessions: Annotated[
-        _Names,
-        Field(description="Names of the only sessions in which it may run, and that it sees."),
-    ] = None
+    user: _Name
+    """Your name for the end user. All that is done with the token is done for that user, and it
+    sees what is that user's only."""
+    actions: Annotated[list[Action], Field(min_length=1, max_length=len(ACTIONS))]
+    """`run`: start runs and sessions; `read`: runs, sessions, files, interrupts and streams;
+    `upload`: files; `message`: messages to runs, and feedback; `cancel`: runs and their tasks;
+    `answer`: questions and client tools, not approvals."""
+    expires_in: Annotated[int, Field(strict=True, ge=1, le=LONGEST_S)]
+    """Seconds of its life. It ends with its key at the latest."""
+    agents: _Names = None
+    """Names of the only agents that it may run. With `agents` or `graphs` it runs nothing that
+    neither names."""
+    graphs: _Names = None
+    """Names of the only graphs that it may run."""
+    sessions: _Names = None
+    """Names of the only sessions in which it may run, and that it sees."""
 
 
 class MadeToken(Answer):
@@ -91,12 +69,12 @@ class MadeToken(Answer):
         }
     )
 
-    token: Annotated[
-        str,
-        Field(description="Send it as `Authorization: Bearer <token>`, never in a URL."),
-    ]
-    jti: Annotated[str, Field(description="Its id, to revoke it.")]
-    expires_at: Annotated[datetime, Field(description="Time from which it is invalid.")]
+    token: str
+    """Send it as `Authorization: Bearer <token>`, never in a URL."""
+    jti: str
+    """Its id, to revoke it."""
+    expires_at: datetime
+    """Time from which it is invalid."""
 
 
 class Me(Answer):
@@ -116,19 +94,16 @@ class Me(Answer):
         }
     )
 
-    tenant: Annotated[str, Field(description="Name of the tenant.")]
-    name: Annotated[str, Field(description="Name of the key, or of the person.")]
-    user: Annotated[
-        str | None,
-        Field(description="The end user that all requests act for; null: those of a key name one."),
-    ]
-    scopes: Annotated[
-        list[str], Field(description="Scopes of the key, or the actions of the token.")
-    ]
-    limits: Annotated[
-        dict[str, Any],
-        Field(description="What limits it further: names of agents, graphs and sessions."),
-    ]
+    tenant: str
+    """Name of the tenant."""
+    name: str
+    """Name of the key, or of the person."""
+    user: str | None
+    """The end user that all requests act for; null: those of a key name one."""
+    scopes: list[str]
+    """Scopes of the key, or the actions of the token."""
+    limits: dict[str, Any]
+    """What limits it further: names of agents, graphs and sessions."""
 
 
 router = APIRouter(tags=["keys"])

@@ -24,18 +24,13 @@ class User(Answer):
     """An end user, and the erasure of the user's data if one is under way."""
 
     user: str
-    status: Annotated[
-        Literal["active", "erasing"],
-        Field(description="`erasing`: nothing new of this user is accepted."),
-    ]
+    """Your own name for the end user."""
+    status: Literal["active", "erasing"]
+    """`erasing`: nothing new of this user is accepted."""
     requested_at: datetime | None
-    removed: Annotated[
-        dict[str, int],
-        Field(
-            description="Number of rows removed so far, by table.",
-            examples=[{"runs": 300, "run_steps": 2410}],
-        ),
-    ]
+    """Time at which the erasure was requested; null: it was not."""
+    removed: Annotated[dict[str, int], Field(examples=[{"runs": 300, "run_steps": 2410}])]
+    """Number of rows removed so far, by table."""
 
 
 class EncodedPathRoute(APIRoute):
@@ -69,7 +64,6 @@ _LINES = {
         },
         "required": ["type", "data"],
     },
-    "examples": [[{"type": "end", "data": {"lines": {}}}]],
 }
 UserPath = Annotated[
     UserName,

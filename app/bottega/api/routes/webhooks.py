@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import ConfigDict, Field
-from pydantic.config import JsonDict
+from pydantic import Field
 
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
@@ -23,42 +22,30 @@ from bottega.api.shared.pages import LINK, PageQuery, QueriedUser, Seq
 from bottega.runs import read
 from bottega.tenants import webhook_secrets
 
-_EXAMPLE: JsonDict = {
-    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
-    "created_at": "2026-11-02T08:30:00Z",
-    "expires_at": None,
-}
-
 
 class WebhookSecret(Answer):
     """A secret that signs the tenant's webhooks, without its value."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-
-    id: Annotated[UUID | None, Field(description="Null: the server's `BOTTEGA_WEBHOOK_SECRET`.")]
+    id: UUID | None
+    """Null: the server's `BOTTEGA_WEBHOOK_SECRET`."""
     created_at: datetime | None
-    expires_at: Annotated[
-        datetime | None,
-        Field(description="Until then it signs beside newer ones; null: until the next one."),
-    ]
+    """Time of its creation; null: the server's own."""
+    expires_at: datetime | None
+    """Until then it signs beside newer ones; null: until the next one."""
 
 
 class MadeWebhookSecret(WebhookSecret):
     """A new webhook secret with its value, which no later response shows."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{**_EXAMPLE, "secret": "whsec_<44 characters>"}]}
-    )
-
-    secret: Annotated[
-        str, Field(description="Verify webhooks with it (Standard Webhooks). Shown only here.")
-    ]
+    secret: str
+    """Verify webhooks with it (Standard Webhooks). Shown only here."""
 
 
 class WebhookSecrets(Answer):
     """The tenant's valid webhook secrets, newest first."""
 
     items: list[WebhookSecret]
+    """The valid secrets, newest first."""
 
 
 router = APIRouter(prefix="/v1/webhook-secret", tags=["webhooks"])
@@ -92,6 +79,7 @@ async def rotate(tx: Transaction, tenant: AdminTenant, actor: Actor, response: R
     "",
     operation_id="get_webhook_secrets",
     summary="List the tenant's valid webhook secrets, without the secrets themselves",
+    description="To see which secrets sign webhooks now, and until when; never their values.",
     response_model=WebhookSecrets,
     responses=problems(),
 )
@@ -109,16 +97,21 @@ class Delivery(Answer):
     """A webhook that was sent, or is to be sent."""
 
     run_id: UUID
-    seq: Annotated[
-        int, Field(description="Of the event `run.waiting` that it tells of; 0: the run's end.")
-    ]
+    seq: int
+    """Of the event `run.waiting` that it tells of; 0: the run's end."""
     event: Annotated[str, Field(examples=["run.completed"])]
-    url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
+    """Type of the event that it tells of."""
+    url: str
+    """Without its query string, which may hold a secret."""
     status: DeliveryStatus
+    """`failed`: no further try is made."""
     tries: int
-    answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
-    error: Annotated[str | None, Field(description="Error of the last try.")]
-    next_at: Annotated[datetime | None, Field(description="Time of the next try, if there is one.")]
+    answer: int | None
+    """HTTP status of the last try's answer."""
+    error: str | None
+    """Error of the last try."""
+    next_at: datetime | None
+    """Time of the next try, if there is one."""
     ended_at: datetime | None
 
 
@@ -134,6 +127,9 @@ class DeliveryQuery(PageQuery):
     "",
     operation_id="list_webhook_deliveries",
     summary="List deliveries of webhooks by the age of their runs",
+    description=(
+        "To see which webhooks did not arrive, and why; newest last, unless `order` says otherwise."
+    ),
     response_model=Page[Delivery],
     responses={**problems(), 200: headers(Link=LINK)},
 )

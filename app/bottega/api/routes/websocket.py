@@ -377,21 +377,13 @@ class NewTicket(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
 
-    opens: Annotated[
-        Literal["websocket", "sse"],
-        Field(
-            alias="for",
-            description="`websocket`: it opens one WebSocket within 60 seconds. `sse`: it opens "
-            "the event stream of its run for an hour, so that an EventSource can reconnect.",
-        ),
-    ] = "websocket"
-    run_id: Annotated[
-        Annotated[UUID, Field(strict=False)] | None,
-        Field(
-            validate_default=True,
-            description="Valid for this run only; null: for all of the tenant's, but not `sse`.",
-        ),
-    ] = None
+    opens: Annotated[Literal["websocket", "sse"], Field(alias="for")] = "websocket"
+    """`websocket`: it opens one WebSocket within 60 seconds. `sse`: it opens the event stream
+    of its run for an hour, so that an EventSource can reconnect."""
+    run_id: Annotated[Annotated[UUID, Field(strict=False)] | None, Field(validate_default=True)] = (
+        None
+    )
+    """Valid for this run only; null: for all of the tenant's, but not `sse`."""
 
     @field_validator("run_id")
     @classmethod
@@ -404,14 +396,11 @@ class NewTicket(Body):
 class Ticket(Answer):
     """A ticket, which opens a WebSocket or an event stream."""
 
-    ticket: Annotated[
-        str,
-        Field(
-            description='WebSocket: offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`. '
-            "EventSource: add `?ticket=<ticket>` to the URL of the run's events."
-        ),
-    ]
+    ticket: str
+    """WebSocket: offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`. EventSource: add
+    `?ticket=<ticket>` to the URL of the run's events."""
     expires_at: datetime
+    """Time until which it can be used."""
 
 
 @tickets_router.post(

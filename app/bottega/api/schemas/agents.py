@@ -23,11 +23,11 @@ from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.params import (
     OutputSchemaField,
     Parameters,
+    ToolDefinition,
     ToolInputSchema,
     ToolName,
     short_schema,
 )
-from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.agents import MOST_MODELS, TASK_TOOLS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
@@ -43,10 +43,8 @@ class EqualsCheck(Body):
 
     deep = frozenset({"value"})
     type: Literal["equals"]
-    value: Annotated[
-        JsonValue,
-        Field(description="A text is compared as text; any other value with the answer as JSON."),
-    ]
+    value: JsonValue
+    """A text is compared as text; any other value with the answer as JSON."""
 
     @field_validator("value")
     @classmethod
@@ -60,6 +58,7 @@ class ContainsCheck(Body):
 
     type: Literal["contains"]
     value: _Text
+    """Text that must be in the answer."""
 
 
 class SchemaCheck(Body):
@@ -70,6 +69,7 @@ class SchemaCheck(Body):
 
     type: Literal["json_schema"]
     schema_: Annotated[OutputSchemaField, Field(alias="schema")]
+    """JSON Schema that the answer must fit."""
 
 
 class JudgeCheck(Body):
@@ -77,21 +77,17 @@ class JudgeCheck(Body):
 
     type: Literal["judge"]
     criteria: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
-    model: Annotated[
-        Annotated[str, StringConstraints(min_length=1, max_length=265)] | None,
-        Field(description="As an agent's `model`; null: the agent's own."),
-    ] = None
+    """What the judging model looks at, in words."""
+    model: Annotated[str, StringConstraints(min_length=1, max_length=265)] | None = None
+    """As an agent's `model`; null: the agent's own."""
 
 
 class PythonCheck(Body):
     """A plugin's function `check_success` judges."""
 
     type: Literal["python"]
-    name: Annotated[
-        str,
-        StringConstraints(min_length=1, max_length=64),
-        Field(description="The name of its entry point in `bottega.plugins`."),
-    ]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    """The name of its entry point in `bottega.plugins`."""
 
 
 AnyCheck = Annotated[
@@ -118,40 +114,37 @@ class ShownOutcome(Answer):
     """
 
     value: OutcomeValue
-    source: Annotated[
-        OutcomeSource | None,
-        Field(description="Who says so; feedback counts more than an eval, that than a check."),
-    ]
+    """What the run was worth."""
+    source: OutcomeSource | None
+    """Who says so; feedback counts more than an eval, that than a check."""
 
 
 class CheckResult(Answer):
     """The decision of one success check."""
 
     type: str
-    passed: Annotated[bool | None, Field(description="Null: it could not be decided.")]
+    """Kind of the check, as in the agent's definition."""
+    passed: bool | None
+    """Null: it could not be decided."""
     reason: str
+    """Why it passed, failed or could not be decided."""
 
 
 class RunCheck(Answer):
     """The success checks of a run; null if its agent has none, or it did not complete."""
 
-    status: Annotated[
-        Literal["pending", "done", "failed", "unknown"],
-        Field(
-            description="`failed`: some could not be decided, and are not tried again. `unknown`: "
-            "for a week no day had the budget for a judge."
-        ),
-    ]
+    status: Literal["pending", "done", "failed", "unknown"]
+    """`failed`: some could not be decided, and are not tried again. `unknown`: for a week no
+    day had the budget for a judge."""
     passed: bool | None
-    results: Annotated[list[CheckResult], Field(description="In the order of the agent's checks.")]
-    reason: Annotated[
-        str | None,
-        Field(
-            description="The budget that a judge waits for, with `pending`: it is asked when the "
-            "next day begins (UTC). `budget`, with `unknown`."
-        ),
-    ]
+    """True: all checks passed; null: not all are decided."""
+    results: list[CheckResult]
+    """In the order of the agent's checks."""
+    reason: str | None
+    """The budget that a judge waits for, with `pending`: it is asked when the next day begins
+    (UTC). `budget`, with `unknown`."""
     error: str | None
+    """Error of the last try; null: there is none."""
     tries: int
     updated_at: datetime
 
@@ -192,36 +185,28 @@ class SubAgentLimits(Body):
     None may be above the operator's own; null takes the operator's.
     """
 
-    max_concurrent: Annotated[
-        _Count | None, Field(description="Tasks that run at the same time; others wait.")
-    ] = None
-    max_queued: Annotated[_Count | None, Field(description="Tasks that may wait.")] = None
-    max_total_tokens: Annotated[
-        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
-        Field(description="Tokens that all its tasks together may spend."),
-    ] = None
-    max_depth: Annotated[
-        Annotated[int, Field(ge=1, le=20), WHOLE] | None,
-        Field(description="Levels of tasks below the run."),
-    ] = None
-    spread_above: Annotated[
-        Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None,
-        Field(description="Tasks from which further ones become linked runs, on any worker."),
-    ] = None
-    default_timeout: Annotated[
-        _Seconds | None, Field(description="Timeout of a task that asks for none.")
-    ] = None
-    max_timeout: Annotated[
-        _Seconds | None, Field(description="Longest timeout that a task may ask for.")
-    ] = None
-    max_steps_per_subagent: Annotated[
-        Annotated[int, Field(ge=1, le=1000), WHOLE] | None,
-        Field(description="Model calls of one task."),
-    ] = None
+    max_concurrent: _Count | None = None
+    """Tasks that run at the same time; others wait."""
+    max_queued: _Count | None = None
+    """Tasks that may wait."""
+    max_total_tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
+    """Tokens that all its tasks together may spend."""
+    max_depth: Annotated[int, Field(ge=1, le=20), WHOLE] | None = None
+    """Levels of tasks below the run."""
+    spread_above: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
+    """Tasks from which further ones become linked runs, on any worker."""
+    default_timeout: _Seconds | None = None
+    """Timeout of a task that asks for none."""
+    max_timeout: _Seconds | None = None
+    """Longest timeout that a task may ask for."""
+    max_steps_per_subagent: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
+    """Model calls of one task."""
 
 
 class SubAgentLimitsShown(Answer):
     """The limits that hold for an agent's tasks: the lower of its own and the operator's."""
+
+    shows = SubAgentLimits
 
     max_concurrent: int
     max_queued: int
@@ -265,39 +250,19 @@ class SubAgents(Body):
             )
         ),
     ] = "sync"
-    names: Annotated[
-        list[Name],
-        Field(
-            max_length=50,
-            json_schema_extra={"uniqueItems": True},
-            description=(
-                "The agents may be created later, but before the first run. In mode `async` a "
-                "task needs none of them: the model's own instructions then define it."
-            ),
-        ),
-    ] = Field(default_factory=list)
-    limits: Annotated[
-        SubAgentLimits | None,
-        Field(description="Only in mode `async`. None may be above the operator's limit."),
-    ] = None
-    anonymous: Annotated[
-        bool,
-        Field(
-            description=(
-                "In mode `async`: the model may dispatch tasks to helpers without a definition."
-            )
-        ),
-    ] = True
+    names: Annotated[list[Name], Field(max_length=50, json_schema_extra={"uniqueItems": True})] = (
+        Field(default_factory=list)
+    )
+    """The agents may be created later, but before the first run. In mode `async` a task needs
+    none of them: the model's own instructions then define it."""
+    limits: SubAgentLimits | None = None
+    """Only in mode `async`. None may be above the operator's limit."""
+    anonymous: bool = True
+    """In mode `async`: the model may dispatch tasks to helpers without a definition."""
     share_metadata: Annotated[
-        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
-        Field(
-            max_length=20,
-            description=(
-                "In mode `async`: keys of a dispatch's `metadata` that the task reads in its first "
-                "message."
-            ),
-        ),
+        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=20)
     ] = Field(default_factory=list)
+    """In mode `async`: keys of a dispatch's `metadata` that the task reads in its first message."""
 
     @field_validator("names")
     @classmethod
@@ -344,24 +309,23 @@ ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_le
 class AncestorsRecall(Body):
     """Recall of answers of the agent's ancestors in the graph, besides those read directly."""
 
-    mode: Annotated[
-        Literal["semantic", "ancestors"],
-        Field(description="`semantic`: those nearest to the query; `ancestors`: all."),
-    ] = "semantic"
-    k: Annotated[
-        int,
-        Field(ge=1, le=50, description="Maximum number, for `semantic`."),
-        WHOLE,
-    ] = 3
+    mode: Literal["semantic", "ancestors"] = "semantic"
+    """`semantic`: those nearest to the query; `ancestors`: all."""
+    k: Annotated[int, Field(ge=1, le=50), WHOLE] = 3
+    """Maximum number, for `semantic`."""
 
 
 class ToolRule(Body):
     """A rule: the model must call a tool before its answer counts."""
 
     tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    """Name of the tool that must be called."""
     min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
+    """Least number of calls."""
     require_success: bool = False
+    """Count only calls that succeed."""
     error_message: Annotated[str | None, StringConstraints(max_length=2000)] = None
+    """What the model reads when it broke the rule; null: a general text."""
 
 
 class AgentContent(Body):
@@ -380,118 +344,60 @@ class AgentContent(Body):
         }
     )
 
-    description: Annotated[
-        str,
-        StringConstraints(max_length=2000),
-        Field(description="The agent's abilities; the model of a calling agent reads this."),
-    ] = ""
+    description: Annotated[str, StringConstraints(max_length=2000)] = ""
+    """The agent's abilities; the model of a calling agent reads this."""
     system_message: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
-    model: Annotated[
-        ModelNames | None,
-        Field(
-            description=(
-                "`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of "
-                "this name; or `provider:MODEL`. A list: the next one is tried at once when one "
-                "is down, over its limit or refuses. Null: the default model of `default`."
-            ),
-        ),
-    ] = None
-    model_patience_s: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            le=604_800,
-            allow_inf_nan=False,
-            description=(
-                "Seconds that runs wait for an unavailable model; 0: none; null: the server's "
-                "default. The run's deadline still applies."
-            ),
-        ),
-    ] = None
-    max_iterations: Annotated[
-        int, Field(ge=1, le=100, description="Maximum number of model calls per query."), WHOLE
-    ] = 15
-    stateless: Annotated[
-        bool,
-        Field(description="As a sub-agent: forget the conversation after each call."),
-    ] = True
+    """Instructions that each of its model calls begins with."""
+    model: ModelNames | None = None
+    """`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of this name;
+    or `provider:MODEL`. A list: the next one is tried at once when one is down, over its limit
+    or refuses. Null: the default model of `default`."""
+    model_patience_s: Annotated[float | None, Field(ge=0, le=604_800, allow_inf_nan=False)] = None
+    """Seconds that runs wait for an unavailable model; 0: none; null: the server's default. The
+    run's deadline still applies."""
+    max_iterations: Annotated[int, Field(ge=1, le=100), WHOLE] = 15
+    """Maximum number of model calls per query."""
+    stateless: bool = True
+    """As a sub-agent: forget the conversation after each call."""
     subagents: SubAgents | None = None
-    tools: Annotated[
-        list[ToolDefinition],
-        Field(max_length=50, description="Tools of its model, besides sub-agents."),
-    ] = Field(default_factory=list)
-    approval: Annotated[
-        ApprovalField | None,
-        Field(
-            description=(
-                "Calls of its tools that a person must approve first, as a tool's `approval`, "
-                "which overrides it. For HTTP tools, `http_get`, tools of MCP servers, client "
-                "tools, and sub-agents in mode `sync`."
-            )
-        ),
-    ] = None
+    """Agents that it may call; null: none."""
+    tools: Annotated[list[ToolDefinition], Field(max_length=50)] = Field(default_factory=list)
+    """Tools of its model, besides sub-agents."""
+    approval: ApprovalField | None = None
+    """Calls of its tools that a person must approve first, as a tool's `approval`, which
+    overrides it. For HTTP tools, `http_get`, tools of MCP servers, client tools, and sub-agents
+    in mode `sync`."""
     recall: AncestorsRecall | None = None
-    tool_policy: Annotated[
-        list[ToolRule],
-        Field(
-            max_length=50,
-            description="An answer that breaks a rule goes back to the model.",
-        ),
-    ] = Field(default_factory=list)
+    """Recall of ancestors' answers in the graph; null: none."""
+    tool_policy: Annotated[list[ToolRule], Field(max_length=50)] = Field(default_factory=list)
+    """An answer that breaks a rule goes back to the model."""
     exit_on_success: Annotated[
-        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
-        Field(max_length=50, description="Tools whose success ends the query with their result."),
+        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=50)
     ] = Field(default_factory=list)
-    agent_comment: Annotated[
-        bool, Field(description="Ask the model again once its tools have answered.")
-    ] = True
-    on_length: Annotated[
-        OnLength,
-        Field(
-            description=(
-                "Reaction to a text that the model's limit cuts off: `continue` asks once for "
-                "the rest, `fail` fails with `model_length`, `accept` takes it as the answer."
-            )
-        ),
-    ] = "continue"
-    params: Annotated[Parameters | None, Field(description="Parameters of its model calls.")] = None
-    tool_choice_scope: Annotated[
-        ToolChoiceScope,
-        Field(description="Model calls of a query that `tool_choice` holds for."),
-    ] = "first"
-    output_schema: Annotated[
-        OutputSchemaField | None,
-        Field(
-            description=(
-                "JSON Schema (2020-12) of its answers. An answer that does not fit goes back to "
-                "the model, twice; then the query fails with `output_invalid`."
-            )
-        ),
-    ] = None
+    """Tools whose success ends the query with their result."""
+    agent_comment: bool = True
+    """Ask the model again once its tools have answered."""
+    on_length: OnLength = "continue"
+    """Reaction to a text that the model's limit cuts off: `continue` asks once for the rest,
+    `fail` fails with `model_length`, `accept` takes it as the answer."""
+    params: Parameters | None = None
+    """Parameters of its model calls."""
+    tool_choice_scope: ToolChoiceScope = "first"
+    """Model calls of a query that `tool_choice` holds for."""
+    output_schema: OutputSchemaField | None = None
+    """JSON Schema (2020-12) of its answers. An answer that does not fit goes back to the model,
+    twice; then the query fails with `output_invalid`."""
     input_schema: ToolInputSchema | None = None
     success_check: SuccessCheck = Field(default_factory=list)
-    memory: Annotated[
-        MemoryMode,
-        Field(
-            description=(
-                "Use of memory by runs that begin with this agent: `full`; `read` (they store no "
-                "episode); or `off`."
-            )
-        ),
-    ] = "full"
-    memory_scope: Annotated[
-        MemoryScope | None,
-        Field(
-            description=(
-                "Episodes that runs which begin with this agent may retrieve. `user`: those of "
-                "the run's user; without a user, those of its session; without both, those that "
-                "have neither. `session`: those of its session. `agent`: as `user`, but only of "
-                "runs that began with this agent. `run`: none. `tenant`: as `user`, and those of "
-                "all sessions without a user if the operator has set BOTTEGA_SHARED_MEMORY. "
-                "Null: `user`."
-            )
-        ),
-    ] = None
+    memory: MemoryMode = "full"
+    """Use of memory by runs that begin with this agent: `full`; `read` (they store no episode);
+    or `off`."""
+    memory_scope: MemoryScope | None = None
+    """Episodes that runs which begin with this agent may retrieve. `user`: those of the run's
+    user; without a user, those of its session; without both, those that have neither.
+    `session`: those of its session. `agent`: as `user`, but only of runs that began with this
+    agent. `run`: none. `tenant`: as `user`, and those of all sessions without a user if the
+    operator has set BOTTEGA_SHARED_MEMORY. Null: `user`."""
     expose: Expose = Field(default_factory=usual)
     metadata: Metadata = Field(default_factory=dict)
 
@@ -560,8 +466,12 @@ class NewAgent(AgentContent):
 class AgentSummary(Answer):
     """One version of an agent, without its system message and tools."""
 
+    shows = AgentContent
+
     name: str
+    """Name of the agent, unique in the tenant."""
     version: int
+    """Number of this version, from 1."""
     description: str
     model: ModelNames | None
     model_patience_s: float | None = None
@@ -579,7 +489,8 @@ class AgentSummary(Answer):
     memory_scope: MemoryScope | None = None
     expose: list[Facade] = Field(default_factory=usual)
     metadata: Metadata
-    created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
+    created_at: datetime
+    """Time at which this version was stored."""
 
 
 class Agent(AgentSummary):
@@ -592,3 +503,4 @@ class Agent(AgentSummary):
     approval: ApprovalField | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     tools: list[ToolDefinition]
+    """Tools of its model, besides sub-agents."""

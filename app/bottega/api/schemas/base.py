@@ -16,8 +16,10 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.values import WHOLE
 
 MAX_VALUES = 100_000
@@ -83,7 +85,7 @@ Metadata = Annotated[
 ]
 
 
-class Part(BaseModel):
+class Part(DescribedModel):
     """A part of a body, whose types alone keep it small and storable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -110,10 +112,17 @@ class Body(Part):
         return value
 
 
-class Answer(BaseModel):
+class Answer(DescribedModel):
     """A response body."""
 
     model_config = ConfigDict(extra="ignore", from_attributes=True)
+
+
+def named_examples(content: type[BaseModel], *names: str) -> JsonDict:
+    """Return the examples of a definition's content, each with one of the names."""
+    bodies: Any = content.model_config["json_schema_extra"]
+    pairs = zip(names, bodies["examples"], strict=True)
+    return {"examples": [{"name": name, **body} for name, body in pairs]}
 
 
 T = TypeVar("T")
@@ -123,9 +132,9 @@ class Page(Answer, Generic[T]):
     """One page of a list."""
 
     items: list[T]
-    next_cursor: Annotated[
-        str | None, Field(description="Pass it as `cursor` for the next page; null on the last.")
-    ] = None
+    """The items of this page."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` for the next page; null on the last."""
 
 
 def check_storable(value: Any, most_depth: int = 16) -> None:

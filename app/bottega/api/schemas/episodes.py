@@ -26,12 +26,12 @@ class NewFeedback(Body):
         }
     )
 
-    outcome: Annotated[
-        Literal["SUCCESS", "PARTIAL", "FAILURE"] | None,
-        Field(description="Replaces the run's own outcome; null: that stays."),
-    ] = None
-    score: Annotated[float | None, Field(ge=0, le=1, description="1 is best.")] = None
+    outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None = None
+    """Replaces the run's own outcome; null: that stays."""
+    score: Annotated[float | None, Field(ge=0, le=1)] = None
+    """1 is best."""
     comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
+    """What is good or bad about the result, for people and for learning."""
     user: OwnUser = None
 
     @model_validator(mode="after")
@@ -45,9 +45,12 @@ class Feedback(Answer):
     """Stored feedback on a run's result."""
 
     outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None
+    """The judged outcome; null: the run's own stays."""
     score: float | None
+    """1 is best; null: not given."""
     comment: str | None
-    by: Annotated[str, Field(description="`key:` and the prefix of a key, or `local`.")]
+    by: str
+    """`key:` and the prefix of a key, or `local`."""
     at: datetime
 
 
@@ -96,18 +99,23 @@ Object = dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], J
 class EpisodeFailure(Body):
     """The error of a failed episode."""
 
-    type: Annotated[Signature, Field(description="Class or code of the error.")]
+    type: Signature
+    """Class or code of the error."""
     message: Annotated[str, StringConstraints(max_length=20_000)] = ""
-    tool: Annotated[Label | None, Field(description="Tool that failed.")] = None
+    """Text of the error."""
+    tool: Label | None = None
+    """Tool that failed."""
 
 
 class EpisodeTask(Body):
     """The task: input, goals and constraints."""
 
-    original_input: Annotated[Text, Field(description="The request, word for word.")]
+    original_input: Text
+    """The request, word for word."""
     goals: Lines = Field(default_factory=list)
     constraints: Lines = Field(default_factory=list)
     context: Object = Field(default_factory=dict)
+    """What else was known about the task, by name."""
     complexity: Annotated[float | None, Field(ge=0, le=1)] = None
 
 
@@ -115,23 +123,26 @@ class EpisodeExecution(Body):
     """The execution: plan, steps and resources."""
 
     plan: Values = Field(default_factory=list)
-    trace: Annotated[list[JsonValue], Field(max_length=20_000, description="Steps in order.")] = (
-        Field(default_factory=list)
-    )
+    """The plan, as far as there was one."""
+    trace: Annotated[list[JsonValue], Field(max_length=20_000)] = Field(default_factory=list)
+    """Steps in order."""
     adaptations: Values = Field(default_factory=list)
+    """Changes of the plan on the way."""
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
-    resources: Annotated[Object, Field(description="Tokens, calls, cost …")] = Field(
-        default_factory=dict
-    )
+    resources: Object = Field(default_factory=dict)
+    """Tokens, calls, cost …"""
 
 
 class EpisodeResult(Body):
     """The result: output, side effects and error."""
 
-    output: Annotated[JsonValue, Field(description="The answer.")] = None
+    output: JsonValue = None
+    """The answer."""
     side_effects: Values = Field(default_factory=list)
+    """What the work changed outside, such as files."""
     quality: Object = Field(default_factory=dict)
     error: EpisodeFailure | None = None
+    """The error, if the work failed."""
 
 
 class EpisodeReflection(Body):
@@ -147,7 +158,9 @@ class EpisodeMetadata(Body):
     """The tools, strategies and agents of an episode."""
 
     tools_used: Annotated[list[Label], Field(max_length=200)] = Field(default_factory=list)
+    """Names of the tools that were used."""
     strategies_applied: Annotated[list[Line], Field(max_length=100)] = Field(default_factory=list)
+    """Names of the strategies that were followed."""
     agents: Annotated[list[Label], Field(max_length=1000)] = Field(default_factory=list)
 
 
@@ -173,22 +186,22 @@ class NewEpisode(Body):
     )
 
     outcome: OutcomeValue
-    at: Annotated[
-        Moment | None, Field(description="Time of its end, not in the future; null: now.")
-    ] = None
+    at: Moment | None = None
+    """Time of its end, not in the future; null: now."""
     session_id: SessionName | None = None
-    user: Annotated[
-        UserName | None,
-        Field(description="Your end user; null: the session's user, if it has one."),
-    ] = None
+    user: UserName | None = None
+    """Your end user; null: the session's user, if it has one."""
     domain: Label | None = None
     task_type: Label | None = None
     tags: Tags = Field(default_factory=list)
     task: EpisodeTask
+    """The task: input, goals and constraints."""
     execution: EpisodeExecution = Field(default_factory=EpisodeExecution)
     result: EpisodeResult = Field(default_factory=EpisodeResult)
+    """The result: output, side effects and error."""
     reflection: EpisodeReflection | None = None
     metadata: EpisodeMetadata = Field(default_factory=EpisodeMetadata)
+    """Tools, strategies and agents of the episode."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -207,21 +220,23 @@ class EpisodeFilters(Body):
     """Filters for episodes; an omitted filter matches all."""
 
     domain: Label | None = None
+    """Only of this domain."""
     task_type: Label | None = None
-    outcomes: Annotated[
-        list[OutcomeValue], Field(max_length=5, description="Any of these; labels count.")
-    ] = Field(default_factory=list)
+    """Only of this type of task."""
+    outcomes: Annotated[list[OutcomeValue], Field(max_length=5)] = Field(default_factory=list)
+    """Any of these; labels count."""
     session_id: SessionName | None = None
-    tags: Annotated[list[Label], Field(max_length=20, description="All of these.")] = Field(
-        default_factory=list
-    )
-    after: Annotated[Moment | None, Field(description="Ended later than this.")] = None
-    before: Annotated[Moment | None, Field(description="Ended earlier than this.")] = None
+    """Only of this session."""
+    tags: Annotated[list[Label], Field(max_length=20)] = Field(default_factory=list)
+    """All of these."""
+    after: Moment | None = None
+    """Ended later than this."""
+    before: Moment | None = None
+    """Ended earlier than this."""
     failure_signature: Signature | None = None
-    min_trust: Annotated[
-        Trust,
-        Field(description="3: own runs; 2: also runs that read outside content; 1: all."),
-    ] = 1
+    """Only with this signature of a failure."""
+    min_trust: Trust = 1
+    """3: own runs; 2: also runs that read outside content; 1: all."""
 
 
 Within = Literal["tenant"]
@@ -231,11 +246,10 @@ WITHIN = "All episodes of the tenant; needs a key with the scope `admin`."
 class EpisodeReader(Body):
     """The user, session or tenant whose episodes are read."""
 
-    user: Annotated[
-        UserName | None,
-        Field(description="Only this user's; without `user` and `session_id`, those of no user."),
-    ] = None
-    session_id: Annotated[SessionName | None, Field(description="Only this session's.")] = None
+    user: UserName | None = None
+    """Only this user's; without `user` and `session_id`, those of no user."""
+    session_id: SessionName | None = None
+    """Only this session's."""
     scope: Annotated[Within | None, Field(description=WITHIN)] = None
 
 
@@ -251,34 +265,26 @@ class EpisodeSearch(EpisodeReader):
         }
     )
 
-    mode: Annotated[
-        Literal["semantic", "structured", "hybrid", "temporal", "failures"],
-        Field(
-            description=(
-                "`hybrid`: the filtered episodes that best match `query`, by vectors and words. "
-                "`semantic`: by vectors alone, which an episode has some seconds after its end; by "
-                "words only if the embedder does not answer. `structured`: all that match the "
-                "filters, oldest first. `temporal`: the same, latest first. `failures`: those "
-                "with the same failure as `failure` or `filters.failure_signature`."
-            )
-        ),
-    ] = "hybrid"
-    query: Annotated[
-        Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None,
-        Field(description="Only in the modes `semantic` and `hybrid`."),
-    ] = None
-    failure: Annotated[EpisodeFailure | None, Field(description="In the mode `failures`.")] = None
-    k: Annotated[int, Field(ge=1, le=100, description="Maximum number of episodes."), WHOLE] = 5
-    by: Annotated[
-        Literal["task", "result", "whole"],
-        Field(description="Part of an episode whose meaning is compared with the query."),
-    ] = "task"
-    domain: Annotated[
-        Label | None,
-        Field(description="Domain of the current task; its episodes score a little higher."),
-    ] = None
+    mode: Literal["semantic", "structured", "hybrid", "temporal", "failures"] = "hybrid"
+    """`hybrid`: the filtered episodes that best match `query`, by vectors and words.
+    `semantic`: by vectors alone, which an episode has some seconds after its end; by words only
+    if the embedder does not answer. `structured`: all that match the filters, oldest first.
+    `temporal`: the same, latest first. `failures`: those with the same failure as `failure` or
+    `filters.failure_signature`."""
+    query: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
+    """Only in the modes `semantic` and `hybrid`."""
+    failure: EpisodeFailure | None = None
+    """In the mode `failures`."""
+    k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
+    """Maximum number of episodes."""
+    by: Literal["task", "result", "whole"] = "task"
+    """Part of an episode whose meaning is compared with the query."""
+    domain: Label | None = None
+    """Domain of the current task; its episodes score a little higher."""
     filters: EpisodeFilters = Field(default_factory=EpisodeFilters)
-    explain: Annotated[bool, Field(description="Return the terms of each score.")] = False
+    """Which episodes are searched."""
+    explain: bool = False
+    """Return the terms of each score."""
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
@@ -308,10 +314,11 @@ class SimilarFailures(EpisodeReader):
     )
 
     error: EpisodeFailure | None = None
-    failure_signature: Annotated[
-        Signature | None, Field(description="Signature from an episode, instead of an error.")
-    ] = None
+    """The error to compare with."""
+    failure_signature: Signature | None = None
+    """Signature from an episode, instead of an error."""
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
+    """Maximum number of episodes."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -323,164 +330,158 @@ class SimilarFailures(EpisodeReader):
 class EpisodeOrigin(Answer):
     """The source of an episode."""
 
-    principal: Annotated[str | None, Field(description="Caller that ran or imported it.")] = None
+    principal: str | None = None
+    """Caller that ran or imported it."""
     run: UUID | None = None
+    """Id of the run that left it; null: it was imported."""
     tool: str | None = None
+    """Name of the tool that brought it; null: none."""
 
 
 class EpisodeState(Answer):
     """The changing state of an episode; its content never changes."""
 
-    state: Annotated[
-        Literal["active", "mature", "aged", "archived", "consolidated", "deleted", "quarantined"],
-        Field(
-            description=(
-                "By age: `active`, `mature`, `aged` (found only if very similar), `archived` "
-                "(read by id). `consolidated`: replaced by the episode `consolidated_into`."
-            )
-        ),
-    ]
+    state: Literal["active", "mature", "aged", "archived", "consolidated", "deleted", "quarantined"]
+    """By age: `active`, `mature`, `aged` (found only if very similar), `archived` (read by id).
+    `consolidated`: replaced by the episode `consolidated_into`."""
     access_count: int
+    """How often it was retrieved."""
     last_access: datetime | None
+    """Time of its last retrieval; null: never."""
     consolidated_into: UUID | None = None
-    referenced_by: Annotated[
-        list[UUID], Field(description="Consolidated episodes that replace it.")
-    ] = Field(default_factory=list)
+    """Id of the episode that replaces it; null: none."""
+    referenced_by: list[UUID] = Field(default_factory=list)
+    """Consolidated episodes that replace it."""
 
 
 class EpisodeBody(Answer):
     """A part of an episode that is stored separately."""
 
     part: Literal["trace", "input", "output"]
+    """Which part it is."""
     bytes: int
+    """Size in bytes."""
     storage: Literal["database", "objects"]
+    """Where it is stored."""
 
 
 class EpisodeSummary(Answer):
     """The texts of an episode that a search compares."""
 
     task: str
+    """Text of the task."""
     result: str
+    """Text of the result."""
     errors: str
+    """Text of the errors; empty: none."""
     steps: str
+    """Text of the steps."""
 
 
 class Verdict(Answer):
     """Judgement of the run, with its reason. A person counts more than a check."""
 
-    outcome: Annotated[OutcomeValue | None, Field(description="Null: only the reason is known.")]
+    outcome: OutcomeValue | None
+    """Null: only the reason is known."""
     reason: str | None
-    by: Annotated[
-        Literal["check", "judge", "feedback", "approval", "eval"],
-        Field(description="`approval`: a person denied a tool call or edited its arguments."),
-    ]
+    """Why, in words; null: no reason was given."""
+    by: Literal["check", "judge", "feedback", "approval", "eval"]
+    """`approval`: a person denied a tool call or edited its arguments."""
     at: datetime
+    """Time of the judgement."""
 
 
 class Episode(Answer):
     """The stored record of finished work: task, steps and outcome."""
 
     id: UUID
-    kind: Annotated[
-        Literal["episode", "consolidated"],
-        Field(description="`consolidated`: replaces several similar episodes."),
-    ]
-    at: Annotated[datetime, Field(description="Time of its end.")]
+    kind: Literal["episode", "consolidated"]
+    """`consolidated`: replaces several similar episodes."""
+    at: datetime
+    """Time of its end."""
     run_id: UUID | None
+    """Id of the run that left it; null: it was imported."""
     session_id: str | None
     user: str | None = None
-    agent: Annotated[str | None, Field(description="The agent that its run began with.")] = None
-    outcome: Annotated[
-        OutcomeValue, Field(description="Its label; `UNKNOWN`: completed, not judged.")
-    ]
-    outcome_source: Annotated[OutcomeSource | None, Field(description="Who judged; null: nobody.")]
-    verdict: Annotated[Verdict | None, Field(description="Null: nobody judged.")] = None
+    agent: str | None = None
+    """The agent that its run began with."""
+    outcome: OutcomeValue
+    """Its label; `UNKNOWN`: completed, not judged."""
+    outcome_source: OutcomeSource | None
+    """Who judged; null: nobody."""
+    verdict: Verdict | None = None
+    """Null: nobody judged."""
     domain: str | None
     task_type: str | None
     tags: list[str]
-    failure_signature: Annotated[str | None, Field(description="Of its first failure.")]
-    failure_signatures: Annotated[list[str], Field(description="Of all its failures.")]
-    trust: Annotated[int, Field(description="3: own run; 2: read outside content; 1: imported.")]
+    """Labels of it, for filters."""
+    failure_signature: str | None
+    """Of its first failure."""
+    failure_signatures: list[str]
+    """Of all its failures."""
+    trust: int
+    """3: own run; 2: read outside content; 1: imported."""
     origin: EpisodeOrigin
+    """Where it comes from."""
     task: RecordedTask
+    """The task: input, goals and constraints."""
     execution: RecordedExecution
     result: RecordedResult
+    """The result: output, side effects and error."""
     reflection: RecordedReflection | None
     metadata: RecordedMetadata
+    """Tools, strategies and agents of the episode."""
     summary: EpisodeSummary
-    instances: Annotated[int, Field(description="Number of episodes it replaces, or 1.")] = 1
-    consolidated: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description=(
-                "Only of a consolidated episode: the most typical one (`representative_id`), the "
-                "number of `instances`, their common `structure`, the `variations` by "
-                "`episode_id` (`diff`: its own values by JSON pointer, long ones cut), and "
-                "`statistics`."
-            )
-        ),
-    ] = None
+    """The texts of it that a search compares."""
+    instances: int = 1
+    """Number of episodes it replaces, or 1."""
+    consolidated: dict[str, Any] | None = None
+    """Only of a consolidated episode: the most typical one (`representative_id`), the number of
+    `instances`, their common `structure`, the `variations` by `episode_id` (`diff`: its own
+    values by JSON pointer, long ones cut), and `statistics`."""
     feedback: Feedback | None = None
+    """Feedback on it; null: none."""
     state: EpisodeState
-    bodies: Annotated[
-        list[EpisodeBody],
-        Field(description="Parts that are stored separately; without them, long texts are cut."),
-    ] = Field(default_factory=list)
+    """Its state, which changes while its content does not."""
+    bodies: list[EpisodeBody] = Field(default_factory=list)
+    """Parts that are stored separately; without them, long texts are cut."""
 
 
 class HitRelevance(Answer):
     """What an episode has in common with the query, whatever the other hits have."""
 
-    cosine: Annotated[float | None, Field(description="Null: no vectors were compared.")]
-    words: Annotated[
-        list[str], Field(description="Words of the query that tell its topic and are in both.")
-    ]
+    cosine: float | None
+    """Null: no vectors were compared."""
+    words: list[str]
+    """Words of the query that tell its topic and are in both."""
 
 
 class EpisodeHit(Answer):
     """An episode that a search found."""
 
-    episode: Annotated[Episode, Field(description="Without separately stored parts.")]
-    score: Annotated[float | None, Field(description="Null if the mode does not rank.")] = None
-    relevance: Annotated[
-        HitRelevance | None, Field(description="Null if the mode compares nothing.")
-    ] = None
-    relevant: Annotated[
-        bool | None, Field(description="True if it is better than chance: an agent gets no other.")
-    ] = None
-    parts: Annotated[
-        dict[str, Any] | None, Field(description="Terms of the score, if `explain`.")
-    ] = None
-    why: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description=(
-                "`words` of the query that tell its topic and are in both; `cosine`; `floor`, the "
-                "least cosine that is better than chance."
-            )
-        ),
-    ] = None
+    episode: Episode
+    """Without separately stored parts."""
+    score: float | None = None
+    """Null if the mode does not rank."""
+    relevance: HitRelevance | None = None
+    """Null if the mode compares nothing."""
+    relevant: bool | None = None
+    """True if it is better than chance: an agent gets no other."""
+    parts: dict[str, Any] | None = None
+    """Terms of the score, if `explain`."""
+    why: dict[str, Any] | None = None
+    """`words` of the query that tell its topic and are in both; `cosine`; `floor`, the least
+    cosine that is better than chance."""
 
 
 class EpisodesFound(Answer):
     """The episodes found, best first."""
 
     items: list[EpisodeHit]
-    by_meaning: Annotated[
-        bool,
-        Field(
-            description=(
-                "True if the query was compared by meaning. If `by_spelling` is false too, the "
-                "embedder did not answer in time, so only words counted."
-            )
-        ),
-    ] = True
-    by_spelling: Annotated[
-        bool,
-        Field(
-            description=(
-                "True if the built-in embedder was used: it compares spelling, not meaning. "
-                "Install `bottega[embed]` or set BOTTEGA_EMBEDDING_MODEL."
-            )
-        ),
-    ] = False
+    """The episodes, best first."""
+    by_meaning: bool = True
+    """True if the query was compared by meaning. If `by_spelling` is false too, the embedder
+    did not answer in time, so only words counted."""
+    by_spelling: bool = False
+    """True if the built-in embedder was used: it compares spelling, not meaning. Install
+    `bottega[embed]` or set BOTTEGA_EMBEDDING_MODEL."""

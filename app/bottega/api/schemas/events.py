@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
-from bottega.api.schemas.parts import ContentPart
+from bottega.api.schemas.parts import ContentPart, ModelToolCall, ShortenedPrompt
 from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, TaskStatus, Usage
 from bottega.events.types import EventType
 
@@ -33,11 +33,14 @@ class RunQueuedData(EventData):
 
     mode: Literal["orchestrated", "dag"]
     agent: str | None
+    """The agent that it begins with; null: it is a `dag`."""
     graph: str | None
     session_id: str | None
     priority: int
     retry_of: UUID | None
-    parent_run_id: UUID | None = None  # of a linked run
+    """Id of the run that this one repeats; null: none."""
+    parent_run_id: UUID | None = None
+    """Id of the run that a linked run works for; null: it is not linked."""
 
 
 class RunClaimedData(EventData):
@@ -45,37 +48,41 @@ class RunClaimedData(EventData):
 
     attempt: Attempts
     cause: Cause
+    """Why it was claimed; `start`: for the first time."""
 
 
 class RunWaitingData(EventData):
     """Data of a run that waits for people."""
 
-    interrupts: Annotated[list[UUID], Field(description="Their ids.")]
+    interrupts: list[UUID]
+    """Their ids."""
 
 
 class RunEndedData(EventData):
     """Data of a run's end."""
 
     stop_reason: str | None
-    usage: Annotated[AgentUsage | None, Field(description="Null: no worker ended the run.")]
+    usage: AgentUsage | None
+    """Null: no worker ended the run."""
     answer_seq: AnswerSeq = None
-    output_json: Annotated[Any, Field(description="The answer, parsed, if it has a schema.")] = None
+    output_json: Any = None
+    """The answer, parsed, if it has a schema."""
     error: Failure | None = None
+    """Why it did not complete; null: it did."""
 
 
 class AgentData(EventData):
     """Data of an agent's query."""
 
-    try_: Annotated[
-        int | None,
-        Field(alias="try", description="Of an asynchronous task, from its second try on."),
-    ] = None
+    try_: Annotated[int | None, Field(alias="try")] = None
+    """Of an asynchronous task, from its second try on."""
 
 
 class AgentStartedData(AgentData):
     """Data of the begin of an agent's query."""
 
-    depth: Annotated[int, Field(description="0 for the run's own agent.")]
+    depth: int
+    """0 for the run's own agent."""
 
 
 class AttemptData(EventData):
@@ -88,15 +95,19 @@ class AgentCompletedData(AgentData):
     """Data of an agent's accepted answer."""
 
     output: str
+    """Text of the accepted answer."""
     answer_seq: AnswerSeq = None
     usage: AgentUsage
+    """What the agent and its sub-agents spent."""
 
 
 class AgentFailedData(AgentData):
     """Data of an agent that ended without an answer."""
 
     error: Failure
+    """Why there is no answer."""
     usage: AgentUsage | None = None
+    """What the agent and its sub-agents spent; null: unknown."""
 
 
 class ModelCallData(EventData):
@@ -106,74 +117,64 @@ class ModelCallData(EventData):
     attempt: Attempts
     provider: str | None = None
     model: str | None = None
-
-
-class ShortenedPrompt(Answer):
-    """Size of a prompt that the working memory shortened."""
-
-    tokens: Annotated[int, Field(description="Estimate of what was sent.")]
-    shrunk: Annotated[int, Field(description="Results that became a summary.")]
-    left: Annotated[int, Field(description="Messages that were left out.")]
+    """Name of the model; null: of an older version's log."""
 
 
 class LlmStartedData(ModelCallData):
     """Data of a model call that begins, or goes on with another model."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
-    beside: Annotated[bool, Field(description="It is of an asynchronous task.")] = False
+    """Number of the try with this model; null: the first."""
+    beside: bool = False
+    """It is of an asynchronous task."""
     memory: ShortenedPrompt | None = None
-    results: Annotated[
-        dict[str, str] | None,
-        Field(
-            description="Texts of tools' answers by call, where the model reads more than their "
-            "events say: help from earlier runs, a person's edit, a hook's change."
-        ),
-    ] = None
-
-
-class ModelToolCall(Answer):
-    """A tool call that a model asked for."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    malformed: Annotated[
-        str | None, Field(description="What the model sent, if it is no JSON object.")
-    ] = None
+    """How the prompt was shortened; null: it was not."""
+    results: dict[str, str] | None = None
+    """Texts of tools' answers by call, where the model reads more than their events say: help
+    from earlier runs, a person's edit, a hook's change."""
 
 
 class ModelMessage(Answer):
     """A model's answer."""
 
     content: str = ""
+    """Text of the answer."""
     tool_calls: list[ModelToolCall] = Field(default_factory=list)
+    """Tool calls that it asks for."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """What the model's server sent with it."""
 
 
 class LlmCompletedData(ModelCallData):
     """Data of a model's answer."""
 
-    try_: Annotated[int | None, Field(alias="try", description="Number of tries.")] = None
+    try_: Annotated[int | None, Field(alias="try")] = None
+    """Number of tries."""
     message: ModelMessage
+    """The model's answer."""
     usage: Usage
+    """Tokens and cost of the call."""
     duration_ms: int | None = None
 
 
 class LlmFailedData(ModelCallData):
     """Data of a try that failed, or of a whole call."""
 
-    try_: Annotated[int | None, Field(alias="try", description="Only if it is repeated.")] = None
+    try_: Annotated[int | None, Field(alias="try")] = None
+    """Only if it is repeated."""
     error: Failure
+    """Why the try failed."""
     retry_in_ms: int | None = None
-    usage: Annotated[
-        Usage | None, Field(description="If the server reported some before it broke off.")
-    ] = None
+    """Milliseconds until the next try; null: there is none."""
+    usage: Usage | None = None
+    """If the server reported some before it broke off."""
 
 
 class LlmCancelledData(ModelCallData):
     """Data of a model call that was cancelled."""
 
     usage: Usage | None = None
+    """Tokens that the server reported before; null: none."""
 
 
 class AnswerRejectedData(EventData):
@@ -182,6 +183,7 @@ class AnswerRejectedData(EventData):
     call: Call
     code: str
     message: str
+    """What the model reads about its answer."""
 
 
 class MessageReceivedData(EventData):
@@ -193,9 +195,12 @@ class MessageReceivedData(EventData):
 class MessageDeliveredData(MessageReceivedData):
     """Data of a user's message that the run's own agent got."""
 
-    call: Annotated[int, Field(description="Number of the model call that follows.")]
+    call: int
+    """Number of the model call that follows."""
     content: str | list[ContentPart]
-    answered: Annotated[bool, Field(description="The agent had given its last answer.")] = False
+    """The message: a text, or parts."""
+    answered: bool = False
+    """The agent had given its last answer."""
 
 
 class InterruptData(EventData):
@@ -203,6 +208,7 @@ class InterruptData(EventData):
 
     interrupt_id: UUID
     kind: Kind
+    """`approval`, `question` or `client_tool`."""
     call: Call
     tool_call_id: str
 
@@ -211,67 +217,75 @@ class InterruptCreatedData(InterruptData):
     """Data of a tool call that waits for people."""
 
     tool: str
+    """Name of the tool that was called."""
     arguments: dict[str, Any]
     question: str | None
-    answer_schema: Annotated[
-        dict[str, Any] | None,
-        Field(alias="schema", description="JSON Schema of an answer, or of edited arguments."),
-    ]
+    answer_schema: Annotated[dict[str, Any] | None, Field(alias="schema")]
+    """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
-    server: Annotated[
-        str | None, Field(description="The MCP server that asks; null: the agent itself.")
-    ] = None
+    server: str | None = None
+    """The MCP server that asks; null: the agent itself."""
     expires_s: float
+    """Seconds until the call is denied."""
 
 
 class InterruptResolvedData(InterruptData):
     """Data of what people decided."""
 
     status: InterruptStatus
+    """`resolved`: people decided; `expired`: in time; `cancelled`: its run ended."""
     resolution: dict[str, Any] | None
-    by: Annotated[dict[str, Any] | None, Field(description="`key_id` and `name` of the key.")]
+    by: dict[str, Any] | None
+    """`key_id` and `name` of the key."""
 
 
 class PublicationData(EventData):
     """Data of a publication."""
 
     version: int
+    """Number of the agent's publication, from 1."""
     answer_seq: AnswerSeq = None
-    content: Annotated[
-        str | None, Field(description="The text, if it differs from the answer.")
-    ] = None
-    metadata: Annotated[dict[str, Any] | None, Field(description="Set by hooks and tools.")] = None
+    content: str | None = None
+    """The text, if it differs from the answer."""
+    metadata: dict[str, Any] | None = None
+    """Set by hooks and tools."""
 
 
 class MemoryInjectedData(PublicationData):
     """Data of a publication that an agent received."""
 
     source: str
-    edge: Annotated[list[str], Field(description="Publishing agent, and receiving agent.")]
+    """Name of the agent that published it."""
+    edge: list[str]
+    """Publishing agent, and receiving agent."""
     policy: str
 
 
 class ContextRecalledData(PublicationData):
     """Data of memory that an agent received, or was assigned not to get."""
 
-    source: Annotated[
-        str, Field(description="An agent, or `episode:`, `pattern:` or `insight:` and an id.")
-    ]
+    source: str
+    """An agent, or `episode:`, `pattern:` or `insight:` and an id."""
     score: float = 0.0
+    """Similarity to the query, -1 to 1."""
     call: int | None = None
-    tool_call_id: Annotated[
-        str | None, Field(description="The failed call that it helps with.")
-    ] = None
-    arm: Annotated[
-        Literal["used", "trial", "withheld", "control"] | None,
-        Field(description="Only of a pattern."),
-    ] = None
+    """Number of the model call that got it; null: the first."""
+    tool_call_id: str | None = None
+    """The failed call that it helps with."""
+    arm: Literal["used", "trial", "withheld", "control"] | None = None
+    """Only of a pattern."""
     category: str | None = None
+    """What the pattern is about; null: it is no pattern."""
     name: str | None = None
+    """Name of the pattern; null: it is none."""
     uses: list[str] | None = None
+    """Tools and agents that the pattern names; null: it is none."""
     affects: list[str] | None = None
+    """Tools and agents whose next call shows the effect; null: it is no pattern."""
     episodes: list[str] | None = None
+    """Ids of the episodes that an insight comes from; null: it is none."""
     why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
+    """Why it was found: common words, cosine, and the least cosine that counts."""
 
 
 class SubagentDispatchedData(EventData):
@@ -279,25 +293,32 @@ class SubagentDispatchedData(EventData):
 
     call: int
     tool_call_id: str | None
-    agent: Annotated[str | None, Field(description="Null: a helper without a definition.")]
+    agent: str | None
+    """Null: a helper without a definition."""
     prompt: str
+    """The task, in words."""
     instructions: str | None
+    """System message of a helper without a definition; null: it has one."""
     priority: int
     timeout_ms: int
     token_budget: int | None
     metadata: dict[str, Any] | None
-    share_metadata: Annotated[
-        list[str] | None, Field(description="Keys of `metadata` that the task reads too.")
-    ] = None
+    """Notes of its parent's model."""
+    share_metadata: list[str] | None = None
+    """Keys of `metadata` that the task reads too."""
     retries: int | None = None
+    """Number of tries after a failure; null: none."""
     queue_position: int | None = None
+    """Place in the queue at the dispatch; null: it starts at once."""
     linked_run_id: UUID | None = None  # it does the task
+    """Id of the run that does the task; null: this one does."""
 
 
 class SubagentDequeuedData(AttemptData):
     """Data of a task that got a slot."""
 
     waited_ms: int
+    """Milliseconds that it waited for a slot."""
     timeout_ms: int
 
 
@@ -305,7 +326,9 @@ class SubagentStatusData(AttemptData):
     """Data of a task whose status changed."""
 
     from_: Annotated[TaskStatus, Field(alias="from")]
+    """Status before."""
     to: TaskStatus
+    """Status after."""
 
 
 class SubagentRetriedData(AttemptData):
@@ -318,7 +341,9 @@ class SubagentMessageData(EventData):
     """Data of a message from a task's parent."""
 
     message_id: str
+    """Id of the message."""
     message: str
+    """Text for the task."""
 
 
 class SubagentBackpressureData(EventData):
@@ -328,8 +353,11 @@ class SubagentBackpressureData(EventData):
     tool_call_id: str | None
     code: str
     message: str
+    """What the model reads about the refusal."""
     size: float | None = None
+    """How much of the limit is used; null: it has no size."""
     limit: float | None = None
+    """The limit; null: it has no size."""
     retry_after_ms: float | None = None
 
 
@@ -337,6 +365,7 @@ class SubagentCircuitData(AttemptData):
     """Data of a failure that opened the circuit breaker of an agent in a run."""
 
     failures: int
+    """Failures in a row."""
     retry_after_ms: int
 
 
@@ -352,6 +381,7 @@ class SubagentEndedData(EventData):
 
     duration_ms: int | None
     token_usage: Usage
+    """What the task itself spent."""
     usage: AgentUsage | None = None  # of the linked run that did it
 
 
@@ -361,18 +391,21 @@ class SubagentCompletedData(SubagentEndedData):
     stop_reason: str | None = None
     answer_seq: AnswerSeq = None
     output: str | None = None
+    """Text of the answer; null: another event holds it."""
 
 
 class SubagentStoppedData(SubagentEndedData):
     """Data of a task that ended without an answer."""
 
     error: TaskFailure
+    """Why there is no answer."""
 
 
 class EpisodeStoredData(EventData):
     """Data of a run's stored episode."""
 
     episode_id: UUID
+    """Id of the episode that the run left."""
     outcome: Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 
 
@@ -389,6 +422,7 @@ class ToolCallData(EventData):
     call: Call
     tool_call_id: str
     name: str
+    """Name of the tool."""
 
 
 class ToolStartedData(ToolCallData):
@@ -400,31 +434,29 @@ class ToolStartedData(ToolCallData):
 class ToolErrorData(EventData):
     """An error of a tool call."""
 
-    type: Annotated[
-        str,
-        Field(
-            description="A code, such as `timeout`, `invalid_arguments` or `http_error`, that of a "
-            "sub-agent's error, or an exception's class. `tool_error`: the text alone tells."
-        ),
-    ]
+    type: str
+    """A code, such as `timeout`, `invalid_arguments` or `http_error`, that of a sub-agent's
+    error, or an exception's class. `tool_error`: the text alone tells."""
     message: str
-    status: Annotated[int | None, Field(description="Of HTTP.")] = None
+    status: int | None = None
+    """Of HTTP."""
 
 
 class ToolEndedData(ToolCallData):
     """Data of a tool call's end."""
 
     status: Literal["success", "error"]
+    """True to the tool's own report."""
     result: Any
-    error: Annotated[ToolErrorData | None, Field(description="Only of `tool.failed`.")]
+    """What the model reads: a text or any JSON value."""
+    error: ToolErrorData | None
+    """Only of `tool.failed`."""
     answer_seq: AnswerSeq = None
     output: str | None = None  # a sub-agent's answer
-    parts: Annotated[list[ContentPart], Field(description="Images and files, by reference.")] = (
-        Field(default_factory=list)
-    )
-    annotations: Annotated[
-        dict[str, Any] | None, Field(description="Metadata for what the agent publishes.")
-    ] = None
+    parts: list[ContentPart] = Field(default_factory=list)
+    """Images and files, by reference."""
+    annotations: dict[str, Any] | None = None
+    """Metadata for what the agent publishes."""
 
 
 DATA: Mapping[EventType, type[EventData]] = {

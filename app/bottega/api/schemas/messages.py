@@ -1,13 +1,13 @@
 """Messages of a run on the wire."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
 from bottega.api.schemas.base import Answer, Body, OwnUser
-from bottega.api.schemas.parts import Content, ContentPart
+from bottega.api.schemas.parts import Content, ContentPart, ModelToolCall, ShortenedPrompt
 from bottega.api.schemas.runs import Usage
 
 
@@ -16,10 +16,8 @@ class NewMessage(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"content": "In euros, please."}]})
 
-    content: Annotated[
-        Content,
-        Field(description="A text, or parts; at most 100,000 bytes, but for the data of files."),
-    ]
+    content: Content
+    """A text, or parts; at most 100,000 bytes, but for the data of files."""
     user: OwnUser = None
 
 
@@ -35,81 +33,65 @@ class MessageSent(Answer):
     message_id: UUID
 
 
-class MessageCall(Answer):
-    """A tool call that a model made."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-    malformed: Annotated[
-        str | None, Field(description="The model's text, if it is not a JSON object.")
-    ] = None
-
-
 class _Said(Answer):
     """The content of a message."""
 
-    role: Annotated[
-        Literal["system", "user", "assistant", "tool"],
-        Field(description="`system`: from the input, or passed on by another agent (`source`)."),
-    ]
-    content: Annotated[str, Field(description="Its text; with `parts` that of the text parts.")]
-    parts: Annotated[
-        list[ContentPart], Field(description="The whole content, if it is not only text.")
-    ] = Field(default_factory=list)
-    tool_calls: list[MessageCall] = Field(default_factory=list)
-    usage: Annotated[Usage | None, Field(description="Tokens of a model's answer.")] = None
-    tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None
-    name: Annotated[str | None, Field(description="Name of the tool.")] = None
-    status: Annotated[
-        Literal["success", "error"] | None, Field(description="The tool's status.")
-    ] = None
+    role: Literal["system", "user", "assistant", "tool"]
+    """`system`: from the input, or passed on by another agent (`source`)."""
+    content: str
+    """Its text; with `parts` that of the text parts."""
+    parts: list[ContentPart] = Field(default_factory=list)
+    """The whole content, if it is not only text."""
+    tool_calls: list[ModelToolCall] = Field(default_factory=list)
+    """Tool calls of the model's answer."""
+    usage: Usage | None = None
+    """Tokens of a model's answer."""
+    tool_call_id: str | None = None
+    """The call that a tool answers."""
+    name: str | None = None
+    """Name of the tool."""
+    status: Literal["success", "error"] | None = None
+    """The tool's status."""
     source: str | None = None
+    """Name of the agent, pattern or episode that it comes from; null: of none."""
     version: int | None = None
-    message_id: Annotated[
-        UUID | None, Field(description="Id of a user's message that was sent during the run.")
-    ] = None
+    """Number of the agent's publication; null: it is none."""
+    message_id: UUID | None = None
+    """Id of a user's message that was sent during the run."""
 
 
 class Message(_Said):
     """A message of a conversation, from the run's log."""
 
-    seq: Annotated[int, Field(description="Number of its event; one for all messages of an input.")]
+    seq: int
+    """Number of its event; one for all messages of an input."""
     at: datetime
+    """Time of its event."""
 
 
 class PromptMessage(_Said):
     """A message of a prompt, and its origin."""
 
-    seq: Annotated[
-        int | None, Field(description="Number of its event; null: from a definition.")
-    ] = None
+    seq: int | None = None
+    """Number of its event; null: from a definition."""
     at: datetime | None = None
-    origin: Annotated[
-        Literal["agent", "graph", "context", "memory", "input", "user", "model", "tool"],
-        Field(
-            description="`agent`: its system message; `graph`: the order of its sub-agents; "
-            "`context`: another agent's publication; `memory`: of earlier runs; `user`: sent "
-            "during the run."
-        ),
-    ]
+    """Time of its event; null: from a definition."""
+    origin: Literal["agent", "graph", "context", "memory", "input", "user", "model", "tool"]
+    """`agent`: its system message; `graph`: the order of its sub-agents; `context`: another
+    agent's publication; `memory`: of earlier runs; `user`: sent during the run."""
 
 
 class PromptTool(Answer):
     """A tool of the agent's definition, a sub-agent, or a tool of the run's client."""
 
     name: str
+    """Name of the tool, as the model sees it."""
     type: Literal["builtin", "http", "mcp", "client", "agent"]
+    """Kind of the tool; `agent`: a sub-agent."""
     description: str | None
+    """What the tool is for, as the model reads it."""
     parameters: dict[str, Any] | None = None
-
-
-class Shortened(Answer):
-    """Effect of the working memory on a prompt that would be too long."""
-
-    tokens: Annotated[int, Field(description="Estimated tokens of the prompt as sent.")]
-    shrunk: Annotated[int, Field(description="Results that were replaced by a summary.")]
-    left: Annotated[int, Field(description="Messages that were left out.")]
+    """JSON Schema of the arguments."""
 
 
 class Prompt(Answer):
@@ -117,19 +99,22 @@ class Prompt(Answer):
 
     task_id: UUID | None
     agent: str
-    version: Annotated[
-        int | None, Field(description="Version of its definition; null: a helper without one.")
-    ]
+    """Name of the agent that asked the model."""
+    version: int | None
+    """Version of its definition; null: a helper without one."""
     call: int
     attempt: int
     provider: str | None
+    """Name of the provider; null: of a call that did not begin."""
     model: str | None
-    params: Annotated[dict[str, Any], Field(description="The agent's and the run's, merged.")]
+    """Name of the model; null: of a call that did not begin."""
+    params: dict[str, Any]
+    """The agent's and the run's, merged."""
     tools: list[PromptTool]
-    shortened: Annotated[
-        Shortened | None, Field(description="Null: the prompt has the messages as they are.")
-    ]
+    """Tools that the model could call."""
+    shortened: ShortenedPrompt | None
+    """Null: the prompt has the messages as they are."""
     messages: list[PromptMessage]
-    more: Annotated[
-        bool, Field(description="Messages between the first 100 and the last 200 are left out.")
-    ]
+    """Messages of the prompt, in order."""
+    more: bool
+    """Messages between the first 100 and the last 200 are left out."""

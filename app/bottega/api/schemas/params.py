@@ -1,4 +1,4 @@
-"""Parameters of model calls and schemas of answers on the wire."""
+"""Tools, parameters of model calls and schemas of answers on the wire."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,18 +9,64 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     StringConstraints,
+    field_validator,
     model_serializer,
 )
 from pydantic_core import PydanticCustomError, to_json
 
 from bottega.agents.params import Effort, Verbosity
 from bottega.api.schemas.base import Body
-from bottega.api.schemas.tools import RunToolDefinition
 from bottega.errors import InvalidInputError
+from bottega.json_schema.arguments import shown_schema
 from bottega.json_schema.output import check_length
 from bottega.json_schema.values import WHOLE
+from bottega.tools.http import HttpToolDefinition, ToolParameters, ToolPurpose
+from bottega.tools.http import ToolName as HttpToolName
+from bottega.tools.mcp import McpToolDefinition
+from bottega.tools.people import Approvable
 
 _LONGEST_EXTRA = 16_384
+
+
+class BuiltinTool(Body, Approvable):
+    """A tool that is built into the server."""
+
+    type: Literal["builtin"]
+    name: Literal["current_time", "calculator", "http_get", "read_shared_memory", "ask_user"]
+    """The model sees it under this name."""
+
+
+class ClientToolDefinition(Body, Approvable):
+    """A tool that the run's client executes; its run waits for the result."""
+
+    type: Literal["client"]
+    name: HttpToolName
+    description: ToolPurpose
+    parameters: ToolParameters = Field(default_factory=dict)
+
+    @field_validator("parameters")
+    @classmethod
+    def _can_be_shown(cls, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        try:
+            shown_schema(parameters)
+        except InvalidInputError as error:
+            raise ValueError(error.detail) from None
+        return parameters
+
+
+class RunToolDefinition(ClientToolDefinition):
+    """A tool that a run brings with it."""
+
+    description: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
+    """Purpose of the tool, for the model."""
+    client_name: Annotated[str | None, StringConstraints(min_length=1, max_length=200)] = None
+    """The client's own name of the tool, if models refuse it; OpenAI's API calls it so."""
+
+
+ToolDefinition = Annotated[
+    BuiltinTool | HttpToolDefinition | ClientToolDefinition | McpToolDefinition,
+    Field(discriminator="type"),
+]
 
 
 def _short(extra: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +111,7 @@ class ToolName(Body):
     """The choice of one tool."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    """Name of the tool."""
 
 
 class Parameters(Body):
@@ -78,39 +125,38 @@ class Parameters(Body):
     )
 
     temperature: Annotated[float | None, Field(ge=0, le=2, allow_inf_nan=False)] = None
+    """Randomness of the answer; 0: least."""
     top_p: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
-    max_output_tokens: Annotated[
-        Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None,
-        Field(description="Output tokens of one call; a budget may set a lower limit."),
-    ] = None
+    """Share of the probability from which tokens are chosen."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = None
+    """Output tokens of one call; a budget may set a lower limit."""
     reasoning_effort: Effort | None = None
+    """How much a reasoning model thinks before it answers."""
     verbosity: Verbosity | None = None
+    """How long the answer is to be."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
-    stop: Annotated[
+    """Number that makes answers repeatable, as far as the model's server can."""
+    stop: (
         Annotated[
             list[Annotated[str, StringConstraints(min_length=1, max_length=256)]],
             Field(min_length=1, max_length=16),
         ]
-        | None,
-        Field(description="Texts that end the answer."),
-    ] = None
+        | None
+    ) = None
+    """Texts that end the answer."""
     parallel_tool_calls: bool | None = None
-    tool_choice: Annotated[
-        Literal["required", "none"] | ToolName | None,
-        Field(
-            description=(
-                "`required`: the model must call a tool; `none`: it must not; or the tool that it "
-                "must call. For the calls in `tool_choice_scope`."
-            )
-        ),
-    ] = None
+    """False: the model calls one tool at a time."""
+    tool_choice: Literal["required", "none"] | ToolName | None = None
+    """`required`: the model must call a tool; `none`: it must not; or the tool that it must
+    call. For the calls in `tool_choice_scope`."""
     service_tier: Annotated[str | None, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = (
         None
     )
-    extra_body: Annotated[
-        Annotated[dict[str, JsonValue], Field(max_length=50), AfterValidator(_short)] | None,
-        Field(description="Further fields of the request, under the names of the model's API."),
-    ] = None
+    """Price and speed class of the model's API."""
+    extra_body: (
+        Annotated[dict[str, JsonValue], Field(max_length=50), AfterValidator(_short)] | None
+    ) = None
+    """Further fields of the request, under the names of the model's API."""
 
     @model_serializer(mode="wrap")
     def _given(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
@@ -135,31 +181,15 @@ def _distinct(tools: list[RunToolDefinition]) -> list[RunToolDefinition]:
 class AgentOverrides(Body):
     """Changes of one agent for one run."""
 
-    params: Annotated[
-        Parameters,
-        Field(
-            description=(
-                "Each replaces the agent's own of that name; null takes it back to the model's "
-                "default."
-            )
-        ),
-    ] = Field(default_factory=Parameters)
-    tools: Annotated[
-        list[RunToolDefinition],
-        Field(
-            max_length=128,
-            description="Tools of this run's client, beside the agent's own; their names differ.",
-        ),
-        AfterValidator(_distinct),
-    ] = Field(default_factory=list)
-    instructions: Annotated[
-        str | None,
-        StringConstraints(min_length=1, max_length=500_000),
-        Field(
-            description="Added to the agent's system message in this run; later runs of its "
-            "conversation know nothing of it."
-        ),
-    ] = None
+    params: Parameters = Field(default_factory=Parameters)
+    """Each replaces the agent's own of that name; null takes it back to the model's default."""
+    tools: Annotated[list[RunToolDefinition], Field(max_length=128), AfterValidator(_distinct)] = (
+        Field(default_factory=list)
+    )
+    """Tools of this run's client, beside the agent's own; their names differ."""
+    instructions: Annotated[str | None, StringConstraints(min_length=1, max_length=500_000)] = None
+    """Added to the agent's system message in this run; later runs of its conversation know
+    nothing of it."""
 
     @model_serializer(mode="wrap")
     def _with_more(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]

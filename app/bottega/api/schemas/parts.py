@@ -7,6 +7,7 @@ from uuid import UUID
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     Discriminator,
     Field,
     JsonValue,
@@ -65,43 +66,42 @@ WebAddress = Annotated[
 WebhookUrl = Annotated[WebAddress, AfterValidator(_without_fragment), _shown(_WITHOUT_FRAGMENT)]
 
 
+class SetFields(BaseModel):
+    """Is shown without its unset fields, so that a message can be sent again as it is shown."""
+
+    @model_serializer(mode="wrap")
+    def _set_fields(self, dump: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """Leave out null. An annotation would replace the schema of the fields."""
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
 class TextPart(Body):
     """A part that is text."""
 
     type: Literal["text"]
     text: Text
+    """The text of the part."""
 
 
 class MediaPart(Body):
     """A part that is not text, from exactly one of `url`, `data` and `file`."""
 
     type: Literal["image", "audio", "document", "file"]
-    url: Annotated[
-        WebAddress | None,
-        Field(description="Passed on to the model's server, which reads it; we never do."),
-    ] = None
-    data: Annotated[
-        str | None,
-        Field(
-            max_length=LONGEST_DATA,
-            description="At most 20 MB in base64; it is stored as a file. Needs `media_type`.",
-        ),
-    ] = None
-    file: Annotated[UUID | None, Field(strict=False, description="Id of an uploaded file.")] = None
+    """`file`: what it is, its media type tells."""
+    url: WebAddress | None = None
+    """Passed on to the model's server, which reads it; we never do."""
+    data: Annotated[str | None, Field(max_length=LONGEST_DATA)] = None
+    """At most 20 MB in base64; it is stored as a file. Needs `media_type`."""
+    file: Annotated[UUID | None, Field(strict=False)] = None
+    """Id of an uploaded file."""
     media_type: Annotated[
-        str | None,
-        StringConstraints(pattern=r"^[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}$"),
-        Field(description="Of a file it is found in its bytes."),
+        str | None, StringConstraints(pattern=r"^[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}$")
     ] = None
-    name: Annotated[
-        str | None,
-        StringConstraints(min_length=1, max_length=255),
-        Field(description="File name, for the model."),
-    ] = None
-    size_tokens: Annotated[
-        int | None,
-        Field(description="Estimate of its tokens in a prompt; the server sets it."),
-    ] = None
+    """Of a file it is found in its bytes."""
+    name: Annotated[str | None, StringConstraints(min_length=1, max_length=255)] = None
+    """File name, for the model."""
+    size_tokens: int | None = None
+    """Estimate of its tokens in a prompt; the server sets it."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -135,23 +135,23 @@ Content = Annotated[
 """Content of a message: a text, or parts."""
 
 
-class ContentPart(Answer):
+class ContentPart(SetFields, Answer):
     """A part of a message's content."""
 
     type: Literal["text", "image", "audio", "document", "file"]
+    """`file`: what it is, its media type tells."""
     text: str | None = None
+    """The text, of a part that is text."""
     url: str | None = None
-    file: Annotated[str | None, Field(description="Id of a file.")] = None
+    """Address of what is not text, if it is not stored here."""
+    file: str | None = None
+    """Id of a file."""
     media_type: str | None = None
+    """Media type, such as `image/png`."""
     name: str | None = None
-    size_tokens: Annotated[int | None, Field(description="Estimate of its tokens in a prompt.")] = (
-        None
-    )
-
-    @model_serializer(mode="wrap")
-    def _set_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out unset fields, so that a message can be sent again as it is shown."""
-        return {name: value for name, value in dump(self).items() if value is not None}
+    """File name, for the model."""
+    size_tokens: int | None = None
+    """Estimate of its tokens in a prompt."""
 
 
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -161,26 +161,27 @@ class InputCall(Body):
     """A call of a tool, in a message of the role `assistant`."""
 
     id: CallId
+    """The model's id of the call, which the answer to it repeats."""
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    """Name of the tool."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 _CALLS = "Tool calls of the message; the messages after it answer them, in their order."
 
 
-class InputMessage(Body):
+class InputMessage(SetFields, Body):
     """A message of a run's input."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: Annotated[
-        Content, Field(description="May be left out if the message calls tools.")
-    ] = ""
+    """Who says it; `tool`: the answer to a tool call."""
+    content: Content = ""
+    """May be left out if the message calls tools."""
     tool_calls: Annotated[
         list[InputCall] | None, Field(min_length=1, max_length=128, description=_CALLS)
     ] = None
-    tool_call_id: Annotated[
-        CallId | None, Field(description="The call that a message of the role `tool` answers.")
-    ] = None
+    tool_call_id: CallId | None = None
+    """The call that a message of the role `tool` answers."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -194,30 +195,27 @@ class InputMessage(Body):
             raise PydanticCustomError("content", "the content is missing")
         return self
 
-    @model_serializer(mode="wrap")
-    def _set_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
-
 
 class ShownCall(Answer):
     """A call of a tool, in a message of the role `assistant`."""
 
     id: str
+    """The model's id of the call."""
     name: str
+    """Name of the tool."""
     arguments: dict[str, Any]
 
 
-class ShownMessage(Answer):
+class ShownMessage(SetFields, Answer):
     """A message of a run's input, as it is stored: data became files."""
 
     role: Literal["system", "user", "assistant", "tool"]
+    """Who says it; `tool`: the answer to a tool call."""
     content: str | list[ContentPart]
+    """A text, or parts; data became files."""
     tool_calls: list[ShownCall] | None = None
+    """Tool calls of the message."""
     tool_call_id: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _set_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 _MAX_MESSAGES = 500
@@ -280,13 +278,21 @@ class File(Answer):
     """A stored file."""
 
     id: UUID
+    """Id of the file, for parts of messages."""
     name: str | None
-    size: Annotated[int, Field(description="In bytes.")]
-    sha256: Annotated[str, Field(description="Of its bytes, in hexadecimal.")]
-    media_type: Annotated[str, Field(description="Found in its bytes.")]
-    tokens: Annotated[int, Field(description="Estimate of its tokens in a prompt.")]
-    session_id: Annotated[str | None, Field(description="The session that it is deleted with.")]
+    """Name of the file; null: it has none."""
+    size: int
+    """In bytes."""
+    sha256: str
+    """Of its bytes, in hexadecimal."""
+    media_type: str
+    """Found in its bytes."""
+    tokens: int
+    """Estimate of its tokens in a prompt."""
+    session_id: str | None
+    """The session that it is deleted with."""
     created_at: datetime
+    """Time of its upload."""
 
 
 _Said = Annotated[
@@ -308,6 +314,31 @@ class Demands(Body):
 class ShownDemands(Answer):
     """Demands of a run, as its request has them."""
 
+    shows = Demands
+
     goals: list[str] = Field(default_factory=list)
     constraints: list[str] = Field(default_factory=list)
     success_criteria: list[str] = Field(default_factory=list)
+
+
+class ModelToolCall(Answer):
+    """A tool call that a model asked for."""
+
+    id: str
+    """The model's id of the call."""
+    name: str
+    """Name of the tool."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    malformed: str | None = None
+    """What the model sent, if it is no JSON object."""
+
+
+class ShortenedPrompt(Answer):
+    """Size of a prompt that the working memory shortened."""
+
+    tokens: int
+    """Estimate of what was sent."""
+    shrunk: int
+    """Results that became a summary and a reference."""
+    left: int
+    """Messages that were left out, which can be recalled."""

@@ -36,35 +36,38 @@ class CostBudget(Body):
     amount: Annotated[
         str,
         StringConstraints(pattern=r"^\d{1,6}(\.\d{1,9})?$"),
-        Field(description="A decimal number, more than 0.", examples=["0.50"]),
+        Field(examples=["0.50"]),
         AfterValidator(_positive),
     ]
+    """A decimal number, more than 0."""
     currency: Literal["USD"] = "USD"
+    """Currency of the amount; only US dollars."""
 
 
 class Cost(Answer):
     """The price of model calls, from the provider's own prices or public price lists."""
 
-    amount: Annotated[
-        str, Field(description="A decimal number.", examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")
-    ]
+    amount: Annotated[str, Field(examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")]
+    """A decimal number."""
     currency: Literal["USD"]
-    complete: Annotated[
-        bool, Field(description="False: the amount lacks tokens of models without a known price.")
-    ]
+    """Currency of the amount; only US dollars."""
+    complete: bool
+    """False: the amount lacks tokens of models without a known price."""
 
 
 class Usage(Answer):
     """Tokens of model calls, and their cost."""
 
     input: int
+    """Input tokens, those from the cache included."""
     output: int
-    cached: Annotated[int, Field(description="Part of the input that the server had in its cache.")]
-    reasoning: Annotated[int, Field(description="Part of the output that was reasoning.")]
-    estimated: Annotated[
-        bool,
-        Field(description="Some of it was not reported, and is estimated at 4 bytes per token."),
-    ]
+    """Output tokens, those of reasoning included."""
+    cached: int
+    """Part of the input that the server had in its cache."""
+    reasoning: int
+    """Part of the output that was reasoning."""
+    estimated: bool
+    """Some of it was not reported, and is estimated at 4 bytes per token."""
     cost: Cost
 
 
@@ -72,39 +75,28 @@ class AgentUsage(Usage):
     """Tokens and calls of an agent, its sub-agents included."""
 
     model_calls: int
+    """Number of model calls, failed ones included."""
     tool_calls: int
+    """Number of tool calls."""
 
 
 class UsageSum(Usage):
     """Sum of what runs spent. One of the names is set, by the parameter `by`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "gpt-4o-mini",
-                    "input": 81_500,
-                    "output": 6_200,
-                    "cached": 40_000,
-                    "reasoning": 0,
-                    "estimated": False,
-                    "cost": {"amount": "0.012945", "currency": "USD", "complete": True},
-                    "runs": 12,
-                }
-            ]
-        }
-    )
-
     agent: str | None = None
+    """Name of the agent; null: summed up by something else."""
     model: str | None = None
-    session: Annotated[str | None, Field(description="Null: of runs without a session.")] = None
-    day: Annotated[str | None, Field(description="In UTC.", examples=["2026-11-02"])] = None
-    key: Annotated[
-        str | None,
-        Field(description="`key:` and its prefix, `local`, or `schedule:` and its name."),
-    ] = None
-    user: Annotated[str | None, Field(description="Null: of runs without a user.")] = None
+    """Name of the model; null: summed up by something else."""
+    session: str | None = None
+    """Null: of runs without a session."""
+    day: Annotated[str | None, Field(examples=["2026-11-02"])] = None
+    """In UTC."""
+    key: str | None = None
+    """`key:` and its prefix, `local`, or `schedule:` and its name."""
+    user: str | None = None
+    """Null: of runs without a user."""
     runs: int
+    """Number of runs."""
 
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"]
@@ -133,125 +125,56 @@ class NewRun(Demands):
         }
     )
 
-    mode: Annotated[
-        Literal["orchestrated", "dag"],
-        Field(
-            description="`orchestrated`: `agent` calls other agents as needed. `dag`: all agents "
-            "of `graph` run, each as soon as those it depends on have answered."
-        ),
-    ] = "orchestrated"
+    mode: Literal["orchestrated", "dag"] = "orchestrated"
+    """`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of `graph` run,
+    each as soon as those it depends on have answered."""
     agent: Name | None = None
     graph: Name | None = None
     version: VersionNumber | None = None
-    session_id: Annotated[
-        SessionName | None,
-        Field(description="Shared memory that outlives the run; created when first named."),
-    ] = None
+    session_id: SessionName | None = None
+    """Shared memory that outlives the run; created when first named."""
     user: Annotated[UserName | None, Field(description=_USER)] = None
-    conversation: Annotated[
-        Literal["continue", "new", "none"] | None,
-        Field(
-            description=(
-                "`continue`: the agent goes on from where the session's last completed run of this "
-                "agent (and graph, and mode) ended; the default with a `session_id`. `new`: it "
-                "begins another conversation in the session. `none`: it knows nothing of the "
-                "session's other runs but their publications; the default without a session."
-            )
-        ),
-    ] = None
-    if_busy: Annotated[
-        Literal["queue", "reject", "interrupt", "steer"],
-        Field(
-            description=(
-                "While another run of its conversation is not over. `queue`: it waits its turn. "
-                "`reject`: 409 `conversation_busy`. `interrupt`: those before it are cancelled. "
-                "`steer`: the input, a text or one message, is a message for that run, which is "
-                "also the answer."
-            )
-        ),
-    ] = "queue"
-    input: Annotated[
-        RunInput,
-        Field(
-            description=(
-                "The question, or messages of which one has the role `user`. With several of that "
-                "role the last message is the question, and those before it are turns that come "
-                "after the session's own."
-            )
-        ),
-    ]
-    priority: Annotated[int, Field(ge=1, le=10, description="1 goes first."), WHOLE] = 5
-    timeout_s: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=604_800,
-            description="Seconds from the first start; null takes the server's default.",
-        ),
-    ] = None
-    queue_timeout_s: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=604_800,
-            description=(
-                "Seconds that it may wait for its first start before it ends as `timeout`; null "
-                "takes the server's default."
-            ),
-        ),
-    ] = None
-    token_budget: Annotated[
-        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
-        Field(
-            description=(
-                "Input and output tokens of all model calls together; once they are spent, no "
-                "further call is made."
-            ),
-        ),
-    ] = None
-    cost_budget: Annotated[
-        CostBudget | None,
-        Field(
-            description=(
-                "Cost of all model calls together; once it is spent, no further call is made. Each "
-                "model needs a known price: its provider's, or a public one."
-            ),
-        ),
-    ] = None
-    webhook_url: Annotated[
-        WebhookUrl | None,
-        Field(
-            description=(
-                "Gets a signed request (Standard Webhooks) when the run has ended; a public http "
-                "or https address."
-            )
-        ),
-    ] = None
-    memory: Annotated[
-        MemoryMode | None,
-        Field(
-            description=(
-                "`full`: retrieve memory of earlier runs, and store an episode of this one; "
-                "`read`: only retrieve; `off`: neither. Null takes the server's default. A "
-                "stricter setting of its agent (in a DAG, of any agent) takes precedence."
-            )
-        ),
-    ] = None
+    conversation: Literal["continue", "new", "none"] | None = None
+    """`continue`: the agent goes on from where the session's last completed run of this agent
+    (and graph, and mode) ended; the default with a `session_id`. `new`: it begins another
+    conversation in the session. `none`: it knows nothing of the session's other runs but their
+    publications; the default without a session."""
+    if_busy: Literal["queue", "reject", "interrupt", "steer"] = "queue"
+    """While another run of its conversation is not over. `queue`: it waits its turn. `reject`:
+    409 `conversation_busy`. `interrupt`: those before it are cancelled. `steer`: the input, a
+    text or one message, is a message for that run, which is also the answer."""
+    input: RunInput
+    """The question, or messages of which one has the role `user`. With several of that role the
+    last message is the question, and those before it are turns that come after the session's
+    own."""
+    priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 5
+    """1 goes first."""
+    timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
+    """Seconds from the first start; null takes the server's default."""
+    queue_timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
+    """Seconds that it may wait for its first start before it ends as `timeout`; null takes the
+    server's default."""
+    token_budget: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
+    """Input and output tokens of all model calls together; once they are spent, no further call
+    is made."""
+    cost_budget: CostBudget | None = None
+    """Cost of all model calls together; once it is spent, no further call is made. Each model
+    needs a known price: its provider's, or a public one."""
+    webhook_url: WebhookUrl | None = None
+    """Gets a signed request (Standard Webhooks) when the run has ended; a public http or https
+    address."""
+    memory: MemoryMode | None = None
+    """`full`: retrieve memory of earlier runs, and store an episode of this one; `read`: only
+    retrieve; `off`: neither. Null takes the server's default. A stricter setting of its agent
+    (in a DAG, of any agent) takes precedence."""
     overrides: Annotated[
         dict[Name, AgentOverrides],
-        Field(
-            max_length=100,
-            json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}},
-            description="Changes of the run's agents, for this run alone.",
-        ),
+        Field(max_length=100, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
     ] = Field(default_factory=dict)
-    output_schema: Annotated[
-        OutputSchemaField | None,
-        Field(
-            description="JSON Schema (2020-12) of the answer; it takes the place of the agent's "
-            "own. In a DAG it is for each agent that no other follows."
-        ),
-    ] = None
+    """Changes of the run's agents, for this run alone."""
+    output_schema: OutputSchemaField | None = None
+    """JSON Schema (2020-12) of the answer; it takes the place of the agent's own. In a DAG it
+    is for each agent that no other follows."""
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -279,14 +202,11 @@ class Attempt(Answer):
     """One worker's execution of a run."""
 
     number: int
-    cause: Annotated[
-        Cause,
-        Field(
-            description="The first start, or the end of the previous attempt. `model`: it had only "
-            "waited for a model for 30 s, and was suspended. `interrupt`: it had only waited for "
-            "people, who have decided. `message`: a user's message came at its very end."
-        ),
-    ]
+    """1 for the first execution."""
+    cause: Cause
+    """The first start, or the end of the previous attempt. `model`: it had only waited for a
+    model for 30 s, and was suspended. `interrupt`: it had only waited for people, who have
+    decided. `message`: a user's message came at its very end."""
     started_at: datetime
     ended_at: datetime | None
 
@@ -295,18 +215,25 @@ class Failure(Answer):
     """An error: a stable code, and a text for people."""
 
     code: str
+    """Stable code of the error."""
     message: str
+    """What happened, for people."""
 
 
 class Webhook(Answer):
     """The delivery of the run's webhook."""
 
-    url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
+    url: str
+    """Without its query string, which may hold a secret."""
     status: Literal["pending", "delivered", "failed"]
+    """`failed`: no further try is made."""
     tries: int
-    answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
-    error: Annotated[str | None, Field(description="Error of the last try.")]
-    next_at: Annotated[datetime | None, Field(description="Time of the next try, if there is one.")]
+    answer: int | None
+    """HTTP status of the last try's answer."""
+    error: str | None
+    """Error of the last try."""
+    next_at: datetime | None
+    """Time of the next try, if there is one."""
     ended_at: datetime | None
 
 
@@ -314,9 +241,9 @@ class Blocker(Answer):
     """A run that others of its conversation wait for."""
 
     run_id: UUID
-    interrupts: Annotated[
-        list[UUID], Field(description="Ids of what it waits for itself, if people must decide.")
-    ]
+    """Id of the run that is not over."""
+    interrupts: list[UUID]
+    """Ids of what it waits for itself, if people must decide."""
 
 
 class RunSummary(Answer):
@@ -324,52 +251,57 @@ class RunSummary(Answer):
 
     id: UUID
     status: Status
+    """`completed`, `failed`, `timeout` and `cancelled` are final; `waiting`: for people, or for
+    a model."""
     mode: str
     agent: str | None
+    """The agent that it begins with; null: it is a `dag`."""
     graph: str | None
     session_id: str | None
+    """The session that it belongs to; null: none."""
     user: str | None = None
-    conversation_id: Annotated[
-        UUID | None, Field(description="The conversation that it belongs to; null: none.")
-    ] = None
-    blocked_by: Annotated[
-        Blocker | None,
-        Field(
-            description="The run of its conversation that it waits for; that time does not count "
-            "towards `queue_timeout_s`."
-        ),
-    ] = None
+    """The end user that it acts for; null: nobody."""
+    conversation_id: UUID | None = None
+    """The conversation that it belongs to; null: none."""
+    blocked_by: Blocker | None = None
+    """The run of its conversation that it waits for; that time does not count towards
+    `queue_timeout_s`."""
     outcome: ShownOutcome
+    """What the run was worth, and who says so."""
     stop_reason: str | None
     error: Failure | None
+    """Why it did not complete; null: it did, or is not over."""
     usage: AgentUsage | None
+    """What it spent; null: it is not over."""
     attempts: list[Attempt]
+    """Executions by workers; each but the first follows an interruption."""
     priority: int
     timeout_s: float
+    """Seconds that it may take from its first start."""
     queue_timeout_s: float
+    """Seconds that it may wait for its first start."""
     token_budget: int | None
     cost_budget: CostBudget | None = None
-    memory: Annotated[MemoryMode, Field(description="Effective use of memory.")]
-    memory_used: Annotated[
-        str,
-        Field(
-            description="Whose earlier runs it may read: those of its `user`, of its `session`, or "
-            "of the `tenant` (`memory_scope`); else `none` and the reason.",
-            examples=["user", "none (no user)"],
-        ),
-    ]
+    """Most that its model calls may cost; null: no limit."""
+    memory: MemoryMode
+    """Effective use of memory."""
+    memory_used: Annotated[str, Field(examples=["user", "none (no user)"])]
+    """Whose earlier runs it may read: those of its `user`, of its `session`, or of the `tenant`
+    (`memory_scope`); else `none` and the reason."""
     metadata: Metadata
-    webhook: Annotated[Webhook | None, Field(description="Null: none was requested.")]
-    retry_of: Annotated[UUID | None, Field(description="The run that this one repeats.")]
-    parent_run_id: Annotated[UUID | None, Field(description="Set: a linked run of it.")] = None
-    learning: Annotated[
-        LearningStatus | None,
-        Field(
-            description="Status of learning from the run; null: it is not over, or left no episode."
-        ),
-    ]
+    """Your own data, as sent."""
+    webhook: Webhook | None
+    """Null: none was requested."""
+    retry_of: UUID | None
+    """The run that this one repeats."""
+    parent_run_id: UUID | None = None
+    """Set: a linked run of it."""
+    learning: LearningStatus | None
+    """Status of learning from the run; null: it is not over, or left no episode."""
     created_at: datetime
+    """Time at which it was accepted."""
     started_at: datetime | None
+    """Time of its first start; null: it is queued."""
     ended_at: datetime | None
 
 
@@ -377,82 +309,67 @@ class Run(RunSummary, ShownDemands):
     """A run."""
 
     input: str | list[ShownMessage]
-    output: Annotated[
-        str | dict[str, str] | None,
-        Field(
-            description="The answer, or a part of it if the run failed; else null. Of a DAG with "
-            "several last agents: answers by agent."
-        ),
-    ]
-    output_json: Annotated[
-        Any,
-        Field(
-            description=(
-                "The answer, parsed, if it has a schema and fits it; else null. If `output` is by "
-                "agent, so is this."
-            )
-        ),
-    ] = None
+    """The question or the messages, as sent; data became files."""
+    output: str | dict[str, str] | None
+    """The answer, or a part of it if the run failed; else null. Of a DAG with several last
+    agents: answers by agent."""
+    output_json: Any = None
+    """The answer, parsed, if it has a schema and fits it; else null. If `output` is by agent,
+    so is this."""
     success_check: RunCheck | None = None
+    """Decisions of the agent's success checks; null: it has none."""
     overrides: dict[str, AgentOverrides] = Field(default_factory=dict)
+    """Changes of the run's agents, for this run alone, by agent."""
     output_schema: dict[str, Any] | None = None
-    message_id: Annotated[
-        UUID | None,
-        Field(description="Of the message for this run that the request became (`steer`)."),
-    ] = None
+    """JSON Schema that the answer must fit; null: the agent's own, if any."""
+    message_id: UUID | None = None
+    """Of the message for this run that the request became (`steer`)."""
 
 
 class Task(Answer):
     """A call of a sub-agent, or a task dispatched to one."""
 
     id: UUID
-    parent_id: Annotated[UUID | None, Field(description="Null: called by the run's own agent.")]
+    """UUIDv5 of the task; it is the same in every attempt."""
+    parent_id: UUID | None
+    """Null: called by the run's own agent."""
     agent: str
+    """Name of the agent that does it."""
     depth: int
+    """0 for a task that the run's own agent called, 1 for one below it, and so on."""
     status: TaskStatus
+    """`streaming`: its model call sends text; `waiting`: for tasks or for people."""
     status_changed_at: datetime
-    prompt: Annotated[str | None, Field(description="Only of a dispatched task.")]
+    """Time of its last change of status."""
+    prompt: str | None
+    """Only of a dispatched task."""
     instructions: str | None
-    token_budget: Annotated[int | None, Field(description="Tokens that it may spend.")]
-    queue_position: Annotated[
-        int | None,
-        Field(description="Waiting tasks of the run that go before it; null: it does not wait."),
-    ]
-    partial_output: Annotated[
-        str | None,
-        Field(
-            description="While it runs: the last 10,000 characters of what its model has said in "
-            "its present call."
-        ),
-    ]
-    mode: Annotated[
-        Literal["sync", "async"],
-        Field(
-            description=(
-                "`sync`: its caller waits for it; nodes of a DAG are `sync` too. `async`: it was "
-                "dispatched, and runs beside its parent."
-            )
-        ),
-    ]
-    priority: Annotated[int | None, Field(description="Only of a dispatched task; 1 goes first.")]
-    timeout_ms: Annotated[
-        int | None,
-        Field(description="Only of a dispatched task: limit on its running time."),
-    ]
-    attempt: Annotated[
-        int | None, Field(description="Only of a dispatched task: number of its starts.")
-    ]
+    """System message of a helper without a definition; null: it has one."""
+    token_budget: int | None
+    """Tokens that it may spend."""
+    queue_position: int | None
+    """Waiting tasks of the run that go before it; null: it does not wait."""
+    partial_output: str | None
+    """While it runs: the last 10,000 characters of what its model has said in its present call."""
+    mode: Literal["sync", "async"]
+    """`sync`: its caller waits for it; nodes of a DAG are `sync` too. `async`: it was
+    dispatched, and runs beside its parent."""
+    priority: int | None
+    """Only of a dispatched task; 1 goes first."""
+    timeout_ms: int | None
+    """Only of a dispatched task: limit on its running time."""
+    attempt: int | None
+    """Only of a dispatched task: number of its starts."""
     output: str | None
     error: Failure | None
     usage: AgentUsage | None
-    duration_ms: Annotated[
-        int | None, Field(description="Only of a dispatched task that is over: its running time.")
-    ]
-    metadata: Annotated[dict[str, Any] | None, Field(description="Notes of its parent's model.")]
+    duration_ms: int | None
+    """Only of a dispatched task that is over: its running time."""
+    metadata: dict[str, Any] | None
+    """Notes of its parent's model."""
     created_at: datetime
-    started_at: Annotated[
-        datetime | None, Field(description="Null: it waits, or was cancelled while waiting.")
-    ]
+    started_at: datetime | None
+    """Null: it waits, or was cancelled while waiting."""
     ended_at: datetime | None
 
 
@@ -460,25 +377,34 @@ class TaskProgress(Answer):
     """The dispatched tasks of a run, by state."""
 
     waiting: int
+    """Tasks that wait for a slot, for tasks or for people."""
     running: int
+    """Tasks that an agent works on now."""
     done: int
-    failed: Annotated[int, Field(description="Those that timed out or were cancelled, too.")]
-    estimated_ms: Annotated[
-        int | None, Field(description="Until all have ended, by the time of those so far.")
-    ]
+    """Tasks that completed."""
+    failed: int
+    """Those that timed out or were cancelled, too."""
+    estimated_ms: int | None
+    """Until all have ended, by the time of those so far."""
 
 
 class Event(Answer):
     """One entry of a run's log."""
 
-    seq: Annotated[int, Field(description="1, 2, 3 … without gaps over the whole run.")]
+    seq: int
+    """1, 2, 3 … without gaps over the whole run."""
     type: str
+    """Type of the event, such as `tool.completed`."""
     run_id: UUID
+    """Id of the run whose log it is in."""
     task_id: UUID | None
+    """Id of the task that it is about; null: the run's own agent, or the run."""
     agent: str | None
+    """Name of the agent that it is about; null: the run."""
     parent_task_id: UUID | None
     at: datetime
     data: dict[str, Any]
+    """Facts about the event; its type tells which."""
 
 
 T = TypeVar("T")
@@ -493,8 +419,11 @@ class Published(Answer):
     """The last publication of an agent in the graph."""
 
     version: int
+    """Number of the agent's publication, from 1."""
     content: str
-    task_id: Annotated[UUID | None, Field(description="Null: from an earlier run of the session.")]
+    """Text of the publication."""
+    task_id: UUID | None
+    """Null: from an earlier run of the session."""
     published_at: datetime
     metadata: GraphMetadata
 
@@ -505,23 +434,26 @@ class RunNode(Answer):
     agent: str
     ttl_s: float | None
     published: Published | None
+    """Its last publication; null: none yet."""
 
 
 class ContextItem(Answer):
     """An answer that an agent received from another agent."""
 
-    seq: Annotated[int, Field(description="Number of its event.")]
+    seq: int
+    """Number of its event."""
     task_id: UUID | None
     source: str
+    """Name of the agent that published it."""
     version: int
-    edge: Annotated[list[str] | None, Field(description="Null: recalled, not read directly.")] = (
-        None
-    )
+    """Number of that agent's publication."""
+    edge: list[str] | None = None
+    """Null: recalled, not read directly."""
     policy: str | None = None
-    score: Annotated[
-        float | None, Field(description="Only if recalled: similarity to the query, -1 to 1.")
-    ] = None
+    score: float | None = None
+    """Only if recalled: similarity to the query, -1 to 1."""
     content: str
+    """Text that the agent received."""
     metadata: GraphMetadata
 
 
@@ -529,13 +461,16 @@ class Context(Answer):
     """All answers that an agent received from other agents."""
 
     items: list[ContextItem]
+    """The answers, in the order in which they were received."""
 
 
 class RunGraph(Answer):
     """The run's own copy of its graph."""
 
     name: str
+    """Name of the graph."""
     version: int
+    """Version of the graph that the run pinned."""
     nodes: list[RunNode]
     edges: list[dict[str, Any]]
 
@@ -550,46 +485,53 @@ class BeforeAfter(Answer, Generic[T]):
 class OutputDiff(BeforeAfter[str | None]):
     """An agent's last answer in both runs."""
 
-    before: Annotated[str | None, Field(description="At most 10,000 characters of it.")]
-    after: Annotated[str | None, Field(description="At most 10,000 characters of it.")]
-    diff: Annotated[
-        str, Field(description="Unified diff of at most 400 lines of each; empty: no difference.")
-    ]
-    truncated: Annotated[bool, Field(description="An output is longer than one of these limits.")]
+    before: str | None
+    """At most 10,000 characters of it."""
+    after: str | None
+    """At most 10,000 characters of it."""
+    diff: str
+    """Unified diff of at most 400 lines of each; empty: no difference."""
+    truncated: bool
+    """An output is longer than one of these limits."""
 
 
 class ReceivedDiff(Answer):
     """Context that an agent received from one source, in both runs."""
 
     source: str
-    version: Annotated[
-        BeforeAfter[int | None], Field(description="Its last version; null: nothing was received.")
-    ]
-    times: Annotated[BeforeAfter[int], Field(description="Number of times that it was received.")]
-    is_same: Annotated[bool, Field(description="The texts of both runs are equal, in their order.")]
+    """Name of the agent that it came from."""
+    version: BeforeAfter[int | None]
+    """Its last version; null: nothing was received."""
+    times: BeforeAfter[int]
+    """Number of times that it was received."""
+    is_same: bool
+    """The texts of both runs are equal, in their order."""
 
 
 class AgentDiff(Answer):
     """An agent in both runs, without its sub-agents."""
 
     agent: str
-    version: Annotated[
-        BeforeAfter[int | None], Field(description="Version of its definition; null: not in it.")
-    ]
+    version: BeforeAfter[int | None]
+    """Version of its definition; null: not in it."""
     output: OutputDiff
-    tokens: Annotated[BeforeAfter[int], Field(description="Sent and received in model calls.")]
+    """Last answers, and how they differ."""
+    tokens: BeforeAfter[int]
+    """Sent and received in model calls."""
     cost: BeforeAfter[Cost]
-    duration_ms: Annotated[
-        BeforeAfter[int | None],
-        Field(description="Sum of its ended queries, sub-agents included; null: there is none."),
-    ]
+    """Cost of its model calls."""
+    duration_ms: BeforeAfter[int | None]
+    """Sum of its ended queries, sub-agents included; null: there is none."""
     model_calls: BeforeAfter[int]
+    """Number of its model calls."""
     tool_calls: BeforeAfter[int]
-    queries: Annotated[BeforeAfter[int], Field(description="Number of times that it was asked.")]
+    """Number of its tool calls."""
+    queries: BeforeAfter[int]
+    """Number of times that it was asked."""
     received: list[ReceivedDiff]
-    received_more: Annotated[
-        bool, Field(description="There are more sources than the 100 in `received`.")
-    ]
+    """Context that it received, by source."""
+    received_more: bool
+    """There are more sources than the 100 in `received`."""
 
 
 class ComparedRun(Answer):
@@ -609,19 +551,27 @@ class RunTotals(Answer):
     """Two runs as wholes; null: known once the run has ended."""
 
     tokens: BeforeAfter[int | None]
+    """Input and output tokens."""
     cost: BeforeAfter[Cost | None]
+    """Cost of all model calls."""
     duration_ms: BeforeAfter[int | None]
+    """Time from the first start to the end, in milliseconds."""
     model_calls: BeforeAfter[int | None]
+    """Number of model calls."""
     tool_calls: BeforeAfter[int | None]
+    """Number of tool calls."""
 
 
 class RunDiff(Answer):
     """Two runs compared: as wholes, and agent by agent."""
 
     before: ComparedRun
+    """The run in the path."""
     after: ComparedRun
+    """The run that it is compared with."""
     total: RunTotals
-    agents: Annotated[list[AgentDiff], Field(description="Agents that did something, by name.")]
-    next_cursor: Annotated[
-        str | None, Field(description="Pass it as `cursor` for more agents; null on the last page.")
-    ] = None
+    """Both runs as wholes."""
+    agents: list[AgentDiff]
+    """Agents that did something, by name."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` for more agents; null on the last page."""

@@ -410,6 +410,8 @@ def _is_stream(scope: Scope) -> bool:
         return bool(scope["method"] == "POST")
     if scope["path"] == "/v1/runs":
         return "wait" in parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    if scope["path"].endswith("/stream"):
+        return True
     if not scope["path"].endswith("/events"):
         return False
     return any(b"text/event-stream" in value for value in sent(scope, b"accept")[:1])

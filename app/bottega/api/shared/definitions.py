@@ -185,6 +185,7 @@ class DefinitionRoutes:
             "",
             operation_id=f"create_{kind.word}",
             summary=f"Create {kind.article} {kind.noun}",
+            description="Refuses a name that exists; a deployment sends PUT, which takes both.",
             status_code=201,
             response_model=output,
             responses={
@@ -221,7 +222,8 @@ class DefinitionRoutes:
         @router.put(
             "/{name}",
             operation_id=f"replace_{kind.word}",
-            summary=f"Store a new version of the {kind.noun}, or {kind.article} new {kind.noun}",
+            summary=f"Store a new version of the {kind.noun}, or a new {kind.noun}",
+            description="For deployments: it creates or replaces; accepted runs keep theirs.",
             response_model=output,
             responses={
                 **problems(400, 404, 409, 412, 413, 415),
@@ -288,6 +290,7 @@ class DefinitionRoutes:
             "",
             operation_id=f"list_{kind.word}s",
             summary=f"List {kind.noun}s by name",
+            description=f"The current version of each {kind.noun}; bodies only with `view=full`.",
             response_model=self._page_model(),
             responses={**problems(), 200: headers(Link=LINK)},
         )
@@ -323,6 +326,7 @@ class DefinitionRoutes:
             "/{name}",
             operation_id=f"get_{kind.word}",
             summary=f"Read the {kind.noun}",
+            description="The current version, with its number as ETag for a safe change.",
             response_model=self.output if self.shown is None else self.shown.output,
             responses={**problems(404), 200: headers(ETag=ETAG)},
         )
@@ -339,6 +343,7 @@ class DefinitionRoutes:
             "/{name}/versions",
             operation_id=f"list_{kind.word}_versions",
             summary=f"List the {kind.noun}'s versions",
+            description="To see what changed and when; runs name the versions that they pinned.",
             response_model=self._page_model(),
             responses={**problems(404), 200: headers(Link=LINK)},
         )
@@ -367,6 +372,7 @@ class DefinitionRoutes:
             "/{name}/versions/{version}",
             operation_id=f"get_{kind.word}_version",
             summary=f"Read one version of the {kind.noun}",
+            description="As it was stored; also of a version that a run pinned long ago.",
             response_model=self.output,
             responses={**problems(404), 200: headers(ETag=ETAG)},
         )

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import problems
-from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name
+from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, named_examples
 from bottega.api.shared.definitions import (
     Caller,
     DefinitionName,
@@ -73,17 +73,15 @@ class McpServerBody(Body):
         },
     )
 
-    name: Annotated[Name | None, Field(description="Null, or the name in the path.")] = None
+    name: Name | None = None
+    """Null, or the name in the path."""
     url: _Url | None = None
     command: _Command | None = None
     headers: _Headers = Field(default_factory=dict)
-    timeout_s: Annotated[
-        float,
-        Field(gt=0, le=600, allow_inf_nan=False, description="Seconds for one call of a tool."),
-    ] = 30.0
-    max_bytes: Annotated[
-        int, Field(ge=1000, le=20_000_000, description="Longest message of the server."), WHOLE
-    ] = 1_000_000
+    timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
+    """Seconds for one call of a tool."""
+    max_bytes: Annotated[int, Field(ge=1000, le=20_000_000), WHOLE] = 1_000_000
+    """Longest message of the server."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -99,57 +97,61 @@ class McpServerBody(Body):
 class NewMcpServer(McpServerBody):
     """An MCP server to create."""
 
+    model_config = ConfigDict(json_schema_extra=named_examples(McpServerBody, "shop", "clock"))
+
     name: Name
 
 
 class McpServerSummary(Answer):
     """One version of an MCP server, without its headers and tools."""
 
+    shows = McpServerBody
+
     name: str
+    """Name of the MCP server, unique in the tenant."""
     version: int
+    """Number of this version, from 1."""
     url: str | None
     command: str | None
     timeout_s: float
     max_bytes: int
-    tools_at: Annotated[
-        datetime | None,
-        Field(description="Time of the refresh that brought its tools; null: none has yet."),
-    ]
-    stale: Annotated[
-        bool,
-        Field(
-            description="The server has said, in a run, that its tools are others by now: send "
-            "`POST /v1/mcp-servers/{name}/refresh`."
-        ),
-    ] = False
-    created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
+    tools_at: datetime | None
+    """Time of the refresh that brought its tools; null: none has yet."""
+    stale: bool = False
+    """The server has said, in a run, that its tools are others by now: send `POST
+    /v1/mcp-servers/{name}/refresh`."""
+    created_at: datetime
+    """Time at which this version was stored."""
 
 
 class McpServerTool(Answer):
     """A tool of an MCP server, for models."""
 
-    name: Annotated[str, Field(description="At the server.")]
+    name: str
+    """At the server."""
     description: str
-    input_schema: Annotated[dict[str, Any], Field(description="JSON Schema of the arguments.")]
+    """What the tool is for, as the server says it."""
+    input_schema: dict[str, Any]
+    """JSON Schema of the arguments."""
 
 
 class McpServer(McpServerSummary):
     """One version of an MCP server."""
 
     headers: dict[str, str | SecretHeader]
-    tools: Annotated[
-        list[McpServerTool] | None, Field(description="As of the last refresh; null: none yet.")
-    ]
-    warnings: Annotated[
-        list[str], Field(description="Parts of the tools that had to be changed or left out.")
-    ]
+    tools: list[McpServerTool] | None
+    """As of the last refresh; null: none yet."""
+    warnings: list[str]
+    """Parts of the tools that had to be changed or left out."""
 
 
 class McpServerTools(Answer):
     """The tools that an MCP server has now."""
 
-    version: Annotated[int, Field(description="Of the server; a new one if the tools changed.")]
+    version: int
+    """Of the server; a new one if the tools changed."""
     tools: list[McpServerTool]
+    """Tools that agents can use from now on."""
     warnings: list[str]
 
 

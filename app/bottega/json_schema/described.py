@@ -1,0 +1,214 @@
+"""Models whose fields are described by the strings below them, in JSON Schemas.
+
+Fields that mean the same in all bodies are described here, once.
+"""
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import ClassVar
+
+from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+SHARED_FIELDS: Mapping[str, str] = {
+    "type": "Kind of the object, which tells it from others.",
+    "kind": "Kind of the object, which tells what else it has.",
+    "id": "Id of the object; it never changes.",
+    "name": "Name of the object.",
+    "version": "Version of the definition, from 1.",
+    "status": "Status; it may change until the object is final.",
+    "agent": "Name of the agent.",
+    "agents": "Names of the agents.",
+    "graph": "Name of the graph; null: none.",
+    "mode": "How the agents work together: `orchestrated` or `dag`.",
+    "user": "Your own name for the end user; null: none.",
+    "created_at": "Time of its creation.",
+    "updated_at": "Time of its last change.",
+    "started_at": "Time of its start; null: it has not started.",
+    "ended_at": "Time of its end; null: it is not over.",
+    "at": "Time at which it happened.",
+    "expires_at": "Time from which it is no longer valid; null: it does not expire.",
+    "error": "The error that ended it; null: there is none.",
+    "message": "Text for people; it may change.",
+    "code": "Stable code: match on this, not on the text.",
+    "detail": "What is wrong and what to do, for people.",
+    "run_id": "Id of the run.",
+    "session_id": "Id of the session; null: none.",
+    "task_id": "Id of the task; null: the run's own agent.",
+    "parent_task_id": "Id of the task that asked for this one; null: the run's own agent did.",
+    "interrupt_id": "Id of the interrupt, as in its own resource.",
+    "message_id": "Id of the user's message.",
+    "episode_id": "Id of the episode.",
+    "pattern_id": "Id of the pattern.",
+    "tool_call_id": "Id of the model's tool call; null: none.",
+    "tool_calls": "Number of calls of tools.",
+    "model_calls": "Number of calls of models.",
+    "arguments": "Arguments of the call, by name.",
+    "items": "The items, in the order that the operation states.",
+    "usage": "Tokens and cost; null: unknown.",
+    "cost": "Price of the model calls.",
+    "input": "Input tokens.",
+    "output": "Text of the answer; null: there is none.",
+    "tokens": "Number of tokens.",
+    "duration_ms": "Duration in milliseconds; null: unknown.",
+    "duration_s": "Duration in seconds; null: unknown.",
+    "timeout_s": "Limit on the duration, in seconds.",
+    "timeout_ms": "Limit on the running time, in milliseconds.",
+    "retry_after_ms": "Milliseconds after which a new try may work.",
+    "content": "Text of it.",
+    "text": "The text.",
+    "description": "What it is for, in a few words.",
+    "reason": "Why; null: no reason was given.",
+    "category": "What the pattern is about.",
+    "model": "Name of the model; null: the default one.",
+    "provider": "Name of the model's provider.",
+    "tools": "The tools that it has.",
+    "source": "Where it comes from: an agent, a pattern, an episode or an insight.",
+    "call": "Number of the agent's model call, from 1.",
+    "attempt": "The run's attempt, from 1.",
+    "tool": "Name of the tool; null: none.",
+    "domain": "Subject of the task, such as `billing`; null: unknown.",
+    "task_type": "Kind of the task, such as `export`; null: unknown.",
+    "metadata": "Your own data, or what tools and hooks annotated.",
+    "outcome": "What the work was worth.",
+    "priority": "1 goes first, 10 last.",
+    "insights": "What was learned, in sentences.",
+    "failures": "What went wrong.",
+    "score": "How well it fits; more is better.",
+    "summary": "One or two sentences that a model reads.",
+    "state": "State in its life.",
+    "confidence": "Probability that it helps, from 0 to 1.",
+    "success_rate": "Share of its applications that went well; null: there is none.",
+    "uses": "Tools and agents that the pattern names, in order.",
+    "affects": "Tools and agents whose next call shows the effect; empty: the whole run shows it.",
+    "tries": "Number of tries so far.",
+    "stop_reason": "Why it ended, such as `max_iterations`; null: as usual.",
+    "nodes": "Agents of the graph.",
+    "edges": "Dependencies of the graph: a target receives its source's answer.",
+    "task": "The task, as it was asked for.",
+    "steps": "The steps, in order.",
+    "pattern": "The pattern.",
+    "paused": "True: it starts no runs.",
+    "applicability": "Conditions under which the pattern applies.",
+    "guide": "Advice on applying the pattern.",
+    "relations": "Relations to other patterns.",
+    "baseline": "Success rate of similar tasks without the pattern.",
+    "applications": "Number of applications.",
+    "errors": "Errors, one by one.",
+    "goals": "What is to be done.",
+    "constraints": "What the work must keep to.",
+    "success_criteria": "How to tell that the work was done well.",
+    "token_budget": "Most input and output tokens together; null: no limit.",
+    "published_at": "Time of the publication.",
+    "ttl_s": "Seconds until its publication expires; null: never.",
+    "policy": "What flows along the edge; null: nothing, it was recalled.",
+    "before": "Value of the run in the path.",
+    "after": "Value of the run that it is compared with.",
+    "question": "The question for people; null: it asks for an approval.",
+    "resolution": "What people decided; null: not yet.",
+    "comment": "A text for people; null: none.",
+    "complexity": "Difficulty, from 0 (simple) to 1 (hard).",
+    "quality": "Measures of the quality, by name.",
+    "patterns": "Patterns that were found.",
+    "performance": "Measures of the work, by name.",
+    "execution": "How the work was done.",
+    "reflection": "What was learned from the work; null: nothing yet.",
+    "rate": "Share of tasks that went well, from 0 to 1.",
+    "warnings": "What was left out or changed, and why.",
+    "p_value": "Probability of such a result if the pattern has no effect; null: unknown.",
+    "headers": "Headers that each request has: text, or the name of a secret.",
+}
+
+SHARED_PARAMETERS: Mapping[str, str] = {
+    "name": "Name of the object.",
+    "version": "Number of the version.",
+    "source": "Agent whose answer the edge carries.",
+    "target": "Agent that receives the answer.",
+    "format": "Form of the drawing.",
+    "status": "Only those with this status.",
+    "agent": "Name of the agent.",
+    "session_id": "Only those of this session.",
+    "created_after": "Only those created later than this.",
+    "created_before": "Only those created earlier than this.",
+    "kind": "Only those of this kind.",
+    "run_id": "Only those of this run.",
+    "domain": "Only those of this domain.",
+    "task_type": "Only those of this type of task.",
+    "tag": "Only those with this tag.",
+    "noted_after": "Only those noted later than this.",
+    "noted_before": "Only those noted earlier than this.",
+    "by": "What the sums are made by.",
+    "state": "Only those in this state.",
+    "category": "Only those of this category.",
+    "accept": "`text/event-stream`: a stream, as that of `stream_run_events`.",
+    "last-event-id": "Number of the last event that was read; the stream goes on after it.",
+}
+"""Descriptions of parameters that have none of their own."""
+
+
+class DescribedModel(BaseModel):
+    """A model whose JSON Schema has the strings below its fields as their descriptions.
+
+    Pydantic's `use_attribute_docstrings` parses each class at import, which doubles the time of a
+    start; here each file is parsed once, when a document is made.
+
+    Attributes:
+        shows: the body of requests that this answer repeats, whose fields describe those here.
+    """
+
+    shows: ClassVar[type[BaseModel] | None] = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        shown = handler(schema)
+        members = handler.resolve_ref_schema(shown).get("properties", {})
+        texts = _field_texts(cls) if cls.shows is None else _shown_texts(cls.shows, cls)
+        for name, field in cls.model_fields.items():
+            member = members.get(field.serialization_alias or field.alias or name, {})
+            own = (member, *member.get("anyOf", ()))
+            found = (each["description"] for each in own if "description" in each)
+            if text := texts.get(name) or next(found, None) or SHARED_FIELDS.get(name):
+                member["description"] = text
+        return shown
+
+
+@functools.cache
+def _field_texts(model: type) -> Mapping[str, str]:
+    """Return the strings below a model's fields, by name; those of a class above count, too."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base.__module__.startswith("bottega."):
+            texts |= _file_texts(base.__module__).get(base.__name__.partition("[")[0], {})
+    return texts
+
+
+def _shown_texts(body: type[BaseModel], answer: type[BaseModel]) -> Mapping[str, str]:
+    members = body.model_json_schema()["properties"]
+    texts = {name: str(each.get("description", "")) for name, each in members.items()}
+    return {**texts, **_field_texts(answer)}
+
+
+@functools.cache
+def _file_texts(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the strings below fields of a module's classes, by class and field."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        each.name: dict(_texts_below(each)) for each in tree.body if isinstance(each, ast.ClassDef)
+    }
+
+
+def _texts_below(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, below in pairwise(node.body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(text.split())

@@ -1,0 +1,116 @@
+"""A strict TypeScript client compiles the bodies that people write, and refuses wrong ones.
+
+It needs Node.js and `npm ci --prefix tests/contract/node`; without them the test is skipped, unless
+`JUDGES=required`.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+DOCS = (TESTS.parents[1] / "README.md", *sorted((TESTS.parents[1] / "docs").rglob("*.md")))
+TOOLS = TESTS / "node/node_modules/.bin"
+DOCUMENT = TESTS / "snapshots/openapi.json"
+_BODY = re.compile(r"-d '(\{.*?\})'", re.DOTALL)
+_PATH = re.compile(r"\$\{?BOTTEGA\}?(/v1/[^\s\"'?]*)")
+_METHOD = re.compile(r"-X (\w+)")
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+BODIES: tuple[tuple[str, str, Any], ...] = (
+    ("post", "/v1/runs", {"agent": "a", "input": "x"}),
+    ("post", "/v1/runs", {"agent": "a", "graph": "g", "input": "x"}),
+    ("post", "/v1/runs", {"mode": "dag", "graph": "g", "input": "x"}),
+    (
+        "post",
+        "/v1/runs",
+        {"agent": "a", "input": CHAT, "session_id": "s", "user": "u", "metadata": {"order": 7}},
+    ),
+    (
+        "post",
+        "/v1/agents",
+        {"name": "a", "system_message": "x", "tools": [{"type": "builtin", "name": "calculator"}]},
+    ),
+    (
+        "post",
+        "/v1/graphs",
+        {"name": "g", "nodes": [{"agent": "a"}], "edges": [{"source": "a", "target": "b"}]},
+    ),
+    ("post", "/v1/sessions", {"user": "u"}),
+    ("post", "/v1/interrupts/{interrupt_id}/resolve", {"decision": "approve"}),
+    ("post", "/v1/keys", {"name": "k", "scopes": ["run"]}),
+)
+WRONG: tuple[tuple[str, str, Any], ...] = (
+    ("post", "/v1/runs", {"agent": 1, "input": "x"}),
+    ("post", "/v1/runs", {"agent": "a", "input": "x", "answer": "y"}),
+    ("post", "/v1/sessions", {"user": True}),
+)
+
+
+def of_docs(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield method, path and body of each request that the docs send with curl."""
+    templates = {path: re.sub(r"\{\w+\}", "[^/]+", path) for path in document["paths"]}
+    for page in DOCS:
+        text = page.read_text()
+        for found in _BODY.finditer(text):
+            command = text[text.rindex("curl ", 0, found.start()) : found.start()]
+            path = _PATH.search(command)
+            if path is None:
+                continue
+            exact = [path[1]] if path[1] in templates else []
+            like = [each for each, pattern in templates.items() if re.fullmatch(pattern, path[1])]
+            method = _METHOD.search(command)
+            body = re.sub(r"'\"?\$\{?\w+\}?\"?'", "x", found[1])
+            yield (method[1].lower() if method else "post"), (exact or like)[0], json.loads(body)
+
+
+def of_examples(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield method, path and body of each example of a request."""
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            reference = (content or {}).get("schema", {}).get("$ref", "")
+            schema = document["components"]["schemas"].get(reference.rpartition("/")[2], {})
+            for body in schema.get("examples", ()):
+                yield method, path, body
+
+
+@pytest.mark.timeout(300)
+def test_a_strict_client_compiles_the_bodies(tmp_path: Path) -> None:
+    missing = [each for each in ("openapi-typescript", "tsc") if not (TOOLS / each).exists()]
+    if missing and os.environ.get("JUDGES") != "required":
+        pytest.skip("npm ci --prefix tests/contract/node")
+    document = json.loads(DOCUMENT.read_text())
+    subprocess.run(
+        [TOOLS / "openapi-typescript", DOCUMENT, "-o", tmp_path / "api.d.ts"],
+        check=True,
+        capture_output=True,
+    )
+    lines = [
+        'import type { paths } from "./api";',
+        "type Body<P extends keyof paths, M extends keyof paths[P]> = paths[P][M] extends",
+        '  { requestBody?: { content: { "application/json": infer B } } } ? B : never;',
+    ]
+    taken = [*BODIES, *of_docs(document), *of_examples(document)]
+    assert len(taken) > len(BODIES) + 60
+    for is_wrong, bodies in ((False, taken), (True, WRONG)):
+        for method, path, body in bodies:
+            lines += ["// @ts-expect-error"] if is_wrong else []
+            lines.append(
+                f'export const b{len(lines)}: Body<"{path}", "{method}"> = {json.dumps(body)};'
+            )
+    (tmp_path / "bodies.ts").write_text("\n".join(lines))
+    options = "--noEmit --strict --exactOptionalPropertyTypes --target es2022 --module nodenext"
+    found = subprocess.run(
+        [TOOLS / "tsc", *options.split(), tmp_path / "bodies.ts"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout[:4000]
