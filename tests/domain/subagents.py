@@ -249,7 +249,7 @@ def is_empty(where: SubagentRegistry) -> bool:
         queue._entries, queue._parents, queue._tenants, queue._turns,
         where.scheduler._running, +counts._by_status,
     )  # fmt: skip
-    return not any(left) and not where.scheduler.busy
+    return not any(left) and not where.scheduler.in_use
 
 
 def shown(value: Any) -> Any:

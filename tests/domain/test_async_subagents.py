@@ -89,7 +89,7 @@ def test_nested_tasks_need_no_second_slot(kind: Any) -> None:
         async with registry(min_workers=1, max_workers=1) as where:
             response = await chain(model, where, 3).execute_query_async("go")
             assert response.error is None, response
-            assert where.scheduler.busy == 0
+            assert where.scheduler.in_use == 0
 
     run_virtual(run())
 

@@ -17,7 +17,7 @@ def test_a_call_returns_what_it_took(
     before: tuple[int | None, ...], after: tuple[int | None, ...]
 ) -> None:
     share = Share(ServerLimits(*before))
-    share.settle([limit or 0 for limit in before], None)
+    share.apply_answer([limit or 0 for limit in before], None)
     permit = share.admit(5)
     assert permit is not None
     share.limits = ServerLimits(*after)

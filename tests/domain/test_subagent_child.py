@@ -554,4 +554,4 @@ def test_code_without_an_event_loop_can_reuse_one_registry() -> None:
         model.scripts |= {name: [name] for name in names}
         lead = coordinator(model, where)
         assert lead.execute_query("go").content == "end"
-        assert where.scheduler.busy == where.active_count == 0
+        assert where.scheduler.in_use == where.active_count == 0

@@ -390,7 +390,7 @@ class Tasks(RuleBasedStateMachine):
     def no_slot_leaks_and_none_lies_idle(self) -> None:
         scheduler, tasks = self.where.scheduler, self.tasks.values()
         holders = [handle for handle in tasks if handle.holds_slot]
-        assert scheduler.busy == len(holders) <= scheduler.capacity
+        assert scheduler.in_use == len(holders) <= scheduler.capacity
         assert all(handle.status in ACTIVE for handle in holders)
         assert max(Counter(h.parent.parent_id for h in holders).values(), default=0) <= 2
         assert max(Counter(h.tenant_id for h in holders).values(), default=0) <= 3
@@ -400,7 +400,7 @@ class Tasks(RuleBasedStateMachine):
                 assert handle.holds_slot == (not handle.work.slotless and not waits)  # type: ignore[attr-defined]
                 assert waits == (handle.entry is not None or handle.polling)
                 assert not handle.polling or handle.waiting_below
-        if scheduler.busy < scheduler.capacity:
+        if scheduler.in_use < scheduler.capacity:
             assert not scheduler._queue.ready
 
     @invariant()

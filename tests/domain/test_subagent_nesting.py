@@ -81,7 +81,7 @@ class Busiest:
 
         def watched() -> None:
             give_out()
-            self.most = max(self.most, where.scheduler.busy)
+            self.most = max(self.most, where.scheduler.in_use)
 
         where.scheduler._give_out = watched  # type: ignore[method-assign]
 
@@ -107,7 +107,7 @@ class TestNesting:
                 assert response.error is None, response
                 assert response.content == ("go done" if mode is await_all else "polled")
                 assert busiest.most == 1
-                assert where.scheduler.busy == 0
+                assert where.scheduler.in_use == 0
                 if mode is await_all:
                     assert response.usage.model_calls == 3 * (1 + fan + fan**2) + fan**2
                 await passed(200)
@@ -144,7 +144,7 @@ class TestNesting:
                 response = await lead.execute_query_async("go")
                 assert response.content == "end"
                 assert where.scheduler.now() == 7
-                assert where.scheduler.busy == 0
+                assert where.scheduler.in_use == 0
 
         run_virtual(run())
 
@@ -241,7 +241,7 @@ class TestNesting:
                 late.set()
                 await passed(60)
                 assert status(waits) == S.RUNNING
-                assert where.scheduler.busy == 1  # y
+                assert where.scheduler.in_use == 1  # y
                 assert (await query).content == "end"
                 assert where.scheduler.now() == 100
 
@@ -290,7 +290,7 @@ class TestDeadlines:
                 for each in (middle, leaves[1]):
                     assert status(each) in (S.TIMEOUT, S.CANCELLED)
                     assert each.status_changed_at == 90
-                assert where.scheduler.busy == 0
+                assert where.scheduler.in_use == 0
                 assert all(job(each).cancelled for each in (top, middle, *leaves))
 
         run_virtual(run())
@@ -323,7 +323,7 @@ class TestDeadlines:
                 await job(first).finish()
                 assert status(task) == S.CANCELLED
                 assert heard.moves("late") == ["cancelled"]
-                assert where.scheduler.busy == 0
+                assert where.scheduler.in_use == 0
 
         run_virtual(run())
 
@@ -397,7 +397,7 @@ class TestCancellation:
                 query = asyncio.create_task(tree(where, model).execute_query_async("go"))
                 await passed(1)
                 assert where.total_count == 100
-                assert (where.scheduler.busy, where.queued_count) == (60, 20)
+                assert (where.scheduler.in_use, where.queued_count) == (60, 20)
                 assert root.children == {}
                 assert heard.events == []
                 query.cancel()
@@ -405,7 +405,7 @@ class TestCancellation:
                     await query
                 assert model.cancelled == 60
                 assert where.scheduler.now() == 1
-                assert (where.active_count, where.queued_count, where.scheduler.busy) == (0, 0, 0)
+                assert (where.active_count, where.queued_count, where.scheduler.in_use) == (0, 0, 0)
                 found = {handle.error for handle in where.handles() if handle.depth}
                 assert {handle.status for handle in where.handles()} == {S.CANCELLED}
                 assert found == {"parent-cancelled"}
@@ -488,7 +488,7 @@ class TestEndingsOfAParent:
                 cancelled = S.CANCELLED
                 assert found == {"quick": S.COMPLETED, "slow": cancelled, "queued": cancelled}
                 assert model.cancelled == 2 + (how == "cancelled")
-                assert where.scheduler.busy == 0
+                assert where.scheduler.in_use == 0
                 await passed(100)
                 assert is_empty(where)
 

@@ -40,7 +40,7 @@ class TestSize:
                 await passed(10)
                 sizes.append(where.scheduler.size)
             assert sizes == [3, 5, 8, 10, 10, 10, 10]
-            assert where.scheduler.busy == where.active_count == 10
+            assert where.scheduler.in_use == where.active_count == 10
             for handle in handles:
                 await job(handle).finish()
             sizes = [where.scheduler.size]
@@ -65,7 +65,7 @@ class TestSize:
                     )  # all in one turn of the loop
                 await settled()
                 assert where.scheduler.size == 8
-                assert where.scheduler.busy == 8
+                assert where.scheduler.in_use == 8
 
         run_virtual(run())
 
@@ -87,9 +87,9 @@ class TestSize:
                 parents = [by_hand(where), by_hand(where)]
                 handles = [put(where, parents[n % 2], str(n)) for n in range(6)]
                 await settled()
-                assert where.scheduler.busy == 3
+                assert where.scheduler.in_use == 3
                 await job(handles[0]).finish()
-                assert where.scheduler.busy == 3
+                assert where.scheduler.in_use == 3
 
         run_virtual(run())
 
@@ -134,7 +134,7 @@ class TestFairness:
                 await passed(60)
                 one = put(where, quiet, "one", priority=10)
                 await job(many[0]).finish()
-                assert status(one) == S.QUEUED or where.scheduler.busy_for(quiet.tenant_id) == 1
+                assert status(one) == S.QUEUED or where.scheduler.in_use_by(quiet.tenant_id) == 1
                 await job(many[1]).finish()
                 assert status(one) == S.RUNNING
 
@@ -248,7 +248,7 @@ class TestFairness:
                 with pytest.raises(SubagentQueueFullError):
                     put(where, loud, "one more")
                 await settled()
-                assert (where.scheduler.busy, where.queued_count) == (2, 3)
+                assert (where.scheduler.in_use, where.queued_count) == (2, 3)
                 theirs = put(where, quiet, "theirs")
                 await settled()
                 assert status(theirs) == S.RUNNING

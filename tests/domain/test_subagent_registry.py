@@ -202,7 +202,7 @@ class TestCommonMistakes:
                 assert status(queued) == S.TIMEOUT
                 assert heard.of("timeout") == ["queued"]
                 assert job(queued).cancelled
-                assert where.scheduler.busy == 0
+                assert where.scheduler.in_use == 0
 
         run_virtual(run())
 

@@ -62,7 +62,7 @@ def test_part_that_is_cancelled_while_it_waits_for_a_slot_leaves_none_behind() -
                 await job(other).finish()
                 assert status(child) is SubagentStatus.RUNNING
                 await job(child).finish()
-                assert scheduler.busy == 0
+                assert scheduler.in_use == 0
             parts.over.set_result(None)
             await settled()
             assert status(outer) is SubagentStatus.COMPLETED

@@ -33,6 +33,7 @@ from tests.examples import examples
 LIMITS = st.builds(
     SubagentLimits,
     max_concurrent=st.integers(1, 5),
+    max_concurrent_of_call=st.just(1_000),
     max_queued=st.sampled_from([2, 5, 60]),
     max_concurrent_global=st.sampled_from([2, 4, 50]),
     max_queue_size=st.sampled_from([4, 300]),

@@ -39,7 +39,7 @@ def test_a_task_that_waits_leaves_its_slot_to_others_and_gets_one_again() -> Non
             pause(where, asks)
             await settled()
             assert (status(asks), status(other)) == (S.WAITING, S.RUNNING)
-            assert (where.active_count, where.scheduler.busy) == (1, 1)
+            assert (where.active_count, where.scheduler.in_use) == (1, 1)
             going_on = asyncio.ensure_future(hold_slot_again(where, asks))
             await settled()
             assert status(asks) is S.QUEUED

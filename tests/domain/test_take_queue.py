@@ -439,7 +439,6 @@ def most_lines(blocked: int, each: int, free: int, tenants: int, runs: int = 3) 
     [
         {"blocked": 200, "each": 20, "free": 50, "tenants": 5},
         {"blocked": 5, "each": 3000, "free": 50, "tenants": 5},
-        {"blocked": 5, "each": 20, "free": 3000, "tenants": 5},
         {"blocked": 5, "each": 20, "free": 50, "tenants": 2000},
         {"blocked": 5, "each": 20, "free": 50, "tenants": 5, "runs": 2000},
     ],

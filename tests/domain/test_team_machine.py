@@ -82,7 +82,7 @@ class Team(RuleBasedStateMachine):
         self.answered["root"] = 0
         recorder = Notes()
         options = SwarmOptions(
-            listener=self.heard, plugins=[Softens(), Marks()], elsewhere=self.others
+            listener=self.heard, plugins=[Softens(), Marks()], remote=self.others
         )
         recorder.swarm = Swarm(self.where, options)
         nest = coordinator(self.model, self.where, description="nests", max_iterations=99)
@@ -453,7 +453,7 @@ class Team(RuleBasedStateMachine):
     @invariant()
     def slots_are_within_limits(self) -> None:
         holders = [handle for handle in self.where.handles() if handle.holds_slot]
-        assert len(holders) == self.where.scheduler.busy <= 2
+        assert len(holders) == self.where.scheduler.in_use <= 2
         assert not any(handle.spread for handle in holders)
         assert self.where.queued_count == self.count_here(S.QUEUED) <= LIMITS.max_queue_size + 1
         assert self.where.active_count == self.count_here(S.RUNNING)

@@ -85,14 +85,14 @@ async def test_one_worker_needs_few_queries_while_it_holds_a_block(
     async with crew(database, 1) as all_:
         (worker,) = all_.workers
         claims = 0
-        settle = module.Share.settle
+        settle = module.Share.apply_answer
 
         def counted(share: module.Share, may_hold: list[int], calls_kept: int | None) -> None:
             nonlocal claims
             claims += 1
             settle(share, may_hold, calls_kept)
 
-        monkeypatch.setattr(module.Share, "settle", counted)
+        monkeypatch.setattr(module.Share, "apply_answer", counted)
         limits = ServerLimits(40, 4000, 4_000_000)
         began = monotonic()
         for _ in range(50):

@@ -139,7 +139,7 @@ class SubagentRuntime:
             if tenant is not None:
                 tenants[tenant] = {
                     "running": running,
-                    "parked": max(0, running - scheduler.busy_for(tenant)),
+                    "parked": max(0, running - scheduler.in_use_by(tenant)),
                     "queued": counts.queued_of_tenant(tenant),
                     "queue": queue,
                     "breakers": [],
@@ -152,7 +152,7 @@ class SubagentRuntime:
             "size": scheduler.capacity,
             "min": options.min_workers,
             "max": options.max_workers,
-            "busy": scheduler.busy,
+            "busy": scheduler.in_use,
             "parked": scheduler.parked,
             "queued": registry.queued_count,
             "queue": dict(total),
@@ -208,7 +208,7 @@ async def running_subagents(
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
         awaits=recorder.looks_if_it_waits,
-        elsewhere=spreading,
+        remote=spreading,
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)

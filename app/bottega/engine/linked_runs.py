@@ -393,7 +393,7 @@ class Spreading:
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
-        sharers = max(1, handle.parent.elsewhere - paid)
+        sharers = max(1, handle.parent.remote - paid)
         reserved: list[tuple[Account, int]] = []
         parts = []
         others[handle.task_id] = handle

@@ -88,7 +88,7 @@ async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> Async
 
     def refresh() -> None:
         states = {
-            "running": scheduler.busy,
+            "running": scheduler.in_use,
             "parked": scheduler.parked,
             "queued": registry.queued_count,
         }
@@ -97,7 +97,7 @@ async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> Async
         metrics.subagent_queue_depth.set(registry.queued_count)
         metrics.subagents_active.set(registry.active_count)
         metrics.subagent_pool_size.set(scheduler.capacity)
-        metrics.subagent_pool_utilization.set(scheduler.busy / max(1, scheduler.capacity))
+        metrics.subagent_pool_utilization.set(scheduler.in_use / max(1, scheduler.capacity))
         of_tasks = sum(each["state"] != "closed" for _, each in scheduler.circuits.open())
         metrics.breakers_open.set(of_tasks + models.open_breakers())
 

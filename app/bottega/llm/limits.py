@@ -204,7 +204,7 @@ class Share:
             "waiting": len(self._line),
         }
 
-    def settle(self, may_hold: Sequence[int], calls_kept: int | None) -> None:
+    def apply_answer(self, may_hold: Sequence[int], calls_kept: int | None) -> None:
         """Note the database's answer to the last claim, and admit calls."""
         self._may_hold, self._calls_kept = may_hold, calls_kept
         self._stored = (may_hold[0], may_hold[1], may_hold[2])
@@ -334,7 +334,7 @@ class Shares:
             async with asyncio.timeout(5.0):
                 answers = await self._pool.fetch(_CLAIM, self._worker_id, to_json(claims).decode())
             for (_, share), answer in zip(page, answers, strict=True):
-                share.settle(answer["may_hold"], answer["calls_kept"])
+                share.apply_answer(answer["may_hold"], answer["calls_kept"])
 
 
 def _lock_order(item: tuple[ServerKey, Share]) -> tuple[str, str]:

@@ -173,7 +173,7 @@ class ChildTask:
     def _is_spread(self, params: DispatchParams) -> bool:
         """Check if a new task becomes a linked run: leaf work beyond what runs here already."""
         parent, swarm = self.scope.parent, self.scope.swarm
-        if swarm.options.elsewhere is None or parent.here < parent.limits.spread_above:
+        if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
         if parent.ancestors is not None or params.retries:
             return False
@@ -188,8 +188,8 @@ class ChildTask:
         self, params: DispatchParams
     ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
         swarm, query, limits = self.scope.swarm, self.query, self.scope.parent.limits
-        elsewhere = swarm.options.elsewhere
-        assert elsewhere is not None
+        remote = swarm.options.remote
+        assert remote is not None
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             def pay(usage: AgentUsage) -> None:
@@ -208,7 +208,7 @@ class ChildTask:
                 files=self._files(),
             )
             try:
-                end = await elsewhere.do(handle, work, pay)
+                end = await remote.do(handle, work, pay)
             except BudgetExhaustedError:
                 raise
             except Exception as error:

@@ -222,7 +222,7 @@ class Parent:
         holders: its tasks that hold a slot, and the times at which they got it.
         durations: seconds for which its latest tasks held their slots, by agent; infinite for one
             that gave its slot up meanwhile.
-        here, elsewhere: number of its unfinished tasks in this process, and of those that are
+        here, remote: number of its unfinished tasks in this process, and of those that are
             linked runs.
     """
 
@@ -245,7 +245,7 @@ class Parent:
     holders: "dict[SubagentHandle, float]" = field(default_factory=dict)
     durations: dict[str, deque[float]] = field(default_factory=dict)
     here: int = 0
-    elsewhere: int = 0
+    remote: int = 0
     ended: bool = False
 
     @property

@@ -6,14 +6,14 @@ from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_sc
 
 from bottega.errors import InvalidInputError
 from bottega.subagents.plugins import MAX_PROMPT, DispatchRequest, PluginContext, Refused
-from bottega.subagents.shared_context import plain
+from bottega.subagents.shared_context import plain_form
 
 
 class PromptGuard:
     """Guard that refuses tasks by patterns in their prompt or instructions, or by their length.
 
     Matches in linear time (with the regex engine of pydantic-core), so no text can make it hang.
-    Matches both the original text and its plain form (:func:`plain` of the shared files), so
+    Matches both the original text and its plain form (:func:`plain_form` of the shared files), so
     full-width, look-alike or invisible characters do not hide a match.
 
     Args:
@@ -39,7 +39,9 @@ class PromptGuard:
                 f"{self._max_prompt_chars}"
             )
         for text in (params.prompt, params.instructions or ""):
-            if any(_found(matcher, form) for form in {text, plain(text)} for matcher in self._deny):
+            if any(
+                _found(matcher, form) for form in {text, plain_form(text)} for matcher in self._deny
+            ):
                 return Refused("the task asks for what sub-agents may not be asked here")
         return None
 

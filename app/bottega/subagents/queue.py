@@ -2,48 +2,16 @@
 
 Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Priorities age,
 so there is no fixed order of all entries. But of two entries with the same base priority the older
-one is always first. So it is enough to compare the first entry of each priority: the queue keeps
-one line by age per parent and priority, and per run and priority the heads of the lines whose
-parent is below its limit. A parent that reaches its limit removes at most one head per priority,
-however long its lines are.
+one is always first: so each parent has one line by age per priority, and a take compares the first
+entries of the lines of the run's ready parents. A parent at its limit is not ready.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from math import floor, inf
 from typing import Any, TypeVar
-
-from sortedcontainers import SortedList
-
-Lines = dict[int, SortedList]
-"""Per base priority a list of (enqueued_at, order, entry) by age; no list is empty."""
-
-
-def head_of(lines: Lines, priority: int) -> tuple[float, int, Any] | None:
-    line = lines.get(priority)
-    return None if line is None else line[0]
-
-
-def put(lines: Lines, priority: int, place: tuple[float, int, Any]) -> None:
-    line = lines.get(priority)
-    if line is None:
-        line = lines[priority] = SortedList()
-    line.add(place)
-
-
-def remove(lines: Lines, priority: int, place: tuple[float, int, Any]) -> None:
-    line = lines[priority]
-    line.remove(place)
-    if not line:
-        del lines[priority]
-
-
-def count(counts: dict[int, int], priority: int, by: int) -> None:
-    counts[priority] = counts.get(priority, 0) + by
-    if not counts[priority]:
-        del counts[priority]
-
 
 WAKE = 0
 """Priority of a task that already runs and needs its slot again; goes before all new tasks."""
@@ -80,13 +48,17 @@ def effective_priority(priority: int, waited: float, ageing_interval: float) -> 
     return max(1, priority - floor(waited / ageing_interval))
 
 
+Place = tuple[float, int]
+"""Enqueueing time and order of an entry: the smaller one is first in a line."""
+
+
 @dataclass(slots=True, eq=False)
 class _Tenant:
     """A tenant with waiting or taken entries.
 
     Attributes:
         runs: the runs with waiting or taken entries.
-        turns: the runs with ready entries; the first is next.
+        turns: the runs with ready parents; the first is next.
         size: number of waiting entries.
     """
 
@@ -102,20 +74,18 @@ class _Run:
     """A run with waiting or taken entries.
 
     Attributes:
-        heads: the first entries of the lines whose parent is below its limit.
-        ready: number of entries in those lines, per priority.
+        ready: its parents below their limits with waiting entries.
     """
 
     key: Hashable
     tenant: _Tenant
     parents: int = 0
-    heads: Lines = field(default_factory=dict)
-    ready: dict[int, int] = field(default_factory=dict)
+    ready: "dict[Hashable, _Parent]" = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Number of entries whose parent is below its limit."""
-        return sum(self.ready.values())
+        return sum(parent.size for parent in self.ready.values())
 
 
 _Turn = TypeVar("_Turn", _Tenant, _Run)
@@ -123,26 +93,34 @@ _Turn = TypeVar("_Turn", _Tenant, _Run)
 
 @dataclass(slots=True, eq=False)
 class _Parent:
+    """A parent with waiting or taken entries.
+
+    Attributes:
+        lines: per base priority its waiting entries by age; no line is empty.
+    """
+
     key: Hashable
     run: _Run
     limit: int
-    has_room: bool = True
     taken: int = 0
     size: int = 0
-    lines: Lines = field(default_factory=dict)
+    lines: dict[int, list[tuple[Place, QueueEntry]]] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
         """Number of entries that could be taken if a slot were free."""
-        return self.size if self.has_room else 0
+        return self.size if self.taken < self.limit else 0
+
+    def heads(self) -> Iterator[QueueEntry]:
+        """Yield the first entry of each line."""
+        return (line[0][1] for line in self.lines.values())
 
 
 class TakeQueue:
     """Queue that selects the next entry: by tenant in turn, then by run in turn, then by priority.
 
-    A tenant or run that has ready entries again joins at the end of the turns. A change costs
-    O(log n), independent of other tenants, runs and parents, and of the entries of a parent at its
-    limit.
+    A tenant or run that has ready entries again joins at the end of the turns. A take looks at the
+    ready parents of one run; nothing depends on the entries of parents at their limit.
 
     Args:
         ageing_interval: seconds after which a waiting entry gains one priority.
@@ -166,7 +144,6 @@ class TakeQueue:
         self._turns: OrderedDict[Hashable, _Tenant] = OrderedDict()
         self._taken = 0
         self._pushed = 0
-        self._newest = (-inf, 0)
         self._blocked: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -187,9 +164,9 @@ class TakeQueue:
         parent = self._parents.get(entry.parent) or self._join(entry)
         before = parent.waiting
         parent.limit = entry.limit
-        self._newest = max(self._newest, (entry.enqueued_at, entry.order))
-        self._shift(parent, entry, +1)
-        self._settle(parent, before)
+        insort(parent.lines.setdefault(entry.priority, []), (_place(entry), entry))
+        self._entries.add(entry)
+        self._update_turns(parent, before, more=+1)
 
     def discard(self, entry: QueueEntry) -> bool:
         """Remove a waiting entry; return false if it does not wait."""
@@ -197,8 +174,8 @@ class TakeQueue:
             return False
         parent = self._parents[entry.parent]
         before = parent.waiting
-        self._shift(parent, entry, -1)
-        self._settle(parent, before)
+        self._remove(parent, entry)
+        self._update_turns(parent, before, more=-1)
         return True
 
     def take(self, now: float) -> QueueEntry | None:
@@ -207,17 +184,16 @@ class TakeQueue:
             return None
         tenant = next(iter(self._turns.values()))
         run = next(iter(tenant.turns.values()))
-        heads = (line[0] for line in run.heads.values())
-        _, _, _, entry = min((self._effective(head[2], now), *head) for head in heads)
+        heads = (entry for parent in run.ready.values() for entry in parent.heads())
+        entry = min(heads, key=lambda head: (self._effective(head, now), _place(head)))
         self._turns.move_to_end(tenant.key)
         tenant.turns.move_to_end(run.key)
         parent = self._parents[entry.parent]
         before = parent.waiting
-        self._shift(parent, entry, -1)
-        self._hold(parent, +1)
-        self._settle(parent, before)
-        chosen: QueueEntry = entry
-        return chosen
+        self._remove(parent, entry)
+        self._count_taken(parent, +1)
+        self._update_turns(parent, before, more=-1)
+        return entry
 
     def release(self, tenant: Hashable, parent: Hashable) -> None:
         """Release one taken entry of a parent.
@@ -229,8 +205,8 @@ class TakeQueue:
         if holder is None or holder.run.tenant.key != tenant or not holder.taken:
             raise ValueError(f"{parent!r} has no taken entry")
         before = holder.waiting
-        self._hold(holder, -1)
-        self._settle(holder, before)
+        self._count_taken(holder, -1)
+        self._update_turns(holder, before)
 
     @property
     def ready(self) -> bool:
@@ -260,8 +236,7 @@ class TakeQueue:
 
         The tenant's limit does not count: a released slot makes room for the tenant, too.
         """
-        found = self._parents.get(parent)
-        return found.waiting if found else 0
+        return self._parents[parent].waiting if parent in self._parents else 0
 
     def entries_of(self, parent: Hashable) -> int:
         """Count all waiting entries of a parent, even at its limit."""
@@ -285,12 +260,12 @@ class TakeQueue:
 
         They are the better entries of its own parent, ready or not, and of its own run, and, since
         runs take turns, as many of each other run, plus one if that run's turn is earlier. Looks at
-        all runs with ready entries, and at the parents of its own run whose head of a priority goes
-        before it. A priority of which all entries go before it (its own and better ones, for a new
-        entry) costs nothing.
+        all ready parents of the tenant.
         """
-        run = self._parents[entry.parent].run
-        better = self._better(entry, now)
+        parent = self._parents[entry.parent]
+        run = parent.run
+        siblings = (ready for ready in run.ready.values() if ready is not parent)
+        better = sum(self._before(each, entry, now) for each in (parent, *siblings))
         ahead, turns = better, better + 1
         for other in run.tenant.turns.values():
             if other is run:
@@ -299,25 +274,15 @@ class TakeQueue:
                 ahead += min(turns, other.size)
         return ahead
 
-    def _better(self, entry: QueueEntry, now: float) -> int:
-        parent = self._parents[entry.parent]
-        run = parent.run
-        ahead = 0 if parent.has_room else self.siblings_before(entry, now)
-        for priority, heads in run.heads.items():
-            end = self._end(entry, priority, now)
-            if end >= self._newest:
-                itself = parent.has_room and priority == entry.priority
-                ahead += run.ready[priority] - itself
-                continue
-            for _, _, head in heads.irange(maximum=end, inclusive=(True, False)):
-                ahead += self._parents[head.parent].lines[priority].bisect_left(end)
-        return ahead
-
     def siblings_before(self, entry: QueueEntry, now: float) -> int:
         """Count the entries of the same parent that go before a waiting entry."""
-        lines = self._parents[entry.parent].lines
+        return self._before(self._parents[entry.parent], entry, now)
+
+    def _before(self, parent: _Parent, entry: QueueEntry, now: float) -> int:
+        """Count a parent's entries that go before a waiting entry."""
         return sum(
-            line.bisect_left(self._end(entry, priority, now)) for priority, line in lines.items()
+            bisect_left(line, (self._end(entry, priority, now),))
+            for priority, line in parent.lines.items()
         )
 
     def _end(self, entry: QueueEntry, priority: int, now: float) -> tuple[float, float]:
@@ -347,48 +312,33 @@ class TakeQueue:
         parent = self._parents[entry.parent] = _Parent(entry.parent, run, entry.limit)
         return parent
 
-    def _shift(self, parent: _Parent, entry: QueueEntry, by: int) -> None:
-        """Add an entry to its line (``by`` = 1) or remove it (-1)."""
-        run, priority = parent.run, entry.priority
-        place = entry.enqueued_at, entry.order, entry
-        before = head_of(parent.lines, priority)
-        if by > 0:
-            self._entries.add(entry)
-            put(parent.lines, priority, place)
-        else:
-            self._entries.remove(entry)
-            remove(parent.lines, priority, place)
-        parent.size += by
-        run.tenant.size += by
-        if parent.has_room:
-            after = head_of(parent.lines, priority)
-            if before is not after:
-                if before is not None:
-                    remove(run.heads, priority, before)
-                if after is not None:
-                    put(run.heads, priority, after)
-            count(run.ready, priority, by)
+    def _remove(self, parent: _Parent, entry: QueueEntry) -> None:
+        line = parent.lines[entry.priority]
+        del line[bisect_left(line, (_place(entry),))]
+        if not line:
+            del parent.lines[entry.priority]
+        self._entries.remove(entry)
 
-    def _hold(self, parent: _Parent, by: int) -> None:
+    def _count_taken(self, parent: _Parent, by: int) -> None:
         parent.taken += by
         parent.run.tenant.taken += by
         self._taken += by
 
-    def _settle(self, parent: _Parent, before: int) -> None:
-        """Update the heads and turns after a parent's change; forget it if it has no entries.
+    def _update_turns(self, parent: _Parent, before: int, more: int = 0) -> None:
+        """Update the turns after a parent's change; forget it if it has no entries.
 
         Args:
             before: ``parent.waiting`` before the change.
+            more: change of the number of waiting entries.
         """
         run, tenant = parent.run, parent.run.tenant
-        if parent.has_room != (parent.taken < parent.limit):
-            parent.has_room = not parent.has_room
-            by = 1 if parent.has_room else -1
-            change = put if parent.has_room else remove
-            for priority, line in parent.lines.items():
-                change(run.heads, priority, line[0])
-                count(run.ready, priority, by * len(line))
-        _take_part(tenant.turns, run, bool(run.heads))
+        parent.size += more
+        tenant.size += more
+        if parent.waiting:
+            run.ready[parent.key] = parent
+        else:
+            run.ready.pop(parent.key, None)
+        _take_part(tenant.turns, run, bool(run.ready))
         self._join_turns(tenant)
         if not parent.size and not parent.taken:
             self._forget(parent)
@@ -416,3 +366,7 @@ def _take_part(turns: "OrderedDict[Hashable, _Turn]", one: _Turn, may: bool) -> 
         turns.pop(one.key, None)
     elif one.key not in turns:
         turns[one.key] = one
+
+
+def _place(entry: QueueEntry) -> Place:
+    return entry.enqueued_at, entry.order

@@ -71,7 +71,7 @@ class TaskCounts:
     def enter(self, handle: SubagentHandle) -> None:
         """Count a task in its current state; one that is a linked run takes no place here."""
         if handle.spread:
-            handle.parent.elsewhere += not handle.status.is_final
+            handle.parent.remote += not handle.status.is_final
             return
         handle.parent.here += not handle.status.is_final
         self._by_status[handle.status] += 1
@@ -91,7 +91,7 @@ class TaskCounts:
     def leave(self, handle: SubagentHandle) -> None:
         """Remove a task from the counts of its current state."""
         if handle.spread:
-            handle.parent.elsewhere -= not handle.status.is_final
+            handle.parent.remote -= not handle.status.is_final
             return
         handle.parent.here -= not handle.status.is_final
         self._by_status[handle.status] -= 1
@@ -181,11 +181,11 @@ def check_dispatch(
                 account.state, reason="budget", size=spent, limit=limit
             )
     if spread:
-        if parent.elsewhere >= MOST_SPREAD:
+        if parent.remote >= MOST_SPREAD:
             raise SubagentQuotaExceededError(
-                f"{parent.elsewhere} of your tasks are runs of their own that are not over, and no "
+                f"{parent.remote} of your tasks are runs of their own that are not over, and no "
                 "more may be: await some before you dispatch others",
-                size=parent.elsewhere,
+                size=parent.remote,
                 limit=MOST_SPREAD,
             )
         return

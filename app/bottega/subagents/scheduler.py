@@ -244,22 +244,22 @@ class SubagentScheduler:
         return min(self.size, self._registry.limits.max_concurrent_global)
 
     @property
-    def busy(self) -> int:
+    def in_use(self) -> int:
         return self._queue.holding()
 
-    def busy_for(self, tenant: UUID | None) -> int:
+    def in_use_by(self, tenant: UUID | None) -> int:
         return self._queue.holding(tenant)
 
     @property
     def parked(self) -> int:
         """Number of running tasks without a slot: they wait for other tasks or for a slot."""
-        return self._registry.counts.active - self.busy
+        return self._registry.counts.active - self.in_use
 
     def room(self, parent: Parent) -> tuple[int, int]:
         """Count the tasks of a parent that may get a slot at once, and those that wait for one."""
         waiting = self._queue.waiting(parent)
         others = len(self._queue) - waiting
-        free = self.capacity - self.busy - others
+        free = self.capacity - self.in_use - others
         own = parent.limits.max_concurrent - self._queue.holding_of(parent)
         of_tenant = self._registry.limits.tenant_max_concurrent
         if parent.tenant_id is not None and of_tenant is not None:
@@ -362,7 +362,7 @@ class SubagentScheduler:
         self._measure()
 
     def _give_out(self) -> None:
-        while self.places.take_for_next(self._queue, self.capacity - self.busy):
+        while self.places.take_for_next(self._queue, self.capacity - self.in_use):
             entry = self._queue.take(self.now())
             assert entry is not None
             handle: SubagentHandle = entry.item
@@ -549,10 +549,10 @@ class SubagentScheduler:
             return False
         loop = asyncio.get_running_loop()
         if loop.time() - self._resized_at >= options.resize_cooldown:
-            size = resized(self.size, self.busy, options)
+            size = resized(self.size, self.in_use, options)
             if size != self.size:
                 self.size, self._resized_at = size, loop.time()
-        if self._resizing is None and (self.busy or self.size > options.min_workers):
+        if self._resizing is None and (self.in_use or self.size > options.min_workers):
             self._resizing = loop.call_later(options.resize_cooldown, self._resize_later)
         return self.size != before
 
@@ -565,4 +565,4 @@ class SubagentScheduler:
         gauge("subagent.queue.depth", len(self._queue))
         gauge("subagent.active.count", self._registry.counts.active)
         gauge("subagent.pool.size", self.size)
-        gauge("subagent.pool.utilization", self.busy / max(1, self.capacity))
+        gauge("subagent.pool.utilization", self.in_use / max(1, self.capacity))

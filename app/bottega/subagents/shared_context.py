@@ -52,7 +52,7 @@ def check_path(path: str) -> str:
     return normal
 
 
-def plain(text: str) -> str:
+def plain_form(text: str) -> str:
     """Return a text without what a path may not have: look-alikes, invisible characters.
 
     White space becomes a space each, a look-alike of a slash or a backslash a slash.

@@ -68,7 +68,7 @@ class LinkedEnd:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-class Elsewhere(Protocol):
+class RemoteRuns(Protocol):
     """The linked runs of one run's tasks."""
 
     async def do(
@@ -111,7 +111,7 @@ class SwarmOptions:
             run.
         broke: called with the first error of a task that must end the run.
         awaits: called when a query begins to await tasks.
-        elsewhere: does tasks as linked runs; ``None``: all tasks run here.
+        remote: does tasks as linked runs; ``None``: all tasks run here.
         own_task: the task for which this run is the linked run.
     """
 
@@ -129,7 +129,7 @@ class SwarmOptions:
     is_suspended: Callable[[], bool] = lambda: False
     broke: Callable[[Exception], object] = lambda error: None
     awaits: Callable[[], object] = lambda: None
-    elsewhere: Elsewhere | None = None
+    remote: RemoteRuns | None = None
     own_task: UUID | None = None
 
 

@@ -384,8 +384,8 @@ class SendTool(SubagentTool):
 
 async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:
     """Send a message on if a linked run does the task; return false if that is over."""
-    elsewhere = scope.swarm.options.elsewhere if handle.spread else None
-    return elsewhere is None or await elsewhere.tell(handle, message_id, text)
+    remote = scope.swarm.options.remote if handle.spread else None
+    return remote is None or await remote.tell(handle, message_id, text)
 
 
 def _refusal(handle: SubagentHandle) -> str | None:

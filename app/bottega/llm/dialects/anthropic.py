@@ -40,8 +40,8 @@ from bottega.llm.dialects.opaque import origin_of, state_for, state_of
 from bottega.llm.dialects.wire import (
     encode_head,
     encode_json,
-    given,
     name_of,
+    present,
     strict_id,
     tool_outputs,
 )
@@ -262,7 +262,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
 def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, Any]:
     """Return the fields for parameters."""
     effort = params.reasoning_effort
-    return given(
+    return present(
         max_tokens=most,
         temperature=params.temperature,
         top_p=params.top_p,

@@ -32,8 +32,8 @@ from bottega.llm.dialects.wire import (
     encode_head,
     encode_json,
     function_of,
-    given,
     name_of,
+    present,
     strict_id,
     tool_outputs,
 )
@@ -97,8 +97,8 @@ def write(
     if isinstance(choice, NamedTool):
         choice = {"type": "function", "function": {"name": name_of(choice.name)}}
     # The API refuses these two without tools.
-    of_tools = given(tool_choice=choice, parallel_tool_calls=params.parallel_tool_calls)
-    return given(
+    of_tools = present(tool_choice=choice, parallel_tool_calls=params.parallel_tool_calls)
+    return present(
         temperature=params.temperature,
         top_p=params.top_p,
         reasoning_effort=params.reasoning_effort,

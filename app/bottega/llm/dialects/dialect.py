@@ -116,7 +116,7 @@ class Form:
             return self.user_blocks % self._blocks(said)
         return self.user % (_JOINT.join(said) or GO_ON.encode())
 
-    def turns(self, results: list[bytes], said: Sequence[bytes]) -> list[bytes]:
+    def tool_turns(self, results: list[bytes], said: Sequence[bytes]) -> list[bytes]:
         """Return the turns between two of the model's."""
         if not results:
             return [self.turn(said)]
@@ -174,7 +174,7 @@ def arranged(
                 if results and not said and form.results is None:  # the usual case, at its price
                     items += results
                 else:
-                    items += form.turns(results, said)
+                    items += form.tool_turns(results, said)
                 items.append(data)
                 said, results = [], []
         else:
@@ -182,7 +182,7 @@ def arranged(
                 said[:0] = context
             if data:
                 said.append(data)
-    return form.opening(system) + b",".join(items + form.turns(results, said))
+    return form.opening(system) + b",".join(items + form.tool_turns(results, said))
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:

@@ -40,8 +40,8 @@ from bottega.llm.dialects.wire import (
     UNDERSTOOD,
     encode_head,
     encode_json,
-    given,
     name_of,
+    present,
     tool_outputs,
 )
 from bottega.llm.errors import ErrorMapper
@@ -208,7 +208,7 @@ def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, A
     thinking: dict[str, Any] | None = None
     if effort is not None:
         thinking = {"thinkingBudget": 0} if effort == "none" else {"thinkingLevel": effort.upper()}
-    config = given(
+    config = present(
         temperature=params.temperature,
         topP=params.top_p,
         maxOutputTokens=most,
@@ -216,7 +216,7 @@ def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, A
         stopSequences=params.stop,
         thinkingConfig=thinking,
     )
-    return given(
+    return present(
         generationConfig=config or None,
         serviceTier=params.service_tier,
         toolConfig=_tool_config(params) if has_tools else None,

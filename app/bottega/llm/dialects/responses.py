@@ -36,8 +36,8 @@ from bottega.llm.dialects.wire import (
     encode_head,
     encode_json,
     function_of,
-    given,
     name_of,
+    present,
     tool_outputs,
 )
 from bottega.llm.errors import ErrorMapper
@@ -281,9 +281,9 @@ def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, A
     choice: Any = params.tool_choice
     if isinstance(choice, NamedTool):
         choice = {"type": "function", "name": name_of(choice.name)}
-    of_tools = given(tool_choice=choice, parallel_tool_calls=params.parallel_tool_calls)
+    of_tools = present(tool_choice=choice, parallel_tool_calls=params.parallel_tool_calls)
     effort, verbosity = params.reasoning_effort, params.verbosity
-    return given(
+    return present(
         temperature=params.temperature,
         top_p=params.top_p,
         max_output_tokens=most,

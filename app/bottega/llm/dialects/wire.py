@@ -86,7 +86,7 @@ def _is_same_type(known: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     return bool(known.get("type", value.get("type")) == value.get("type", known.get("type")))
 
 
-def given(**fields: Any) -> dict[str, Any]:
+def present(**fields: Any) -> dict[str, Any]:
     """Return the fields that are not ``None``."""
     return {name: value for name, value in fields.items() if value is not None}
 
