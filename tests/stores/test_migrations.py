@@ -161,6 +161,28 @@ def test_pgvector_in_another_schema_is_refused_in_a_sentence(empty_url: str) -> 
         migrate.upgrade(empty_url)
 
 
+@pytest.mark.parametrize(
+    ("change", "subject", "advice"),
+    [
+        ({"number": 150018, "version": "15.18"}, "database", "16 or newer"),
+        ({"encoding": "SQL_ASCII"}, "encoding", "ENCODING 'UTF8'"),
+        ({"may_create": False}, "rights", "WITH GRANT OPTION"),
+        ({"vector": "0.7.4"}, "extension", "ALTER EXTENSION vector UPDATE"),
+        ({"vector_schema": "extensions"}, "extension", "SET SCHEMA public"),
+        ({"vector": "0.10.0"}, None, ""),
+        ({"vector": None, "vector_schema": None}, None, ""),
+    ],
+)
+async def test_an_unsuitable_server_is_told_with_what_to_do(
+    owner: asyncpg.Pool, change: dict[str, Any], subject: str | None, advice: str
+) -> None:
+    server = dict(await owner.fetchrow(migrate.SERVER))
+    assert migrate.server_problems(server) == {}
+    problems = migrate.server_problems(server | change)
+    assert list(problems) == ([] if subject is None else [subject])
+    assert all(advice in hint for _, hint in problems.values())
+
+
 # keys_required belongs to bottega_system, and its file has a trigger.
 OLDER = """
 CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
