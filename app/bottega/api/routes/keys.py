@@ -23,41 +23,21 @@ class NewKey(Body):
         json_schema_extra={"examples": [{"name": "the nightly reports", "scopes": ["run"]}]}
     )
 
-    name: Annotated[
-        str,
-        StringConstraints(min_length=1, max_length=100),
-        Field(description="Purpose of the key, to find it again when it must be revoked."),
-    ]
-    scopes: Annotated[
-        Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None,
-        Field(
-            description=(
-                "What it may do. `read`: reading and searching; `run`: starting runs, and all "
-                "changes that no other scope names; `define`: changing agents, graphs, providers "
-                "and schedules; `approve`: decisions that only people may take, and reading runs, "
-                "messages, sessions and interrupts; `admin`: everything. `run` and `define` "
-                "include `read`. Send either this or `role`."
-            ),
-        ),
-    ] = None
-    role: Annotated[
-        Role | None,
-        Field(
-            description="In place of `scopes`: `viewer` (read), `runner` (run), `approver` "
-            "(approve), `builder` (run, define) or `admin`."
-        ),
-    ] = None
-    expires_at: Annotated[
-        Annotated[PlaceInTime, Field(strict=False)] | None,
-        Field(description="End of its validity; null: valid until revoked."),
-    ] = None
-    require_user: Annotated[
-        bool,
-        Field(
-            description="Its requests that start work, and those for lists of what users have, "
-            "must name a `user` (else 422 `user_required`)."
-        ),
-    ] = False
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    """Purpose of the key, to find it again when it must be revoked."""
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None = None
+    """What it may do. `read`: reading and searching; `run`: starting runs, and all changes that
+    no other scope names; `define`: changing agents, graphs, providers and schedules; `approve`:
+    decisions that only people may take, and reading runs, messages, sessions and interrupts;
+    `admin`: everything. `run` and `define` include `read`. Send either this or `role`."""
+    role: Role | None = None
+    """In place of `scopes`: `viewer` (read), `runner` (run), `approver` (approve), `builder`
+    (run, define) or `admin`."""
+    expires_at: Annotated[PlaceInTime, Field(strict=False)] | None = None
+    """End of its validity; null: valid until revoked."""
+    require_user: bool = False
+    """Its requests that start work, and those for lists of what users have, must name a `user`
+    (else 422 `user_required`)."""
 
     @model_validator(mode="after")
     def _has_either(self) -> Self:

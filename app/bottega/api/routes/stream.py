@@ -135,7 +135,7 @@ LastEventId = Annotated[str | None, Header(max_length=30)]
 async def stream(
     service: ServiceDep,
     principal: PrincipalDep,
-    tenant: Tenant,
+    tenant: ReviewTenant,
     run_id: RunId,
     query: Annotated[StreamQuery, Query()],
     request: Request,
