@@ -131,6 +131,12 @@ episodes_stored = _counter("episodes_stored", "Runs that were stored as episodes
 episode_searches = _counter(
     "episode_searches", "Searches of episodes; mode: meaning, spelling, or words alone.", "mode"
 )
+recalls = _counter(
+    "recalls",
+    "Starts of agents that looked for memory of earlier runs; result: given, nothing, or nobody.",
+    "result",
+)
+verdicts = _counter("verdicts", "Verdicts on runs: check, judge, or feedback.", "by")
 cache_hits = _counter("cache_hits", "Reads that a cache of this process answered.", "cache")
 service_deaths = _counter(
     "service_deaths", "Background services that died of a bug and were started again.", "service"

@@ -61,6 +61,8 @@ PINNED = {
     "bottega_db_statement_duration_seconds": set(),
     "bottega_episodes_stored": set(),
     "bottega_episode_searches": {"mode"},
+    "bottega_recalls": {"result"},
+    "bottega_verdicts": {"by"},
     "bottega_cache_hits": {"cache"},
     "bottega_service_deaths": {"service"},
     "bottega_learning_jobs": {"outcome"},
@@ -137,6 +139,8 @@ async def test_metrics_move_with_runs(watched: Running, model: FakeModel) -> Non
     gate.set()
     await watched.client.get("/v1/episodes", params={"query": "requirements"})
     await watched.client.get("/nowhere/at/all")
+    judged = {"outcome": "FAILURE"}
+    (await watched.client.post(f"/v1/runs/{run_id}/feedback", json=judged)).raise_for_status()
     after = await scraped(watched.client)
 
     mode = "orchestrated"
@@ -155,6 +159,9 @@ async def test_metrics_move_with_runs(watched: Running, model: FakeModel) -> Non
     assert more(after, "bottega_tool_calls_total", type="subagent", outcome="ok") == 3
     assert more(after, "bottega_tool_calls_total", type="unknown", outcome="error") == 1
     assert more(after, "bottega_episodes_stored_total") == 4
+    results = ("given", "nothing", "nobody")
+    assert sum(more(after, "bottega_recalls_total", result=each) for each in results) == 4
+    assert more(after, "bottega_verdicts_total", by="feedback") == 1
     assert more(after, "bottega_cache_hits_total", cache="pins") >= 3
     assert more(after, "bottega_cache_hits_total", cache="definitions") >= 1
     assert more(after, "bottega_wakeup_latency_seconds_count") > 0

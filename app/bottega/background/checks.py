@@ -25,6 +25,7 @@ import asyncpg
 import structlog
 from pydantic_core import from_json, to_json
 
+from bottega import metrics
 from bottega.agents.provider import LLMProvider
 from bottega.agents.threads import run_in_thread
 from bottega.db.engine import acting_as
@@ -439,6 +440,8 @@ class SuccessChecks:
             stored = await connection.execute(_STORE, *key, stage, tries, *changes)
             if good is not None and stored == "UPDATE 1":  # not if another worker has decided
                 await connection.execute(_LABEL, *key)
+                is_judge = any(each.type == "judge" and each.passed == good for each in verdicts)
+                metrics.verdicts.labels("judge" if is_judge else "check").inc()
         if later is not None:
             self.stages[later].loop.wake()
 

@@ -13,6 +13,7 @@ from uuid import UUID
 import structlog
 from pydantic_core import from_json, to_json
 
+from bottega import metrics
 from bottega.agents.agent import BaseAgent
 from bottega.agents.parts import content_text
 from bottega.engine.claim import ClaimedRun
@@ -35,7 +36,7 @@ from bottega.engine.retrieval import (
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import ContextReceived, EventType, context_recalled, warning
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.scope import Scope, scope_of_run
+from bottega.memory.episodes.scope import NO_USER, Scope, memory_used, scope_of_run
 from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
@@ -131,6 +132,8 @@ async def use_memory(
     given: Sequence[Mapping[str, Any]] = replay.recalled
     if not given and not replay.asked and not continues(run):
         given = await lessons.found()
+        if sources is not None:
+            metrics.recalls.labels(lessons.result_of(given)).inc()
         for data in given:
             recorder.journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
     lessons.take(given)
@@ -215,6 +218,12 @@ class MemoryRetriever:
             for item in given
             if item.source.startswith(SOURCE)
         )
+
+    def result_of(self, given: Sequence[Mapping[str, Any]]) -> str:
+        """Name the result of :meth:`found`; a run of nobody reads no other run's episodes."""
+        if _used(self._about, self._scope) == NO_USER:
+            return "nobody"
+        return "given" if any(data.get("content") for data in given) else "nothing"
 
     async def found(self) -> list[dict[str, Any]]:
         """Retrieve memory that may help this run, as event data: patterns, then episodes."""
@@ -340,6 +349,10 @@ class MemoryRetriever:
         cures = {each.id: cure_in(each.summary.steps, tool) for each in best}
         cured = [each for each in best if cures[each.id]]
         return [episode_event(each, cure=cures[each.id]) for each in (cured or best)[:_ALIKE]]
+
+
+def _used(about: RunFacts, scope: Scope) -> str:
+    return memory_used("", scope, user=about.user, session_id=about.session_id)
 
 
 def _scope(about: RunFacts, *, shared: bool) -> Scope:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from bottega import metrics
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.routes.episodes import imported, to_response, within
@@ -654,6 +655,7 @@ async def give_feedback(
         )
     said = body.model_dump(exclude={"user"})
     given = await read.give_feedback(tx, tenant, run_id, actor, **said)
+    metrics.verdicts.labels("feedback").inc()
     details = {"outcome": body.outcome, "score": body.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
     return given

@@ -448,7 +448,7 @@ class Episode(Answer):
 
 
 class HitRelevance(Answer):
-    """What an episode has in common with the query, whatever the other hits have."""
+    """Common points of an episode and the query, whatever the other hits have."""
 
     cosine: float | None
     """Null: no vectors were compared."""
