@@ -34,6 +34,8 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 _SECRETS = (
     (re.compile(r"btg_[a-z0-9]{8}_\w{43}"), "btg_4fqx0a1b_<43 characters>"),
     (re.compile(r"btg_[a-z0-9]{8}\b(?!_)"), "btg_4fqx0a1b"),
+    (re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+"), "eyJhbGciOiJIUzI1NiJ9.<claims>.<signature>"),
+    (re.compile(r"^[\w-]{16}\.[\w-]{16}$"), "q5Yx0V3H1b8nT2uK.5dJ0mJv8cV8gk1Qe"),
     (re.compile(r"whsec_[A-Za-z0-9+/=]{44}"), "whsec_<44 characters>"),
     (re.compile(r"127\.0\.0\.1:\d+"), "tools.example.com"),
 )
@@ -363,6 +365,9 @@ async def _operations(ask: Recorder) -> None:
         await ask("get_key", {"key_id": key["id"]})
         await ask("revoke_key", {"key_id": key["id"]})
     await ask("list_keys")
+    await ask("get_me")
+    for token in await ask.send_examples("create_token"):
+        await ask("revoke_token", {"jti": token["jti"]})
 
 
 def normalised(answers: Mapping[str, Any]) -> Any:

@@ -57,18 +57,6 @@ class NewToken(Body):
 class MadeToken(Answer):
     """A new token, which is stored nowhere."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "token": "eyJhbGciOiJIUzI1NiIsImtpZCI6Ii4uLiJ9.<claims>.<signature>",
-                    "jti": "q5Yx0V3H1b8nT2uK.5dJ0mJv8cV8gk1Qe",
-                    "expires_at": "2026-11-02T09:30:00Z",
-                }
-            ]
-        }
-    )
-
     token: str
     """Send it as `Authorization: Bearer <token>`, never in a URL."""
     jti: str
@@ -79,20 +67,6 @@ class MadeToken(Answer):
 
 class Me(Answer):
     """Caller, and what that caller may do."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "tenant": "acme",
-                    "name": "the website",
-                    "user": None,
-                    "scopes": ["run"],
-                    "limits": {},
-                }
-            ]
-        }
-    )
 
     tenant: str
     """Name of the tenant."""
