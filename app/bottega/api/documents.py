@@ -199,7 +199,9 @@ _ONCE = "idempotency_key_reused in_flight"
 _STORES = "storage_quota too_many"
 _PATTERNS = "pattern_checks pattern_too_large patterns_too_slow"
 _RUNS = (
-    "bad_data conversation_busy cost_per_day duplicate_tool egress_forbidden file_quota "
+    "bad_data conversation_busy cost_per_day duplicate_tool egress_forbidden egress_refused "
+    "file_quota mcp_server_not_refreshed object_store stateful_subagent too_many_tools "
+    "too_many_uploads "
     "file_too_large files_too_large message_too_large missing_description no_webhook_secret "
     "queued_runs reserved_field session_user storage_quota tokens_per_day too_deep "
     "too_many_messages unknown_agent unknown_file unknown_graph unknown_mcp_server unknown_model "
@@ -216,12 +218,12 @@ _OPERATION_CODES: Mapping[str, str] = {
     "apply": f"{_AGENTS} {_RUNS} exists unknown_command unknown_reference",
     "cancel_run": _OWNED,
     "cancel_run_task": _OWNED,
-    "change_pattern": "invalid_condition",
+    "change_pattern": "invalid_condition stale_version",
     "change_schedule": _OWNED,
     "change_session": f"{_OWNED} storage_quota",
     "create_agent": f"{_AGENTS} {_ONCE} exists",
-    "create_file": "bad_multipart file_quota file_too_large storage_quota too_many_uploads "
-    "upload_stopped user_erasing user_required session_user",
+    "create_file": "bad_multipart file_quota file_too_large object_store storage_quota "
+    "too_many_uploads upload_stopped user_erasing user_required session_user",
     "create_graph": f"{_STORES} {_ONCE} cycle exists",
     "create_key": "too_many_keys",
     "create_mcp_server": f"{_SECRETS} {_STORES} {_ONCE} egress_forbidden exists unknown_command",
@@ -243,7 +245,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "user_erasing",
     "get_episode": "user_required",
     "get_file": _OWNED,
-    "get_file_content": _OWNED,
+    "get_file_content": f"{_OWNED} object_store",
     "get_graph_drawing": "drawing_too_slow drawings",
     "get_run_graph": "no_graph",
     "get_run_context": "no_graph",
@@ -271,7 +273,8 @@ _OPERATION_CODES: Mapping[str, str] = {
     "resolve_interrupt": f"{_OWNED} cancelled expired resolved",
     "retry_run": f"{_RUNS} {_ONCE} linked_run not_final",
     "rotate_webhook_secret": "too_many",
-    "send_run_message": f"{_OWNED} bad_data file_quota file_too_large message_too_large "
+    "send_run_message": f"{_OWNED} bad_data egress_refused file_quota file_too_large "
+    "message_too_large object_store too_many_uploads "
     "final no_root storage_quota too_many_messages unknown_file unsupported_part",
     "stream_run_events": "bad_ticket too_many_streams",
 }
