@@ -34,6 +34,7 @@ from bottega.services import Services
 from bottega.settings import Settings, keyring
 from bottega.tenants import erase
 from bottega.tenants.keys import KeyCache
+from bottega.tenants.oidc import SignIn
 from bottega.tenants.retention import StorageSums
 from bottega.tenants.tokens import TokenSigner
 from bottega.tracing.export import exporting
@@ -91,6 +92,7 @@ class Service:
     services: Services
     working: bool = False
     pins: PinCache = field(default_factory=PinCache)
+    sign_in: SignIn | None = None
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -145,6 +147,7 @@ async def open_service(
                 services,
                 working=worker,
                 pins=_pins(settings),
+                sign_in=_sign_in(settings, database),
             )
             if api:
                 await key_cache.is_open()
@@ -337,8 +340,16 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
 
 
 def _keys(settings: Settings, database: Database, listener: NotifyListener) -> KeyCache:
+    local = settings.on_loopback and settings.oidc_issuer is None
     tokens = TokenSigner(keyring(settings))
-    return KeyCache(database.pool, listener, local=settings.on_loopback, tokens=tokens)
+    return KeyCache(database.pool, listener, local=local, tokens=tokens)
+
+
+def _sign_in(settings: Settings, database: Database) -> SignIn | None:
+    issuer, audience = settings.oidc_issuer, settings.oidc_audience
+    if issuer is None or audience is None:
+        return None
+    return SignIn(issuer, audience, settings.oidc_claims, database.pool)
 
 
 def _pins(settings: Settings) -> PinCache:

@@ -332,7 +332,7 @@ async def serve(
     Raises:
         InvalidInputError: ``no_keys``: other machines could use the server without a key.
     """
-    if not settings.on_loopback:
+    if not settings.on_loopback and settings.oidc_issuer is None:
         await require_keys(settings, url)
     with listener:
         async with open_service(settings, url, api=True, worker=worker) as service:

@@ -32,6 +32,8 @@ LONGEST_LIST = 2
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 _SECRETS = (
+    (re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+"), "eyJ….eyJ….…"),
+    (re.compile(r"\b[\w-]{16}\.[\w-]{16}\b"), "q5Yx0V3H1b8nT2uK.5dJ0mJv8cV8gk1Qe"),
     (re.compile(r"btg_[a-z0-9]{8}_\w{43}"), "btg_4fqx0a1b_<43 characters>"),
     (re.compile(r"btg_[a-z0-9]{8}\b(?!_)"), "btg_4fqx0a1b"),
     (re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+"), "eyJhbGciOiJIUzI1NiJ9.<claims>.<signature>"),
@@ -364,6 +366,9 @@ async def _operations(ask: Recorder) -> None:
     for key in await ask.send_examples("create_key"):
         await ask("get_key", {"key_id": key["id"]})
         await ask("revoke_key", {"key_id": key["id"]})
+    await ask("get_me")
+    for token in await ask.send_examples("create_token"):
+        await ask("revoke_token", {"jti": token["jti"]})
     await ask("list_keys")
     await ask("get_me")
     for token in await ask.send_examples("create_token"):

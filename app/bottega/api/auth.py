@@ -29,8 +29,9 @@ from bottega.errors import (
 )
 from bottega.tenants import keys
 from bottega.tenants.keys import Identity, KeyCache
+from bottega.tenants.oidc import Person, SignIn
 from bottega.tenants.ratelimit import Decision
-from bottega.tenants.tokens import Action, Token, is_token
+from bottega.tenants.tokens import Action, Token, is_ours, is_token
 
 _PUBLIC = frozenset(
     (
@@ -73,6 +74,7 @@ class Principal:
         key_id: ``None`` while there are no keys.
         require_user: its requests name the end user that they act for.
         token: of an end user, or a ticket; ``None``: it sent a key.
+        person: who signed in; ``None``: nobody did.
     """
 
     tenant_id: UUID
@@ -81,6 +83,12 @@ class Principal:
     key_id: UUID | None
     require_user: bool = False
     token: Token | None = None
+    person: Person | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """True while there are no keys: the caller is this machine."""
+        return self.key_id is None and self.person is None
 
     @property
     def user(self) -> str | None:
@@ -92,6 +100,8 @@ class Principal:
         """Identity of its key or token, with which its streams end."""
         if self.token is not None:
             return self.token.identity
+        if self.person is not None:
+            return self.person.identity
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
     def may(self, *one_of: keys.Scope) -> bool:
@@ -309,7 +319,7 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
             return await _by_ticket(key_cache, ticket, scope)
         keys_sent = sent(scope, b"authorization")
         if (text := _key(keys_sent)) is not None and is_token(text):
-            return await _by_token(key_cache, text)
+            return await _by_token(scope, key_cache, text)
         # A first key counts at once, even before this process learns that keys are needed.
         if await key_cache.is_open() and await _find(key_cache, keys_sent) is None:
             return LOCAL
@@ -360,7 +370,12 @@ def _ticket(scope: Scope) -> str | None:
     return next((name.removeprefix(TICKET) for name in offered), None)
 
 
-async def _by_token(key_cache: KeyCache, text: str) -> Principal:
+async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
+    sign_in: SignIn | None = scope["app"].state.service.sign_in
+    if sign_in is not None and not is_ours(text):
+        person = await sign_in.person(text)
+        actor = f"user:{person.user}"
+        return Principal(person.tenant_id, person.scopes, actor, None, person=person)
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")

@@ -34,6 +34,7 @@ from bottega.memory.episodes.scoring import ScoringOptions
 from bottega.redaction import Redactor
 from bottega.settings.providers import OperatorProvider, is_credential
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+from bottega.tenants.claims import ClaimMapping
 from bottega.tools.secrets import TenantSecrets, of_tenant
 
 if TYPE_CHECKING:
@@ -211,6 +212,24 @@ class Settings(BaseSettings):
             )
         ),
     ] = None
+    oidc_issuer: Annotated[
+        str | None,
+        Field(
+            description="Address of an OpenID Connect issuer whose tokens the API accepts beside "
+            "keys (https; http on this machine only). Needs BOTTEGA_OIDC_AUDIENCE."
+        ),
+    ] = None
+    oidc_audience: Annotated[
+        str | None, Field(description="Audience that the issuer's tokens must name.")
+    ] = None
+    oidc_claims: Annotated[
+        ClaimMapping,
+        Field(
+            description="Where a token names tenant, user, name and roles, as JSON: "
+            '{"tenant": SOURCE, "user": SOURCE, "name": SOURCE, "roles": SOURCE}, each '
+            '{"claim": NAME, "values": {…}} or {"value": TEXT}.'
+        ),
+    ] = ClaimMapping()
     concurrent_runs: Annotated[
         int,
         Field(ge=1, le=1_000_000, description="Concurrent runs of a tenant; others wait."),
@@ -627,6 +646,24 @@ class Settings(BaseSettings):
                     "echo whsec_$(openssl rand -base64 32)"
                 )
         return secret
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _an_issuer(cls, issuer: str | None) -> str | None:
+        if issuer is not None:
+            address = httpx2.URL(issuer)
+            local = address.host in ("127.0.0.1", "localhost", "::1")
+            if address.scheme != "https" and not (local and address.scheme == "http"):
+                raise ValueError(
+                    "BOTTEGA_OIDC_ISSUER must be an https address: its keys decide who gets in"
+                )
+        return issuer
+
+    @model_validator(mode="after")
+    def _a_whole_sign_in(self) -> "Settings":
+        if (self.oidc_issuer is None) != (self.oidc_audience is None):
+            raise ValueError("set BOTTEGA_OIDC_ISSUER and BOTTEGA_OIDC_AUDIENCE, or neither")
+        return self
 
     @field_validator("secrets_key")
     @classmethod

@@ -60,7 +60,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """Identity of a token, with which its streams end."""
+    """Identity of a token, with which its streams end; ``jti`` is empty for a person's."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -82,8 +82,8 @@ class Token:
         scopes: of a ticket, those of the key.
         require_user: its key's requests name a user.
         opens, run_id: of a ticket: the kind of stream, and the only run; ``None``: any.
-        parent, parent_expires_at: id and end of the token that asked for this ticket; ``None``: a
-            key did.
+        parent, parent_expires_at: id and end of the token that asked for this ticket, the id empty
+            for a person's; ``None``: a key did.
     """
 
     tenant_id: UUID
@@ -206,6 +206,13 @@ class Token:
 def is_token(text: str) -> bool:
     """Return true if a bearer's text has the form of a token, which no key has."""
     return text.startswith("eyJ") and text.count(".") == 2
+
+
+def is_ours(text: str) -> bool:
+    """Return true if a token is signed in the way of this server, by its head."""
+    with suppress(jwt.PyJWTError):
+        return bool(jwt.get_unverified_header(text).get("alg") == _ALGORITHM)
+    return True
 
 
 class TokenSigner:

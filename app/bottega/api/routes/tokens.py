@@ -19,6 +19,7 @@ from bottega.api.shared.deps import (
     Transaction,
 )
 from bottega.db.tables import tenants
+from bottega.errors import ForbiddenError
 from bottega.tenants import audit, keys
 from bottega.tenants.tokens import ACTIONS, LONGEST_S, Action, Token
 
@@ -105,6 +106,8 @@ async def create(
     body: NewToken,
     response: Response,
 ) -> Any:
+    if principal.person is not None:
+        raise ForbiddenError("a key makes tokens, not a person", code="insufficient_scope")
     signer, key = service.keys.tokens, None
     await service.keys.know_tokens()
     if principal.key_id is not None:
@@ -173,6 +176,8 @@ async def me(tx: Transaction, principal: PrincipalDep, tenant: AnyTenant) -> Any
     if (token := principal.token) is not None and token.user is not None:
         limits = {"agents": token.agents, "graphs": token.graphs, "sessions": token.sessions}
         name, scopes = token.user, token.actions
+    elif principal.person is not None:
+        name = principal.person.name
     elif principal.key_id is not None:
         name = (await keys.get(tx, tenant, principal.key_id))["name"]
     else:
@@ -180,7 +185,7 @@ async def me(tx: Transaction, principal: PrincipalDep, tenant: AnyTenant) -> Any
     return {
         "tenant": await tx.scalar(select(tenants.c.name).where(tenants.c.id == tenant)),
         "name": name,
-        "user": principal.user,
+        "user": principal.user if principal.person is None else principal.person.user,
         "scopes": [*scopes],
         "limits": {key: value for key, value in limits.items() if value is not None},
     }

@@ -426,18 +426,18 @@ async def create(
         if principal.key_id is not None:
             key = await keys.get(tx, tenant, principal.key_id)
     await service.keys.know_tokens()
-    signer, parent = service.keys.tokens, principal.token
+    signer, parent, person = service.keys.tokens, principal.token, principal.person
     ends = signer.until(TICKET_S[body.opens], None if key is None else key["expires_at"])
     text, token = signer.sign(
         replace(
             parent or Token(tenant, principal.key_id, None if key is None else key["prefix"], ends),
-            expires_at=ends if parent is None else min(ends, parent.expires_at),
+            expires_at=min([ends, *(each.expires_at for each in (parent, person) if each)]),
             scopes=tuple(principal.scopes),
             require_user=principal.require_user,
             opens=body.opens,
             run_id=body.run_id,
-            parent=None if parent is None else parent.jti,
-            parent_expires_at=None if parent is None else parent.expires_at,
+            parent="" if person else parent.jti if parent else None,
+            parent_expires_at=next((each.expires_at for each in (parent, person) if each), None),
         )
     )
     return Ticket(ticket=text, expires_at=datetime.fromtimestamp(token.expires_at, UTC))

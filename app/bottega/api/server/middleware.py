@@ -332,7 +332,7 @@ class LimitRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal = scope.get("state", {}).get("principal")
-        if principal is None or principal.key_id is None:
+        if principal is None or principal.is_local:
             await self._with_body(_Bill(lambda further: None), scope, receive, send)
             return
         tenant = principal.tenant_id

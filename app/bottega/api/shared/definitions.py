@@ -422,7 +422,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
     stored = await rows.hosts_of(caller.tx, caller.tenant, [each.name for each in found])
     tenant = await _tenant_name(caller)
     allowed = AllowList.parse(settings.egress_allow)
-    is_open = caller.principal.key_id is None
+    is_open = caller.principal.is_local
     for each in found:
         try:
             if (hosts := stored.get(each.name)) is not None:

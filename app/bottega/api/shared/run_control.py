@@ -51,7 +51,9 @@ async def decide(
     if interrupt["kind"] == "approval":
         principal.need("approve")
     by: dict[str, Any] = {"key_id": None, "name": principal.actor}
-    if principal.user is not None:
+    if principal.person is not None:
+        by = {"key_id": None, "name": principal.person.user}
+    elif principal.user is not None:
         by = {"key_id": principal.key_id, "name": principal.user}
     elif principal.key_id is not None:
         key = await keys.get(tx, principal.tenant_id, principal.key_id)

@@ -57,6 +57,13 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         FOR NO KEY UPDATE OF k SKIP LOCKED)
 $$;
 
+-- Called by API processes for a token of somebody who signed in. Return the id of a tenant.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION find_tenant(p_name text) RETURNS uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT id FROM tenants WHERE name = p_name
+$$;
+
 -- Called by API processes every few seconds. Return the keys that sign tokens (p_new is added if
 -- the newest is a month old), what was revoked since p_since, and the time of this answer.
 -- owner: bottega_system, execute: bottega_app

@@ -1,0 +1,215 @@
+"""Sign-in of people by OpenID Connect: tokens of the operator's identity provider.
+
+A token is a JSON Web Token that the issuer signed with an asymmetric key. Its claims name tenant,
+user and roles by a small mapping (``BOTTEGA_OIDC_CLAIMS``), which is data and never code. The
+issuer's keys come from its discovery document (OpenID Connect Discovery 1.0). They are read again
+when a token names an unknown one, but seldom: a storm of such tokens costs the issuer little.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx2
+import jwt
+from cachetools import TTLCache
+from pydantic_core import from_json
+
+from bottega.clock import monotonic
+from bottega.errors import UnauthenticatedError, UnavailableError
+from bottega.tenants.claims import ClaimMapping
+from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
+from bottega.tenants.tokens import TokenIdentity
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
+"""Asymmetric ones: with another, the issuer's public key could sign."""
+SKEW_S = 60.0
+"""Difference of clocks that is allowed for ``exp`` and ``nbf``."""
+_LOOK_AGAIN_S = 10.0
+"""Least pause between two looks at the issuer's keys."""
+_PATIENCE_S = 5.0
+_MOST_BYTES = 256 * 1024
+_MOST_KEYS = 50
+_TENANTS = 10_000
+_TENANT_S = 60.0
+_FIND_TENANT = "SELECT find_tenant($1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody who signed in.
+
+    Attributes:
+        user: the mapped user, as the audit log names the person.
+        name: to show; the user, if the token has none.
+        scopes: of all roles together; ``()``: no role, so nothing but ``GET /v1/me``.
+        expires_at: end of the token, in seconds of Unix time.
+    """
+
+    tenant_id: UUID
+    user: str
+    name: str
+    scopes: Sequence[Scope]
+    expires_at: float
+
+    @property
+    def identity(self) -> TokenIdentity:
+        """Identity with which streams end; no revocation names it."""
+        return TokenIdentity(self.tenant_id, None, "", self.expires_at + SKEW_S)
+
+
+class SignIn:
+    """Verifies tokens of one issuer.
+
+    Args:
+        issuer: its address, as its tokens name it.
+        audience: what its tokens must be for.
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        audience: str,
+        mapping: ClaimMapping,
+        pool: asyncpg.Pool,
+        ticks: Callable[[], float] = monotonic,
+    ) -> None:
+        self._issuer = issuer
+        self._audience = audience
+        self._mapping = mapping
+        self._pool = pool
+        self._ticks = ticks
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._looked_at = -math.inf
+        self._looking = asyncio.Lock()
+        self._tenants: TTLCache[str, UUID | None] = TTLCache(_TENANTS, _TENANT_S, timer=ticks)
+
+    async def person(self, text: str) -> Person:
+        """Return whom a token names.
+
+        Raises:
+            UnauthenticatedError: ``bad_token``: the issuer did not sign it, it is for others, it
+                names no user or no tenant that there is; ``token_expired``.
+            UnavailableError, OSError, ...: the database is not available.
+        """
+        try:
+            head = jwt.get_unverified_header(text)
+            key = await self._key(head)
+            claims = jwt.decode(
+                text,
+                key,
+                algorithms=[head["alg"]],
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=SKEW_S,
+                options={"require": ["exp", "aud", "iss"]},
+            )
+        except jwt.ExpiredSignatureError:
+            raise UnauthenticatedError("this token expired: sign in again", code="token_expired")  # noqa: B904
+        except (jwt.PyJWTError, LookupError, TypeError, ValueError) as error:
+            raise _bad(f"this token is not valid here ({error})") from None
+        return await self._named(claims)
+
+    async def _named(self, claims: Mapping[str, Any]) -> Person:
+        user, tenant = self._mapping.user.read(claims), self._mapping.tenant.read(claims)
+        if not user or len(user[0]) > 128:
+            raise _bad("this token names no user: see BOTTEGA_OIDC_CLAIMS")
+        tenant_id = await self._tenant(tenant[0]) if tenant else None
+        if tenant_id is None:
+            raise _bad("this token names no tenant that there is: see BOTTEGA_OIDC_CLAIMS")
+        roles = [_role(each) for each in self._mapping.roles.read(claims)]
+        held = {scope for role in roles if role is not None for scope in ROLES[role]}
+        return Person(
+            tenant_id,
+            user[0],
+            next(iter(self._mapping.name.read(claims)), user[0]),
+            tuple(scope for scope in SCOPES if scope in held),
+            float(claims["exp"]),
+        )
+
+    async def _tenant(self, name: str) -> UUID | None:
+        if name not in self._tenants:
+            self._tenants[name] = await self._pool.fetchval(_FIND_TENANT, name)
+        return self._tenants[name]
+
+    async def _key(self, head: Mapping[str, Any]) -> jwt.PyJWK:
+        """Return the issuer's key that a head names. What else it says of keys is ignored."""
+        if head.get("alg") not in ALGORITHMS:
+            raise ValueError("its algorithm is not accepted")
+        if "crit" in head:
+            raise ValueError("it has a critical extension")
+        name = head.get("kid")
+        if name not in self._keys:
+            await self._look()
+        if name is None and len(self._keys) == 1:
+            (key,) = self._keys.values()
+        else:
+            key = self._keys[name or ""]
+        if key.algorithm_name != head["alg"]:
+            raise ValueError("its key is for another algorithm")
+        return key
+
+    async def _look(self) -> None:
+        """Read the issuer's keys, unless that was done a moment ago; keep the old ones without."""
+        async with self._looking:
+            if self._ticks() - self._looked_at < _LOOK_AGAIN_S:
+                return
+            self._looked_at = self._ticks()
+            try:
+                self._keys = await read_keys(self._issuer) or self._keys
+            except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+                if not self._keys:
+                    raise UnavailableError(
+                        f"the issuer's keys cannot be read: {error}", code="issuer_unavailable"
+                    ) from None
+
+
+async def read_keys(issuer: str) -> dict[str, jwt.PyJWK]:
+    """Read an issuer's public keys for signatures, by their ids.
+
+    Raises:
+        httpx2.HTTPError, ValueError, LookupError, TypeError: it does not answer as it must.
+    """
+    async with httpx2.AsyncClient(timeout=_PATIENCE_S) as client:
+        found = await _json(client, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+        if found["issuer"] != issuer:
+            raise ValueError(f"it calls itself {found['issuer']!r}")
+        listed = (await _json(client, found["jwks_uri"]))["keys"]
+    keys = {}
+    for each in listed[:_MOST_KEYS]:
+        if each.get("use", "sig") != "sig" or each.get("kty") not in ("RSA", "EC"):
+            continue
+        try:
+            key = jwt.PyJWK(each)
+        except jwt.PyJWTError:
+            continue  # of a kind that we do not know
+        if key.algorithm_name in ALGORITHMS:
+            keys[each.get("kid", "")] = key
+    return keys
+
+
+async def _json(client: httpx2.AsyncClient, url: str) -> Any:
+    """Read a document of the issuer: https, or http on this machine."""
+    address = httpx2.URL(url)
+    if address.scheme != "https" and address.host not in ("127.0.0.1", "localhost", "::1"):
+        raise ValueError(f"{url} is not https")
+    data = b""
+    async with client.stream("GET", url) as answer:
+        answer.raise_for_status()
+        async for part in answer.aiter_bytes():
+            data += part
+            if len(data) > _MOST_BYTES:
+                raise ValueError(f"{url} is longer than {_MOST_BYTES} bytes")
+    return from_json(data)
+
+
+def _role(name: str) -> Role | None:
+    return next((role for role in ROLES if role == name), None)
+
+
+def _bad(detail: str) -> UnauthenticatedError:
+    return UnauthenticatedError(detail, code="bad_token")
