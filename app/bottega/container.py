@@ -118,7 +118,6 @@ async def open_service(
     ) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
-        wakeups = WakeupFeed(listener)
         services = Services()
         key_cache = _keys(settings, database, listener)
         async with (
@@ -135,7 +134,7 @@ async def open_service(
                 settings,
                 database,
                 listener,
-                wakeups,
+                wakeups := WakeupFeed(listener),
                 RunStreams(database.pool, wakeups),
                 key_cache,
                 memory_services.memory,

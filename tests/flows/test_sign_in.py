@@ -96,7 +96,7 @@ async def issuer() -> AsyncIterator[Issuer]:
 async def signing_in(
     settings: Settings, url: str, issuer: Issuer, **claims: Any
 ) -> AsyncIterator[Running]:
-    """A server whose people sign in at the issuer, with a tenant acme."""
+    """Serve people who sign in at the issuer, with a tenant acme."""
     await holder(url, "acme")
     more = {
         "oidc_issuer": issuer.url,

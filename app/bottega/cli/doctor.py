@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID, uuid4
 
@@ -16,6 +15,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import to_json
 
 from bottega.cli.terminal import database, one_line, run, safe, start
+from bottega.clock import utcnow
 from bottega.errors import BottegaError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _OF_DATABASE = (
 _ROLES = """
 SELECT r.name, p.oid IS NOT NULL AS is_there,
        p.oid IS NOT NULL AND pg_has_role(p.oid, 'SET') AS is_ours
-FROM unnest(ARRAY['bottega_app', 'bottega_maintenance', 'bottega_system']) AS r(name)
+FROM unnest(ARRAY['bottega_app', 'bottega_user', 'bottega_maintenance', 'bottega_system']) AS r(name)
 LEFT JOIN pg_roles p ON p.rolname = r.name
 """
 _SESSION = """
@@ -230,7 +230,7 @@ async def _roles(session: "asyncpg.Connection", login: str) -> Check:
     if missing := [role["name"] for role in roles if not role["is_there"]]:
         return Check("roles", False, f"{', '.join(missing)} missing", "run `bottega migrate`")
     ours = [role["name"] for role in roles if role["is_ours"]]
-    if lacking := {"bottega_app", "bottega_maintenance"} - {*ours}:
+    if lacking := {"bottega_app", "bottega_user", "bottega_maintenance"} - {*ours}:
         names = ", ".join(sorted(lacking))
         hint = f'run GRANT {names} TO "{login}" WITH INHERIT FALSE, SET TRUE'
         return Check("roles", False, f"{login} may not act as {names}", hint)
@@ -238,7 +238,7 @@ async def _roles(session: "asyncpg.Connection", login: str) -> Check:
 
 
 async def _of_session(settings: "Settings", session: "asyncpg.Connection") -> AsyncIterator[Check]:
-    asked = datetime.now(UTC)
+    asked = utcnow()
     row = await session.fetchrow(_SESSION)
     yield Check("search_path", row["search_path"] == "public", row["search_path"])
     yield Check("isolation", row["isolation"] == "read committed", row["isolation"])

@@ -224,7 +224,7 @@ SELECT attname FROM pg_attribute
 WHERE attrelid = to_regclass('public.episode_vectors') AND attname = 'task' AND NOT attisdropped
 """
 _EMBED_AGAIN = "UPDATE tenant_memory SET embedder = 'lost' WHERE embedder IS NOT NULL;"
-"""A change of the embedder makes all vectors anew."""
+"""A change of the embedder makes all vectors again."""
 _STORED = "SELECT name, hash FROM sql_files"
 _STORE = "INSERT INTO sql_files SELECT * FROM unnest($1::text[], $2::text[])"
 
