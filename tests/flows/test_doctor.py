@@ -34,7 +34,8 @@ async def execute(url: str, *statements: str) -> None:
 
 def examined(folder: Path, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit status of ``bottega doctor --json``, and its checks by name."""
-    environment = {**os.environ, "BOTTEGA_DATA_DIR": str(folder), **environment}
+    own = {"COLUMNS": "300", "BOTTEGA_DATA_DIR": str(folder)}
+    environment = {**os.environ, **own, **environment}
     ended = forks.run(["doctor", "--json"], environment)
     assert "Traceback" not in ended.stderr
     checks = json.loads(ended.stdout)["checks"]
@@ -55,7 +56,12 @@ def test_a_sound_installation_passes(database_url: str, tmp_path: Path) -> None:
     assert status == 0
     lines = forks.run(
         ["doctor"],
-        {**os.environ, "DATABASE_URL": database_url, "BOTTEGA_DATA_DIR": str(tmp_path)},
+        {
+            **os.environ,
+            "COLUMNS": "300",
+            "DATABASE_URL": database_url,
+            "BOTTEGA_DATA_DIR": str(tmp_path),
+        },
     ).stdout.splitlines()
     assert len(lines) == len(CHECKS)
     assert all(line.startswith("ok ") for line in lines)
@@ -123,8 +129,8 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
 
     assert "CREATE EXTENSION vector" in told()
     asyncio.run(execute(admin, "CREATE EXTENSION vector"))
-    assert "GRANT bottega_app, bottega_system, bottega_maintenance TO" in told()
-    roles = "bottega_app, bottega_system, bottega_maintenance"
+    assert "GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO" in told()
+    roles = "bottega_app, bottega_user, bottega_system, bottega_maintenance"
     # A schema of its own, before public in its search path, changes nothing.
     asyncio.run(
         execute(

@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import to_json
 
 from bottega.cli.terminal import database, one_line, run, safe, start
-from bottega.clock import utcnow
+from bottega.clock import Clock, utcnow
 from bottega.errors import BottegaError
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ _OF_DATABASE = (
 _ROLES = """
 SELECT r.name, p.oid IS NOT NULL AS is_there,
        p.oid IS NOT NULL AND pg_has_role(p.oid, 'SET') AS is_ours
-FROM unnest(ARRAY['bottega_app', 'bottega_user', 'bottega_maintenance', 'bottega_system']) AS r(name)
+FROM unnest(ARRAY[
+    'bottega_app', 'bottega_user', 'bottega_maintenance', 'bottega_system']) AS r(name)
 LEFT JOIN pg_roles p ON p.rolname = r.name
 """
 _SESSION = """
@@ -237,8 +238,10 @@ async def _roles(session: "asyncpg.Connection", login: str) -> Check:
     return Check("roles", True, f"{login} may act as {', '.join(ours)}")
 
 
-async def _of_session(settings: "Settings", session: "asyncpg.Connection") -> AsyncIterator[Check]:
-    asked = utcnow()
+async def _of_session(
+    settings: "Settings", session: "asyncpg.Connection", clock: Clock = utcnow
+) -> AsyncIterator[Check]:
+    asked = clock()
     row = await session.fetchrow(_SESSION)
     yield Check("search_path", row["search_path"] == "public", row["search_path"])
     yield Check("isolation", row["isolation"] == "read committed", row["isolation"])
