@@ -200,8 +200,8 @@ _STORES = "storage_quota too_many"
 _PATTERNS = "pattern_checks pattern_too_large patterns_too_slow"
 _RUNS = (
     "bad_data conversation_busy cost_per_day duplicate_tool egress_forbidden egress_refused "
-    "file_quota mcp_server_not_refreshed object_store stateful_subagent too_many_tools "
-    "too_many_uploads "
+    "file_quota mcp_server_not_refreshed object_store stateful_subagent stored_elsewhere "
+    "too_many_tools too_many_uploads "
     "file_too_large files_too_large message_too_large missing_description no_webhook_secret "
     "queued_runs reserved_field session_user storage_quota tokens_per_day too_deep "
     "too_many_messages unknown_agent unknown_file unknown_graph unknown_mcp_server unknown_model "
@@ -245,7 +245,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "user_erasing",
     "get_episode": "user_required",
     "get_file": _OWNED,
-    "get_file_content": f"{_OWNED} object_store",
+    "get_file_content": f"{_OWNED} object_store stored_elsewhere",
     "get_graph_drawing": "drawing_too_slow drawings",
     "get_run_graph": "no_graph",
     "get_run_context": "no_graph",
@@ -273,6 +273,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "resolve_interrupt": f"{_OWNED} cancelled expired resolved",
     "retry_run": f"{_RUNS} {_ONCE} linked_run not_final",
     "rotate_webhook_secret": "too_many",
+    "search_episodes": "user_required",
     "send_run_message": f"{_OWNED} bad_data egress_refused file_quota file_too_large "
     "message_too_large object_store too_many_uploads "
     "final no_root storage_quota too_many_messages unknown_file unsupported_part",
