@@ -97,7 +97,6 @@ def statements(tenants: Sequence[UUID], runs: Sequence[UUID]) -> dict[str, tuple
             tenants,
             *each("agent", "a", 1)[2:],
         ),
-        "run_wishes": ("SELECT * FROM run_wishes($1, $2)", *each()),
         "linked_ends": ("SELECT * FROM linked_ends($1, $2)", *each()),
         "cancel_linked": ("SELECT cancel_linked($1, $2)", *each()),
         "decided_interrupts": ("SELECT * FROM decided_interrupts($1, $2)", *each()),

@@ -1,12 +1,13 @@
 """Claims of runs for tests that have no worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+from pydantic_core import to_json
 
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine import queue
@@ -123,10 +124,14 @@ async def hand_back(
     interrupts: Sequence[UUID] = (),
     *,
     attempt: int = 1,
+    wait: Mapping[str, Any] | None = None,
 ) -> None:
-    """Hand a run back, as its worker does."""
+    """Hand a run back, as its worker does; ``interrupts``: one model message for people."""
+    if interrupts:
+        wait = {"reason": "person", "groups": [list(interrupts)]}
     query = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
-    await pool.execute(query, tenant, run_id, attempt, cause, pause_s, interrupts)
+    waits = None if wait is None else to_json(wait).decode()
+    await pool.execute(query, tenant, run_id, attempt, cause, pause_s, waits)
 
 
 async def end_leases(owner: asyncpg.Pool | asyncpg.Connection) -> None:

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from bottega.engine.workers import WorkerLease
     from bottega.memory.learning.reflection import Analyst
     from bottega.model_services import ModelServices
-    from bottega.runs.control import CancelWatch
     from bottega.tools.egress import Egress
 
 
@@ -255,7 +254,6 @@ def _lease(
     executor: "Executor",
     runtime: "SubagentRuntime",
     models: "ModelServices",
-    watch: "CancelWatch",
 ) -> "tuple[WorkerLease, queue.RunClaimer]":
     """Return what reports this worker's runs, and what claims them."""
     from bottega.engine.claim import ClaimReader
@@ -266,9 +264,7 @@ def _lease(
     def places() -> int:  # a run that awaits others needs none
         return settings.worker_concurrency + runtime.linked.resting()
 
-    claimer = queue.RunClaimer(
-        pool, worker_id, ClaimReader(pool), executor.execute, places, watch.look_again
-    )
+    claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), executor.execute, places)
     lease = WorkerLease(
         worker_id,
         executor,
@@ -289,7 +285,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.engine.mcp import McpSessions
     from bottega.engine.telemetry import measured
     from bottega.events.log import StepWriter
-    from bottega.runs.control import CancelWatch
+    from bottega.runs.control import WorkerInbox
 
     settings, database, worker_id = service.settings, service.database, uuid4()
     egress, secrets = service.outgoing.egress, service.outgoing.secrets
@@ -319,15 +315,14 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             files=service.files,
             mcp=McpSessions(database.pool, egress, live_text),
         )
-        watch = CancelWatch(database.pool, service.listener, executor)
-        lease, claimer = _lease(service, worker_id, executor, runtime, models, watch)
+        lease, claimer = _lease(service, worker_id, executor, runtime, models)
         async with (
             measured(runtime, models),
             lease.kept(database.connect, database.pool),
             service.services.running(
                 **{"wake-ups": notifier.run, "live text": live_text.run},
                 **{"linked runs": runtime.linked.run, "suspending": executor.hand_back_waiting},
-                cancels=watch.run,
+                inbox=WorkerInbox(database.pool, worker_id, executor).run,
                 secrets=secrets.run,
                 **{work.name: work.run for work in checks.stages},
             ),

@@ -6,23 +6,25 @@ import hmac
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import get_args
 from urllib.parse import urlsplit
 
 import asyncpg
 import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily
+from pydantic_core import from_json
 
 from bottega import metrics
 from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
+from bottega.events.types import WaitReason
 from bottega.settings import Settings
 from bottega.tenants.keys import KeyCache
 
-_GAUGES = "SELECT queued, oldest_s, waiting, alive FROM service_gauges()"
+_GAUGES = "SELECT queued, oldest_s, alive, waiting FROM service_gauges()"
 _TEXTS = {
     "bottega_queue_depth": "Queued runs of all tenants.",
     "bottega_queue_oldest_seconds": "Time for which the oldest run could have been claimed.",
-    "bottega_runs_waiting": "Runs with a question to people.",
     "bottega_workers": "Workers that are alive.",
 }
 _REFUSAL = (
@@ -86,9 +88,16 @@ class Scraping:
                 log.exception("metrics.not_read")
             return []
         assert row is not None
-        return [
+        *values, by_reason = row.values()
+        waiting = GaugeMetricFamily(
+            "bottega_runs_waiting", "Runs that wait, by what they await.", labels=["reason"]
+        )
+        counts = from_json(by_reason)
+        for reason in get_args(WaitReason):
+            waiting.add_metric([reason], float(counts.get(reason, 0)))
+        return [waiting] + [
             GaugeMetricFamily(name, text, float(value))
-            for (name, text), value in zip(_TEXTS.items(), row.values(), strict=True)
+            for (name, text), value in zip(_TEXTS.items(), values, strict=True)
         ]
 
 

@@ -456,15 +456,13 @@ CREATE TABLE runs (
     -- Of a conversation. ``base``: the run of the turn before, fixed by the first claim. With the
     -- end of a completed run: its number, tokens, and what a prompt may hold of the turns before.
     turn jsonb,
-    -- When it was queued; null: it is blocked behind a run of its conversation, or waits for people.
+    -- When it was queued; null: it is blocked behind a run of its conversation, or waits.
     queued_at timestamptz DEFAULT now(),
     status text NOT NULL DEFAULT 'queued',
     -- Number of claims: each increases it.
     attempt integer NOT NULL DEFAULT 0,
     started_at timestamptz,
     deadline timestamptz,
-    -- When it began to wait for people; its deadline moves by the time that it waits.
-    waiting_since timestamptz,
     cancel_requested_at timestamptz,
     attempts jsonb NOT NULL DEFAULT '[]',
     -- Of the newest event; while the run is running, its head has it.
@@ -505,7 +503,7 @@ CREATE INDEX ix_runs_parent ON runs (tenant_id, parent_run_id, id)
 CREATE INDEX ix_runs_linked ON runs (tenant_id, parent_run_id)
     WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
 
--- The runs that no worker holds, but for those that wait for people.
+-- The runs that no worker holds, but for those that wait.
 CREATE TABLE run_queue (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
@@ -628,6 +626,38 @@ CREATE TABLE interrupts (
 CREATE INDEX ix_interrupts_list ON interrupts (tenant_id, created_at, id);
 CREATE INDEX ix_interrupts_run ON interrupts (tenant_id, run_id);
 CREATE INDEX ix_interrupts_pending ON interrupts (expires_at) WHERE status = 'pending';
+
+-- What runs await that have the status waiting (see waiting.sql).
+CREATE TABLE run_waits (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    reason text NOT NULL,
+    since timestamptz NOT NULL,
+    -- At the latest; null: without end.
+    until timestamptz,
+    -- Ids of interrupts; it goes on when all of one group are decided on.
+    groups jsonb NOT NULL,
+    CONSTRAINT pk_run_waits PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT ck_run_waits_reason
+        CHECK (reason IN ('person', 'client', 'children', 'model', 'time'))
+);
+CREATE INDEX ix_run_waits_until ON run_waits (until);
+
+-- What arrived for runs, until their workers have read it.
+CREATE TABLE run_inbox (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    -- The worker that is to read it; null: not known yet.
+    worker_id uuid,
+    kind text NOT NULL,
+    -- The task, or the interrupt.
+    subject uuid,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT pk_run_inbox PRIMARY KEY (tenant_id, run_id, id),
+    CONSTRAINT ck_run_inbox_kind CHECK (kind IN ('cancel', 'task', 'message', 'decision'))
+);
+CREATE INDEX ix_run_inbox_worker ON run_inbox (worker_id, id);
 
 -- Messages that users sent to runs under way. The log says which of them a run's agent was given.
 CREATE TABLE run_messages (

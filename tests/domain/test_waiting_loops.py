@@ -47,10 +47,10 @@ class Team:
         return dict(self.loops.needing_people())
 
     @contextmanager
-    def asking(self, query: Query, index: int = 0) -> Iterator[None]:
+    def asking(self, query: Query, index: int = 0, kind: str = "approval") -> Iterator[None]:
         token = current_call.set(CurrentCall(query, index))
         try:
-            with self.loops.asking(query, uuid4()):
+            with self.loops.asking(query, uuid4(), kind):
                 yield
         finally:
             current_call.reset(token)
@@ -78,8 +78,15 @@ def test_a_run_waits_for_people_if_its_only_loop_asks(team: Team) -> None:
     with team.asking(root):
         wait = team.loops.wait
         assert wait is not None
-        assert len(wait.interrupts) == 1
+        assert (wait.reason, [len(group) for group in wait.groups]) == ("person", [1])
         assert team.needs() == {root: True}
+
+
+def test_a_run_that_only_needs_its_client_s_tools_waits_for_the_client(team: Team) -> None:
+    root, other = team.begins(), team.begins((1, 0))
+    with team.asking(root, kind="client_tool"), team.asking(other, kind="client_tool"):
+        assert team.loops.wait is not None
+        assert (team.loops.wait.reason, len(team.loops.wait.groups)) == ("client", 2)
 
 
 def test_a_loop_is_at_work_from_the_decision_on(team: Team) -> None:

@@ -30,7 +30,7 @@ PINNED = {
     "bottega_http_requests": {"method", "route", "status"},
     "bottega_http_request_duration_seconds": set(),
     "bottega_runs": {"status", "mode"},
-    "bottega_runs_waiting": set(),
+    "bottega_runs_waiting": {"reason"},
     "bottega_queue_depth": set(),
     "bottega_queue_oldest_seconds": set(),
     "bottega_claim_duration_seconds": set(),

@@ -45,7 +45,7 @@ async def row(bottega: Running, run_id: str) -> Any:
 async def until_suspended(bottega: Running, run_id: str) -> None:
     async def is_suspended() -> bool:
         found = await row(bottega, run_id)
-        return bool(found["status"] == "queued" and found["attempt"])
+        return bool(found["status"] == "waiting")
 
     await until(is_suspended)
 
@@ -68,10 +68,13 @@ async def test_a_run_that_waits_long_leaves_its_place_and_is_claimed_again(
     causes = [attempt["cause"] for attempt in run["attempts"]]
     assert causes[0] == "start"
     assert set(causes[1:]) == {"model"}
-    resumed = [
-        event for event in await watch(bottega.port, run_id) if event["type"] == "run.resumed"
-    ]
-    assert {event["data"]["cause"] for event in resumed} == {"model"}
+    events = await watch(bottega.port, run_id)
+    told = {
+        (event["type"], event["data"]["reason"])
+        for event in events
+        if event["type"] in ("run.waiting", "run.resumed")
+    }
+    assert told == {("run.waiting", "model"), ("run.resumed", "model")}
     tried = [
         event["data"]["try"]
         for event in await watch(bottega.port, run_id)
@@ -97,6 +100,12 @@ async def test_a_suspended_run_can_be_cancelled(bottega: Running, model: FakeMod
     model.decide = lambda request: http_error(503, {"retry-after": "120"})
     run_id = await start(bottega)
     await until_suspended(bottega, run_id)
+    (listed,) = (await bottega.client.get("/v1/runs?waiting_for=model")).json()["items"]
+    assert (listed["id"], listed["waiting"]["reason"]) == (run_id, "model")
+    assert listed["waiting"]["since"] < listed["waiting"]["until"]
+    assert (await bottega.client.get("/v1/runs?waiting_for=person")).json()["items"] == []
+    waiting = 'bottega_runs_waiting{reason="model"} 1.0'
+    assert waiting in (await bottega.client.get("/metrics")).text
     assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
     assert (await ended(bottega, run_id))["status"] == "cancelled"
     left = await bottega.owner.fetchval("SELECT count(*) FROM run_queue")

@@ -39,8 +39,8 @@ async def bottega(configured: Settings, database_url: str) -> AsyncIterator[Runn
 
 async def pending(bottega: Running, count: int = 1) -> list[Any]:
     """Wait until so many interrupts are pending, and their run waits; return them in order."""
-    query = """SELECT i.* FROM interrupts i JOIN runs r ON r.id = i.run_id
-               WHERE i.status = 'pending' AND r.status = 'waiting' ORDER BY tool_call_id"""
+    query = """SELECT i.* FROM interrupts i JOIN run_waits w ON w.run_id = i.run_id
+               WHERE i.status = 'pending' AND w.reason <> 'model' ORDER BY tool_call_id"""
     found: list[Any] = await until(
         lambda: bottega.owner.fetch(query), lambda rows: len(rows) == count
     )
@@ -273,8 +273,8 @@ async def test_the_time_of_a_waiting_run_stands_still(bottega: Running, model: F
     run_id = await start(bottega, {"timeout_s": 60}, tools=TOOLS)
     (interrupt,) = await pending(bottega)
     await bottega.owner.execute("""
-        UPDATE runs SET deadline = deadline - interval '1 hour',
-            waiting_since = waiting_since - interval '1 hour'""")
+        WITH runs AS (UPDATE runs SET deadline = deadline - interval '1 hour')
+        UPDATE run_waits SET since = since - interval '1 hour'""")
     await bottega.owner.execute("UPDATE last_sweep SET at = now() - interval '1 day'")
     await sweep(bottega.service.database.pool, 1.0)
     await resolve(bottega, interrupt, answer="yes")

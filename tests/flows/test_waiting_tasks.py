@@ -175,8 +175,9 @@ async def test_the_time_of_tasks_stands_still_while_their_run_waits(
         "UPDATE run_steps SET at = at - interval '1 hour' WHERE run_id = $1", UUID(run_id)
     )
     await guest.owner.execute(
-        """UPDATE runs SET deadline = deadline - interval '1 hour',
-                  waiting_since = waiting_since - interval '1 hour' WHERE id = $1""",
+        """WITH runs AS (
+               UPDATE runs SET deadline = deadline - interval '1 hour' WHERE id = $1)
+           UPDATE run_waits SET since = since - interval '1 hour' WHERE run_id = $1""",
         UUID(run_id),
     )
     await resolve(guest, interrupt, decision="approve")

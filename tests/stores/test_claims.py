@@ -43,7 +43,7 @@ async def test_runs_of_a_claim_whose_answer_was_lost_are_queued_again(
             return False
 
         claimer = queue.RunClaimer(
-            through.pool, worker, ClaimReader(through.pool), execute, lambda: 10, str
+            through.pool, worker, ClaimReader(through.pool), execute, lambda: 10
         )
         async with owner.acquire() as connection, connection.transaction():
             await connection.execute("LOCK TABLE run_steps IN SHARE MODE")

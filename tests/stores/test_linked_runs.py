@@ -74,11 +74,12 @@ async def test_a_cancelled_one_that_waits_for_people_is_ended_by_the_sweep(
     assert await database.pool.fetchval(LINK, DEFAULT_TENANT, run.run_id, f"[{new(child)}]") == []
     await owner.execute("DELETE FROM run_queue WHERE run_id = $1", child)
     await owner.execute(
-        "UPDATE runs SET status = 'waiting', waiting_since = now(), queued_at = NULL WHERE id = $1",
+        "UPDATE runs SET status = 'waiting', queued_at = NULL WHERE id = $1",
         child,
     )
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await connection.execute(END, DEFAULT_TENANT, run.run_id)
+    await owner.execute("UPDATE run_inbox SET at = at - interval '2 s'")
     await sweep(database.pool)
     status = await owner.fetchval("SELECT status FROM runs WHERE id = $1", child)
     assert status == "cancelled"

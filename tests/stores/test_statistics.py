@@ -84,7 +84,6 @@ async def read(connection: asyncpg.Connection, table: str) -> int:
 @pytest.mark.parametrize(
     ("query", "table"),
     [
-        ("SELECT * FROM run_wishes($1, $2)", "runs"),
         ("SELECT * FROM linked_ends($1, $2)", "runs"),
         ("SELECT cancel_linked($1, $2)", "runs"),
         ("SELECT * FROM decided_interrupts($1, $2)", "interrupts"),
@@ -298,8 +297,8 @@ async def test_the_first_try_is_found_by_key(
         "SELECT unfinished_in($1, $2)",
         "SELECT * FROM linked_ends(ARRAY[$1::uuid], ARRAY[$2::uuid])",
         # As end_run finds the linked runs of a run.
-        """SELECT FROM runs WHERE tenant_id = $1 AND parent_run_id = $2 AND ended_at IS NULL
-        AND cancel_requested_at IS NULL FOR NO KEY UPDATE SKIP LOCKED""",
+        "SELECT id FROM runs WHERE tenant_id = $1 AND parent_run_id = $2 AND ended_at IS NULL",
+        "SELECT request_cancel($1, ARRAY[$2::uuid])",
     ],
 )
 async def test_plans_made_while_tables_were_empty_read_no_table_that_has_grown(

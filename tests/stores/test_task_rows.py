@@ -180,8 +180,9 @@ async def test_every_unfinished_state_can_be_cancelled(
     wished = "SELECT id FROM tasks WHERE cancel_requested_at IS NOT NULL"
     marked = {found["id"] for found in await owner.fetch(wished)}
     assert marked == {root, below["queued"], below["streaming"], below["waiting"]}
-    wishes = await database.pool.fetch("SELECT * FROM run_wishes($1, $2)", [run[0]], [run[1]])
-    assert {found["task_id"] for found in wishes} == marked
+    worker = await owner.fetchval("SELECT worker_id FROM run_heads WHERE run_id = $1", run[1])
+    wishes = await database.pool.fetch("SELECT * FROM read_inbox($1, '{}')", worker)
+    assert {(found["kind"], found["subject"]) for found in wishes} == {("task", t) for t in marked}
     await hand_back(database.pool, *run)
     again = await claim(database.pool, steps.journal.run_id)
     assert again is not None

@@ -2,7 +2,7 @@
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from uuid import UUID, uuid4
@@ -52,12 +52,10 @@ class Worker:
         self.runs: list[UUID] = []
         self.fails = 0
         self.others_due = True
-        self.begun: Callable[[float], object] = str
         self.gates: dict[UUID, asyncio.Event] = {}
         self.reader = Counting(database.pool)
         self.claimer = queue.RunClaimer(
-            *(database.pool, self.id, self.reader, self.execute, lambda: places),
-            lambda since: self.begun(since),
+            database.pool, self.id, self.reader, self.execute, lambda: places
         )
 
     async def execute(self, run: ClaimedRun) -> bool:
@@ -217,44 +215,32 @@ async def test_a_run_whose_execution_fails_is_left_to_the_next_attempt(
 
 
 class Here:
-    """The runs of a worker, and those that were cancelled there."""
+    """The runs of a worker, which notes what it is asked for."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.cancelled: list[UUID] = []
 
-    def under_way(self) -> list[tuple[UUID, UUID]]:
-        return [(DEFAULT_TENANT, run) for run in self.worker.runs]
-
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
-        self.cancelled.append(run_id)
+        if run_id in self.worker.runs:
+            self.cancelled.append(run_id)
 
-    async def take_decisions(self) -> None:
-        pass
-
-    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
-        pass
+    async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
+        return set()
 
 
 @pytest.mark.usefixtures("never_polls")
 async def test_a_cancellation_between_a_claim_and_the_run_s_begin_is_not_missed(
-    database: Database, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+    database: Database, owner: asyncpg.Pool
 ) -> None:
-    monkeypatch.setattr(control, "_SLOW_POLL_S", NEVER_S)
     worker = Worker(database)
     gate = worker.reader.gate = asyncio.Event()
-    listener = NotifyListener(database.connect)
-    watch = control.CancelWatch(database.pool, listener, here := Here(worker))
-    worker.begun = watch.look_again
-    async with background(listener.run, watch.run), working(database, worker):
-        await until(lambda: listener.hears(control.CHANNEL))
+    inbox = control.WorkerInbox(database.pool, worker.id, here := Here(worker))
+    async with background(inbox.run), working(database, worker):
         (run,) = await accept_all(database, DEFAULT_TENANT, 1)
         await until(lambda: owner.fetchval("SELECT count(*) FROM run_heads"))
-        noticed: list[object] = []
-        listener.subscribe(control.CHANNEL, noticed.append)
-        noticed.clear()
         await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, run)
-        await until(lambda: noticed)
+        assert await owner.fetchval("SELECT worker_id FROM run_inbox") == worker.id
         gate.set()
         await until(lambda: here.cancelled)
     assert set(here.cancelled) == {run}

@@ -1,12 +1,14 @@
 """Runs that come back from a wait, and what they cost others."""
 
 import asyncio
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
 from pydantic_core import to_json
 
-from tests.claims import hand_back
+from bottega.db.engine import Database
+from tests.claims import claim, hand_back, sweep
 from tests.stores.test_queue import accept, limited, take, tenants
 from tests.waiting import until
 
@@ -85,6 +87,114 @@ async def test_a_task_s_cancellation_that_met_a_claim_is_not_lost(
         await hand_back(connection, tenant, run_id, "interrupt", interrupts=[asks])
     assert await owner.fetchval("SELECT status FROM runs WHERE id = $1", run_id) == "queued"
     await connection.close()
+
+
+async def waiting_run(owner: asyncpg.Pool, url: str, **wait: Any) -> tuple[UUID, UUID]:
+    """Return a tenant and a run of it that waits as its worker asked for."""
+    (tenant,) = await tenants(owner, 1)
+    connection = await limited(url, concurrent_runs=1)
+    async with connection.transaction():
+        run_id = await accept(connection, tenant)
+        assert await take(connection) == [run_id]
+        for asks in wait["groups"]:
+            await open_interrupt(connection, tenant, run_id, asks[0])
+        await hand_back(connection, tenant, run_id, "model", wait=wait)
+    await connection.close()
+    assert await status_of(owner, run_id) == "waiting"
+    return tenant, run_id
+
+
+async def status_of(owner: asyncpg.Pool, run_id: UUID) -> str:
+    found: str = await owner.fetchval("SELECT status FROM runs WHERE id = $1", run_id)
+    return found
+
+
+async def swept(database: Database, owner: asyncpg.Pool) -> None:
+    """Sweep as another process does, more than a second later."""
+    await owner.execute("UPDATE run_inbox SET at = at - interval '2 s'")
+    await owner.execute("UPDATE last_sweep SET at = now() - interval '1 h'")
+    await sweep(database.pool)
+
+
+async def test_the_sweep_wakes_a_run_whose_decision_s_sender_died(
+    database: Database, database_url: str, owner: asyncpg.Pool
+) -> None:
+    asks = uuid4()
+    tenant, run_id = await waiting_run(owner, database_url, reason="person", groups=[[asks]])
+    await owner.execute("UPDATE interrupts SET status = 'resolved', resolution = '{}'")
+    await owner.execute(
+        "INSERT INTO run_inbox (tenant_id, run_id, kind, subject) VALUES ($1, $2, 'decision', $3)",
+        *(tenant, run_id, asks),
+    )
+    await swept(database, owner)
+    assert await status_of(owner, run_id) == "queued"
+    log = "SELECT string_agg(type, ' ' ORDER BY seq) FROM run_events WHERE run_id = $1"
+    assert (await owner.fetchval(log, run_id)).endswith("run.waiting interrupt.resolved")
+    assert await owner.fetchval("SELECT count(*) FROM run_inbox") == 0
+
+
+async def test_two_decisions_at_the_same_moment_wake_a_run_once(
+    database: Database, database_url: str, owner: asyncpg.Pool
+) -> None:
+    asks = [uuid4(), uuid4()]
+    groups = [[str(each)] for each in asks]
+    tenant, run_id = await waiting_run(owner, database_url, reason="person", groups=groups)
+    resolve = "SELECT resolve_interrupt($1, $2, 'resolved', '{\"answer\": 1}', NULL)"
+    await asyncio.gather(*(database.pool.execute(resolve, tenant, each) for each in asks))
+    assert await status_of(owner, run_id) == "queued"
+    assert await owner.fetchval("SELECT count(*) FROM run_queue WHERE run_id = $1", run_id) == 1
+    assert await owner.fetchval("SELECT count(*) FROM run_waits") == 0
+
+
+async def test_the_time_of_a_wait_for_a_model_ends_it_and_goes_on_meanwhile(
+    database: Database, database_url: str, owner: asyncpg.Pool
+) -> None:
+    _, run_id = await waiting_run(owner, database_url, reason="model", until_s=600, groups=[])
+    before = await owner.fetchval("SELECT deadline FROM runs WHERE id = $1", run_id)
+    await swept(database, owner)
+    assert await status_of(owner, run_id) == "waiting"
+    await owner.execute("UPDATE run_waits SET until = now()")
+    await swept(database, owner)
+    assert await status_of(owner, run_id) == "queued"
+    assert await owner.fetchval("SELECT deadline FROM runs WHERE id = $1", run_id) == before
+
+
+async def test_a_wait_for_a_model_ends_at_the_run_s_deadline(
+    database: Database, database_url: str, owner: asyncpg.Pool
+) -> None:
+    wait = {"reason": "model", "until_s": 1_000_000, "groups": []}
+    await waiting_run(owner, database_url, **wait)
+    ends = "SELECT w.until = r.deadline FROM run_waits w JOIN runs r ON r.id = w.run_id"
+    assert await owner.fetchval(ends)
+
+
+async def test_a_waiting_run_ends_where_its_cancellation_arrives(
+    database: Database, database_url: str, owner: asyncpg.Pool
+) -> None:
+    tenant, run_id = await waiting_run(owner, database_url, reason="model", until_s=9, groups=[])
+    assert await database.pool.fetchval("SELECT cancel_run($1, $2)", tenant, run_id) == "cancelled"
+    assert await owner.fetchval("SELECT count(*) FROM run_waits") == 0
+    await swept(database, owner)
+    assert await status_of(owner, run_id) == "cancelled"
+
+
+async def test_the_sweep_gives_a_worker_what_nobody_gave_it(
+    database: Database, database_url: str, owner: asyncpg.Pool
+) -> None:
+    """Let the sender die that stored a message, and did not look for the run's worker."""
+    (tenant,) = await tenants(owner, 1)
+    connection = await limited(database_url, concurrent_runs=1)
+    async with connection.transaction():
+        run_id = await accept(connection, tenant)
+    await connection.close()
+    worker = uuid4()
+    assert await claim(database.pool, run_id, tenant, worker=worker)
+    insert = "INSERT INTO run_inbox (tenant_id, run_id, kind) VALUES ($1, $2, 'message')"
+    await owner.execute(insert, tenant, run_id)
+    await swept(database, owner)
+    (row,) = await database.pool.fetch("SELECT * FROM read_inbox($1, '{}')", worker)
+    assert (row["run_id"], row["kind"]) == (run_id, "message")
+    assert await database.pool.fetch("SELECT * FROM read_inbox($1, $2)", worker, [row["id"]]) == []
 
 
 async def act_as(connection: asyncpg.Connection, tenant: UUID) -> None:

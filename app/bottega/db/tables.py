@@ -150,8 +150,9 @@ runs = _table(
     flag="links",
     number="priority token_budget carried_seq attempt last_seq messages",
     real="timeout_s queue_timeout_s",
-    time="created_at queued_at cancel_requested_at started_at deadline waiting_since ended_at",
+    time="created_at queued_at cancel_requested_at started_at deadline ended_at",
 )
+run_waits = _table("run_waits", uuid="tenant_id run_id", text="reason", time="since until")
 interrupts = _table(
     "interrupts",
     uuid="tenant_id id run_id task_id",

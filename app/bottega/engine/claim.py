@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 import structlog
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
@@ -216,14 +216,15 @@ async def hand_back(
     run: ClaimedRun,
     cause: str,
     pause_s: float = 0.0,
-    interrupts: Sequence[UUID] = (),
+    wait: Mapping[str, Any] | None = None,
 ) -> None:
     """Give a claimed run back to the queue; repeated while the database is away.
 
     Args:
         cause: why it needs another attempt: ``drain``, ``message``, ``model`` or ``interrupt``.
         pause_s: seconds until it may be claimed.
-        interrupts: decisions of people that it waits for.
+        wait: what it waits for: ``reason``, ``groups`` of interrupts, and perhaps ``until_s``.
     """
     fence = run.tenant_id, run.run_id, run.attempt
-    await persist(lambda: pool.execute(_HAND_BACK, *fence, cause, pause_s, interrupts))
+    waits = None if wait is None else to_json(wait).decode()
+    await persist(lambda: pool.execute(_HAND_BACK, *fence, cause, pause_s, waits))

@@ -7,7 +7,7 @@ gets the run's own question, and its predecessors' answers along the graph.
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -254,23 +254,26 @@ class Executor:
             entry.cancelled = True
             entry.task.cancel()
 
-    async def take_decisions(self) -> None:
-        """Let the runs here know what people decided on tool calls that wait."""
-        asking = {
-            run_id: (entry.tenant_id, entry.recorder.interrupts)
-            for run_id, entry in self._under_way.items()
-            if entry.recorder is not None and entry.recorder.interrupts.is_waiting
-        }
-        await take_decisions(self.pool, asking)
+    async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
+        """Let runs have their new messages or decisions; return those that could take them.
 
-    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
-        """Let the runs here have what users sent to them; ``sent``: number of messages, by run."""
-        here = {
-            run_id: (entry.tenant_id, entry.recorder.inbox, sent[run_id])
-            for run_id in sent
-            if (entry := self._under_way.get(run_id)) is not None and entry.recorder is not None
+        Args:
+            kind: ``message`` or ``decision``.
+        """
+        open_here = {
+            run_id: (entry.tenant_id, entry.recorder)
+            for run_id in run_ids
+            if (entry := self._under_way.get(run_id)) is not None
+            and entry.recorder is not None
+            and entry.recorder.inbox.known is not None
         }
-        await take_messages(self.pool, here)
+        if kind == "message":
+            sent_to = {run_id: (of, rec.inbox) for run_id, (of, rec) in open_here.items()}
+            await take_messages(self.pool, sent_to)
+        else:
+            asking = {run_id: (of, rec.interrupts) for run_id, (of, rec) in open_here.items()}
+            await take_decisions(self.pool, asking)
+        return set(open_here)
 
     async def hand_back_waiting(self) -> None:
         """Hand back the runs that only wait for a model that is down, when this worker stops."""
@@ -291,7 +294,7 @@ class Executor:
         elif wait.left_s <= 0:
             entry.wait = wait
             entry.task.cancel()
-        elif wait.pause_s is not None and wait.left_s < wait.pause_s:
+        elif wait.until_s is not None and wait.left_s < wait.until_s:
             asyncio.get_running_loop().call_later(wait.left_s, self._hand_back_if_waiting, entry)
 
     def lose(self, run: RunLease) -> None:
@@ -334,7 +337,7 @@ class Executor:
             bound.warning("run.fenced")
         except PendingRequestError:
             entry.is_leaving = True
-            await self._hand_back(run, journal, Wait(0.0), "message")
+            await self._hand_back(run, journal, None, "message")
         except asyncio.CancelledError:
             if not entry.task.cancelling():  # something in the run cancelled itself
                 await self._break(recorder, run, _SELF_CANCELLED)
@@ -346,7 +349,7 @@ class Executor:
                 await self._end_cancelled(recorder, run)
             else:
                 entry.is_leaving = True
-                await self._hand_back(run, journal, entry.wait or Wait(0.0))
+                await self._hand_back(run, journal, entry.wait, "drain")
                 bound.info("run.handed_back", wait=entry.wait)
                 raise
         except Exception as error:
@@ -421,14 +424,18 @@ class Executor:
             await self._go_on(recorder, run, entry)
 
     async def _hand_back(
-        self, run: ClaimedRun, journal: Journal, wait: Wait, cause: str = "drain"
+        self, run: ClaimedRun, journal: Journal, wait: Wait | None, cause: str
     ) -> None:
         """Leave the run to the next worker, after committing what is known of it."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
-        cause = "model" if wait.pause_s is not None else "interrupt" if wait.interrupts else cause
-        await hand_back(self.pool, run, cause, wait.pause_s or 0.0, wait.interrupts)
+        if wait is None:
+            await hand_back(self.pool, run, cause)
+            return
+        waits = {"reason": wait.reason, "until_s": wait.until_s, "groups": wait.groups}
+        cause = "model" if wait.reason == "model" else "interrupt"
+        await hand_back(self.pool, run, cause, wait=waits)
 
     async def _break(self, recorder: JournalRecorder, run: ClaimedRun, error: Exception) -> None:
         """End a run for an error that is a bug."""
@@ -492,7 +499,8 @@ class Executor:
         try:
             await self._replay(journal)
             recorder.inbox.open()
-            await self.take_messages({run.run_id: run.messages})
+            if run.messages:
+                await take_messages(self.pool, {run.run_id: (run.tenant_id, recorder.inbox)})
             if journal.replay.asked_people:
                 await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
             began = True

@@ -78,7 +78,6 @@ class RunClaimer:
         execute: executes one run; returns whether others of its tenant may be claimed then. Its
             errors are logged, and count as crashes of the run.
         places: returns the number of this worker's places.
-        begun: called when runs have begun, with the time before their claim.
     """
 
     def __init__(
@@ -88,10 +87,9 @@ class RunClaimer:
         reader: ClaimReader,
         execute: Callable[[ClaimedRun], Awaitable[bool]],
         places: Callable[[], int],
-        begun: Callable[[float], object],
     ) -> None:
         self._pool, self._worker_id, self._reader = pool, worker_id, reader
-        self._execute, self._places, self._begun = execute, places, begun
+        self._execute, self._places = execute, places
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
@@ -143,7 +141,6 @@ class RunClaimer:
             task = asyncio.ensure_future(self._carry_out(run))
             self._active[task] = run
             task.add_done_callback(self._end)
-        asyncio.get_running_loop().call_soon(self._begun, began)
         return any(row["more"] for row in rows)
 
     def _end(self, task: asyncio.Task[bool]) -> None:

@@ -37,6 +37,7 @@ from bottega.agents.messages import (
 from bottega.agents.parts import Part
 from bottega.errors import ModelError
 from bottega.events.types import (
+    FOR_PEOPLE,
     TOOL_ERROR,
     AgentCompleted,
     ContextReceived,
@@ -603,7 +604,8 @@ class Clocks:
         at, data = event.at, event.data
         match event.type:
             case EventType.RUN_WAITING | EventType.RUN_RESUMED:
-                self._run_waits = event.type == EventType.RUN_WAITING
+                is_waiting = event.type == EventType.RUN_WAITING
+                self._run_waits = is_waiting and data["reason"] in FOR_PEOPLE
                 for task_id in self._tasks:
                     self._look_at(task_id, at)
                 self._look_at_awaits(at)

@@ -55,9 +55,10 @@ class Inbox:
         """Begin, once the journal's replay is known."""
         self._known = self.read = self._journal.replay.messages_read
 
-    def lacks(self, sent: int) -> int | None:
-        """Return the number of messages known here, if it is less than ``sent``."""
-        return self._known if self._known is not None and self._known < sent else None
+    @property
+    def known(self) -> int | None:
+        """Number of the messages that came in; ``None``: it is not open yet."""
+        return self._known
 
     def take(self, number: int, message_id: UUID, content: Any) -> None:
         """Take the next message; ignore one that is known."""
@@ -90,24 +91,19 @@ class Inbox:
         return list(map(user_message, contents))
 
 
-async def take_messages(pool: asyncpg.Pool, sent: Mapping[UUID, tuple[UUID, Inbox, int]]) -> None:
+async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "Inbox"]]) -> None:
     """Let runs have the messages that they lack. Waits while the database is away.
 
     Args:
-        sent: tenant, inbox and number of messages, by run.
+        sent_to: tenant and open inbox, by run.
     """
-    lacking = {
-        run_id: (tenant_id, known)
-        for run_id, (tenant_id, inbox, count) in sent.items()
-        if (known := inbox.lacks(count)) is not None
-    }
-    if not lacking:
+    if not sent_to:
         return
-    tenants, numbers = zip(*lacking.values(), strict=True)
-    wanted = tenants, list(lacking), numbers
+    lacking = [(tenant, run_id, inbox.known) for run_id, (tenant, inbox) in sent_to.items()]
+    wanted = list(zip(*lacking, strict=True))
     rows = await persist(lambda: pool.fetch(_AFTER, *wanted, timeout=_PATIENCE_S))
     for row in rows:
-        sent[row["run_id"]][1].take(row["number"], row["id"], from_json(row["content"]))
+        sent_to[row["run_id"]][1].take(row["number"], row["id"], from_json(row["content"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +112,15 @@ class Wait:
 
     Attributes:
         left_s: seconds until the run is suspended; may be negative.
-        pause_s: seconds until a model is tried again; ``None``: it waits for people alone.
-        interrupts: what those must decide on.
+        reason: ``person``, ``client`` (its tools alone), or ``model``.
+        until_s: seconds until a model is tried again; ``None``: only people end the wait.
+        groups: interrupts by model message: the run goes on when one of these is decided on.
     """
 
     left_s: float
-    pause_s: float | None = None
-    interrupts: tuple[UUID, ...] = ()
+    reason: str
+    until_s: float | None = None
+    groups: tuple[tuple[UUID, ...], ...] = ()
 
 
 class Loops:
@@ -144,7 +142,7 @@ class Loops:
         self._calls = calls
         self._admitted: Counter[Query] = Counter()
         self._busy: Counter[Query] = Counter()
-        self._asking: dict[UUID, None] = {}
+        self._asking: dict[UUID, tuple[Query, str]] = {}
         self._askers: Counter[Query] = Counter()
         self._decided: set[tuple[Query, int]] = set()
         self._delegated: dict[tuple[Path, int], tuple[Path, SubAgentWrapper]] = {}
@@ -186,12 +184,12 @@ class Loops:
             _count(self._busy, query, -1)
 
     @contextmanager
-    def asking(self, query: Query, interrupt_id: UUID) -> Iterator[None]:
+    def asking(self, query: Query, interrupt_id: UUID, kind: str) -> Iterator[None]:
         """Mark that a tool call of a query waits for people; then it is at work."""
         call = current_call.get()
         assert call is not None
         self._decided.discard((query, call.index))
-        self._asking[interrupt_id] = None
+        self._asking[interrupt_id] = query, kind
         _count(self._askers, query, 1)
         try:
             yield
@@ -218,10 +216,14 @@ class Loops:
             return None
         if self._calls:
             found = waits_of(self._calls.values(), now)
-            return None if found is None else Wait(*found)
+            return None if found is None else Wait(found[0], "model", found[1])
         if not self._asking or self._admitted:
             return None
-        return Wait(0.0, interrupts=tuple(self._asking))
+        groups: dict[Query, tuple[UUID, ...]] = {}
+        for interrupt_id, (query, _) in self._asking.items():
+            groups[query] = (*groups.get(query, ()), interrupt_id)
+        of_client = all(kind == "client_tool" for _, kind in self._asking.values())
+        return Wait(0.0, "client" if of_client else "person", groups=tuple(groups.values()))
 
     @property
     def any_asks(self) -> bool:
@@ -439,11 +441,6 @@ class OpenInterrupts:
         self._waiting: dict[UUID, asyncio.Event] = {}
         self._questions: set[str] = set()
 
-    @property
-    def is_waiting(self) -> bool:
-        """True if a call waits here."""
-        return bool(self._waiting)
-
     def decide(self, interrupt_id: UUID, decided: Decided) -> None:
         """Take a decision that was stored. Idempotent."""
         self._decided[interrupt_id] = decided
@@ -469,7 +466,7 @@ class OpenInterrupts:
         if interrupt.server is not None and self._is_too_many(str(interrupt_id)):
             return Resolution({})
         self._ask(query, tool_call, interrupt, interrupt_id)
-        decided = await self._wait(query, interrupt_id)
+        decided = await self._wait(query, interrupt_id, kind)
         about = {"kind": kind, "call": query.model_calls, "tool_call_id": tool_call.id}
         self._tasks.add(
             query,
@@ -515,11 +512,11 @@ class OpenInterrupts:
                 id=interrupt_id, task_id=task_id, agent=name_of(query.agent), **asked
             )
 
-    async def _wait(self, query: Query, interrupt_id: UUID) -> Decided:
+    async def _wait(self, query: Query, interrupt_id: UUID, kind: str) -> Decided:
         if interrupt_id not in self._decided:
             waiting = self._waiting[interrupt_id] = asyncio.Event()
             try:
-                with self._loops.asking(query, interrupt_id):
+                with self._loops.asking(query, interrupt_id, kind):
                     self._waits()
                     await waiting.wait()
             finally:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
 from bottega.errors import BottegaError
@@ -71,6 +71,10 @@ class RunStatus(StrEnum):
 
 
 UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
+
+WaitReason = Literal["person", "client", "children", "model", "time"]
+FOR_PEOPLE = ("person", "client")
+"""Reasons of waits that stop the run's clock: for a person's decision, or the client's tools."""
 
 FINAL_EVENT = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,

@@ -1,9 +1,10 @@
 """Requests of clients about runs under way: cancellation of a run or task, and messages.
 
-Each is a stored request, and a notification to the run's worker.
+Each is a stored request, and a row in the inbox of the run's worker.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
@@ -12,19 +13,14 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.clock import monotonic
 from bottega.db.engine import Database
 from bottega.db.failures import repeated
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
-from bottega.events.listener import NotifyListener
-from bottega.leased_work import WorkLoop
 from bottega.tenants import audit
 
-CHANNEL = "bottega_cancel"
-_SLOW_POLL_S = 5.0
+_PROBE_S = 0.2
 _PATIENCE_S = 3.0
-_WISHES = "SELECT run_id, task_id, messages FROM run_wishes($1, $2)"
-
+_READ = "SELECT id, run_id, kind, subject FROM read_inbox($1, $2)"
 
 _LOCK = text("SELECT FROM runs WHERE tenant_id = :tenant AND id = :run FOR UPDATE")
 _WAITS = text("""
@@ -84,53 +80,39 @@ async def request_task_cancel(
 class RunsHere(Protocol):
     """The runs that a worker executes."""
 
-    def under_way(self) -> Sequence[tuple[UUID, UUID]]:
-        """Return tenant and id of each."""
-
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
         """Cancel a run, or only one task of it. Idempotent."""
 
-    async def take_decisions(self) -> None:
-        """Let the runs know what people have decided."""
-
-    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
-        """Let the runs have the messages that users sent; ``sent``: their number, by run."""
+    async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
+        """Let runs have what was sent to them; return those that could take it."""
 
 
-class CancelWatch:
-    """A worker's watch for cancelled runs, and for decisions and messages of people.
+class WorkerInbox:
+    """A worker's inbox: cancellations, messages and decisions for the runs that it executes.
 
-    A notification is a hint; the row decides.
+    A row of a run that cannot take it yet stays, as does a cancellation, until the run has ended.
     """
 
-    def __init__(self, pool: asyncpg.Pool, listener: NotifyListener, runs: RunsHere) -> None:
-        self._pool, self._runs = pool, runs
-        self._noticed_at = float("-inf")
-        self._loop = WorkLoop(CHANNEL, self._cancel_wished, poll_s=_SLOW_POLL_S)
-        self.run = self._loop.run
-        listener.subscribe(CHANNEL, self._notice)
+    def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:
+        self._pool, self._worker_id, self._runs = pool, worker_id, runs
+        self._read: list[int] = []
 
-    def _notice(self, payload: str | None) -> None:
-        self._noticed_at = monotonic()
-        self._loop.wake()
+    async def run(self) -> None:
+        """Read it several times a second, until cancelled."""
+        while True:
+            await self._look()
+            await asyncio.sleep(_PROBE_S)
 
-    def look_again(self, since: float) -> None:
-        """Look for wishes about runs that have just begun here, if any came since their claim."""
-        if self._noticed_at >= since:
-            self._loop.wake()
-
-    async def _cancel_wished(self) -> float:
-        if runs := self._runs.under_way():
-            tenants, ids = zip(*runs, strict=True)
-            sent: dict[UUID, int] = {}
-            for row in await self._pool.fetch(_WISHES, tenants, ids, timeout=_PATIENCE_S):
-                if row["messages"] is None:
-                    self._runs.cancel(row["run_id"], row["task_id"])
-                else:
-                    sent[row["run_id"]] = row["messages"]
-            await self._runs.take_messages(sent)
-        await self._runs.take_decisions()
-        return _SLOW_POLL_S
+    async def _look(self) -> None:
+        rows = await self._pool.fetch(_READ, self._worker_id, self._read, timeout=_PATIENCE_S)
+        self._read = []
+        for row in rows:
+            if row["kind"] in ("cancel", "task"):
+                self._runs.cancel(row["run_id"], row["subject"])
+        for kind in ("message", "decision"):
+            if sent := [row for row in rows if row["kind"] == kind]:
+                taken = await self._runs.take(kind, {row["run_id"] for row in sent})
+                self._read += [row["id"] for row in sent if row["run_id"] in taken]
 
 
 _SEND = text("""

@@ -25,6 +25,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     select,
     text,
@@ -41,6 +42,7 @@ from bottega.db.tables import (
     run_checks,
     run_events,
     run_learning,
+    run_waits,
     runs,
     tasks,
     webhooks,
@@ -182,6 +184,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
 OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_at")
 
 
+_OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
 _HIDDEN = ("pinned", "session_base", "spent", "spent_beside", "turn", "link")
@@ -199,6 +202,7 @@ def _runs(*but: str) -> Select[Any]:
     learning = beside(run_learning, _of_run(run_learning), "status")
     feedback = beside(episode_feedback, _of_run(episode_feedback), "outcome")
     checks = beside(run_checks, _of_run(run_checks), *OF_CHECK)
+    waits = beside(run_waits, _of_run(run_waits), *_OF_WAIT)
     return (
         select(
             *(column for column in runs.c if column.name not in but),
@@ -206,6 +210,7 @@ def _runs(*but: str) -> Select[Any]:
             learning.c.status.label("learning"),
             feedback.c.outcome.label("feedback_outcome"),
             *(checks.c[name].label(f"check_{name}") for name in OF_CHECK),
+            *(waits.c[name].label(f"wait_{name}") for name in _OF_WAIT),
             case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
                 "blocked_by"
             ),
@@ -214,6 +219,7 @@ def _runs(*but: str) -> Select[Any]:
         .outerjoin(learning, true())
         .outerjoin(feedback, true())
         .outerjoin(checks, true())
+        .outerjoin(waits, true())
     )
 
 
@@ -236,10 +242,13 @@ _GRAPH = select(kinds.GRAPHS.versions.c.definition).where(
 
 _BY_METADATA = text("""
 SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :agent, :session,
-    :user, :after, :before, :first, :last, :descending, :most)
+    :user, :after, :before, :first, :last, :descending, :most, :waiting_for)
 """).bindparams(
     bindparam("conditions", type_=ARRAY(Text)),
-    *(bindparam(name, type_=Text) for name in ("status", "agent", "session", "user")),
+    *(
+        bindparam(name, type_=Text)
+        for name in ("status", "agent", "session", "user", "waiting_for")
+    ),
     *(bindparam(name, type_=DateTime(timezone=True)) for name in ("after", "before")),
     *(bindparam(name, type_=Uuid) for name in ("first", "last")),
 )
@@ -257,6 +266,7 @@ class RunFilter:
     """
 
     status: str | None = None
+    waiting_for: str | None = None
     agent: str | None = None
     session_id: str | None = None
     user: str | None = None
@@ -287,9 +297,13 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         webhook["url"] = url.split("?")[0]
         if webhook["status"] is None:  # a trigger queues it when the run ends
             webhook |= {"status": "pending", "tries": 0}
+    waiting = None
+    if row.get("wait_reason") is not None:
+        waiting = {name: row[f"wait_{name}"] for name in _OF_WAIT}
     return {
         "learning": None,
         "blocked_by": None,
+        "waiting": waiting,
         **row,
         **shown(row),
         "user": row["user_id"],
@@ -329,6 +343,8 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     ):
         if value is not None:
             yield column == value
+    if wanted.waiting_for is not None:
+        yield exists().where(_of_run(run_waits), run_waits.c.reason == wanted.waiting_for)
     after, before = wanted.created_after, wanted.created_before
     if after is not None:
         yield runs.c.created_at > after
@@ -378,6 +394,7 @@ async def _with_metadata(
         "last": min(last, default=None),
         "descending": descending,
         "most": limit,
+        "waiting_for": wanted.waiting_for,
     }
     return (await connection.scalars(_BY_METADATA, values)).all()
 

@@ -98,10 +98,7 @@ _FORGET_WORDS = text("""
     WHERE tenant_id = :tenant AND (sampled_rows > 0 OR background_rows > 0)
 """)
 # Workers stop executing the runs, their event streams end, and processes forget what they cached.
-_NOTIFY = text(
-    "SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs),"
-    f" pg_notify('{CHANNEL}', :tenant)"
-)
+_NOTIFY = text(f"SELECT pg_notify('bottega_events', :runs), pg_notify('{CHANNEL}', :tenant)")
 
 
 async def erase_session(

@@ -60,6 +60,7 @@ from bottega.container import Service
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.definitions.agents import first_subagents
+from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
 from bottega.runs import messages, prompts, read
 from bottega.runs.control import request_cancel, request_task_cancel
@@ -376,6 +377,7 @@ class RunQuery(ViewQuery):
     """Query parameters of the list of runs."""
 
     status: Status | None = None
+    waiting_for: WaitReason | None = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
     user: QueriedUser = None
@@ -390,6 +392,7 @@ class RunQuery(ViewQuery):
     def filters(self) -> read.RunFilter:
         return read.RunFilter(
             status=self.status,
+            waiting_for=self.waiting_for,
             agent=self.agent,
             session_id=self.session_id,
             user=self.user,

@@ -4,6 +4,7 @@ A field with a default may be absent.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
 from bottega.api.schemas.parts import ContentPart, ModelToolCall, ShortenedPrompt
 from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, TaskStatus, Usage
-from bottega.events.types import EventType
+from bottega.events.types import EventType, WaitReason
 
 AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]
 Attempts = Annotated[int, Field(description="The run's attempt, from 1.")]
@@ -49,13 +50,20 @@ class RunClaimedData(EventData):
     attempt: Attempts
     cause: Cause
     """Why it was claimed; `start`: for the first time."""
+    reason: WaitReason | None = None
+    """What it waited for before; missing: it did not wait."""
 
 
 class RunWaitingData(EventData):
-    """Data of a run that waits for people."""
+    """Data of a run that waits."""
 
-    interrupts: list[UUID]
-    """Their ids."""
+    reason: WaitReason
+    """What it waits for."""
+    since: datetime
+    until: datetime | None
+    """Then it goes on at the latest; null: not by itself."""
+    interrupts: list[UUID] | None = None
+    """Ids of what people decide on; missing: it does not wait for them."""
 
 
 class RunEndedData(EventData):

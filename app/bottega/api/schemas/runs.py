@@ -21,6 +21,7 @@ from bottega.api.schemas.base import (
 )
 from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
 from bottega.api.schemas.parts import Demands, RunInput, ShownDemands, ShownMessage, WebhookUrl
+from bottega.events.types import WaitReason
 from bottega.json_schema.values import WHOLE
 
 
@@ -246,6 +247,18 @@ class Blocker(Answer):
     """Ids of what it waits for itself, if people must decide."""
 
 
+class Waiting(Answer):
+    """What a run awaits without a worker."""
+
+    reason: WaitReason
+    """A `person`'s decision, the `client`'s tools, its `children` (linked runs), a `model` that is
+    away, or a `time`. Only the first two stop its `timeout_s`."""
+    since: datetime
+    """When it began to wait."""
+    until: datetime | None
+    """Then it goes on at the latest; null: not by itself."""
+
+
 class RunSummary(Answer):
     """A run, without its input and output."""
 
@@ -266,6 +279,8 @@ class RunSummary(Answer):
     blocked_by: Blocker | None = None
     """The run of its conversation that it waits for; that time does not count towards
     `queue_timeout_s`."""
+    waiting: Waiting | None = None
+    """What it waits for; null, unless its status is `waiting`."""
     outcome: ShownOutcome
     """What the run was worth, and who says so."""
     stop_reason: str | None

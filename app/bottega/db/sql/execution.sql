@@ -48,7 +48,9 @@ BEGIN
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
     SELECT tenant_id, id, c.last_seq, c.last_seq, c.attempt, v_now, event_line(
         CASE c.attempt WHEN 1 THEN 'run.started' ELSE 'run.resumed' END,
-        jsonb_build_object('attempt', c.attempt, 'cause', attempts #> '{-1,cause}'))
+        jsonb_build_object('attempt', c.attempt, 'cause', attempts #> '{-1,cause}')
+        || CASE WHEN attempts #> '{-2,waited}' IS NULL THEN '{}'
+            ELSE jsonb_build_object('reason', attempts #> '{-2,waited}') END)
     FROM claimed c;
 END $$;
 
@@ -112,25 +114,3 @@ BEGIN
               AND v.name = p_names[i] AND v.version = p_versions[i]) END;
     END LOOP;
 END $$;
-
--- Called by a worker. Return, of its runs, those to be cancelled or deleted (task_id and messages
--- NULL), their tasks to be cancelled, and how many messages were sent to those that got any.
-CREATE OR REPLACE FUNCTION run_wishes(p_tenants uuid[], p_runs uuid[])
-RETURNS TABLE (run_id uuid, task_id uuid, messages integer) LANGUAGE plpgsql AS $$
-BEGIN
-    FOR i IN 1..cardinality(p_tenants) LOOP
-        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-        RETURN QUERY
-        SELECT p_runs[i], NULL::uuid,
-               CASE WHEN r.cancel_requested_at IS NULL THEN r.messages::integer END
-        FROM (SELECT) AS mine
-        LEFT JOIN runs r ON r.tenant_id = p_tenants[i] AND r.id = p_runs[i]
-        WHERE r.id IS NULL OR r.cancel_requested_at IS NOT NULL OR r.messages > 0
-        UNION ALL
-        SELECT t.run_id, t.id, NULL::integer
-        FROM tasks t
-        WHERE t.tenant_id = p_tenants[i] AND t.run_id = p_runs[i]
-          AND t.cancel_requested_at IS NOT NULL AND t.ended_at IS NULL;
-    END LOOP;
-END $$;
-

@@ -1,5 +1,4 @@
--- Tool calls that wait for people, and runs that wait for nothing else. Such a run has no worker,
--- no place in the queue and no head. The run's row is locked before its interrupts.
+-- Tool calls that wait for people. The run's row is locked before its interrupts.
 
 -- Called by append_steps. Store an interrupt, unless it exists.
 CREATE OR REPLACE FUNCTION open_interrupt(
@@ -17,108 +16,31 @@ CREATE OR REPLACE FUNCTION open_interrupt(
     ON CONFLICT DO NOTHING
 $$;
 
--- Return whether each model message with one of these interrupts has one that is pending. A message
--- without goes on: no decision would wake its run any more. One that was not stored is asked again.
-CREATE OR REPLACE FUNCTION waits_for_people(p_tenant uuid, p_run uuid, p_interrupts uuid[])
-RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT count(*) = cardinality(p_interrupts) AND bool_and(EXISTS (
-        SELECT FROM interrupts o WHERE o.tenant_id = p_tenant AND o.run_id = p_run
-          AND o.task_id IS NOT DISTINCT FROM i.task_id AND o.call = i.call
-          AND o.status = 'pending'))
-    FROM interrupts i WHERE i.tenant_id = p_tenant AND i.id = ANY (p_interrupts)
-$$;
-
--- Called by hand_back, which holds the run's row. Return whether the end of a task was requested
--- after this time and has not come: the worker may not have known of it.
-CREATE OR REPLACE FUNCTION cancels_task(p_tenant uuid, p_run uuid, p_since timestamptz)
-RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
-        SELECT FROM tasks WHERE tenant_id = p_tenant AND run_id = p_run
-          AND cancel_requested_at > p_since
-          AND ended_at IS NULL)
-$$;
-
--- Called by hand_back, which holds the run's row and has removed its head. Let the run wait.
-CREATE OR REPLACE FUNCTION begin_waiting(
-    p_tenant uuid, p_run uuid, p_interrupts uuid[], p_now timestamptz
-) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE runs SET status = 'waiting', waiting_since = p_now, queued_at = NULL
-    WHERE tenant_id = p_tenant AND id = p_run;
-    PERFORM append_event(p_tenant, p_run, p_now, event_line(
-        'run.waiting', jsonb_build_object('interrupts', p_interrupts)));
-    INSERT INTO webhooks (tenant_id, run_id, seq, url)
-    SELECT p_tenant, p_run, last_seq, webhook_url FROM runs
-    WHERE tenant_id = p_tenant AND id = p_run AND webhook_url IS NOT NULL;
-    IF FOUND THEN
-        PERFORM pg_notify('bottega_webhooks', '');
-    END IF;
-END $$;
-
--- Queue a waiting run, whose row is locked.
-CREATE OR REPLACE FUNCTION end_waiting(p_tenant uuid, p_run uuid, p_now timestamptz) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE runs SET status = 'queued', waiting_since = NULL, queued_at = p_now,
-        deadline = deadline + (p_now - waiting_since)
-    WHERE tenant_id = p_tenant AND id = p_run;
-    UPDATE tasks SET status = 'queued', status_changed_at = p_now
-    WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'waiting';
-    PERFORM enqueue_run(p_tenant, p_run);
-END $$;
-
--- Append an event to the log of a run that no worker executes; its row is locked.
-CREATE OR REPLACE FUNCTION append_event(
-    p_tenant uuid, p_run uuid, p_now timestamptz, p_line text
-) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
-    SELECT p_tenant, p_run, r.last_seq + 1, r.last_seq + 1, r.attempt, p_now, p_line
-    FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run;
-    UPDATE runs SET last_seq = last_seq + 1 WHERE tenant_id = p_tenant AND id = p_run;
-    PERFORM pg_notify('bottega_events', p_run::text);
-END $$;
-
 -- Decide on an interrupt; p_status: resolved or expired. Return {"interrupt", "run"}, or
--- {"refused": "unknown" | "resolved" | "expired" | "cancelled"}. A waiting run goes on after the
--- last decision on one model message. A worker that executes the run is told, and records it.
+-- {"refused": "unknown" | "resolved" | "expired" | "cancelled"}.
 CREATE OR REPLACE FUNCTION resolve_interrupt(
     p_tenant uuid, p_id uuid, p_status text, p_resolution jsonb, p_by jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
-    v_now timestamptz := clock_timestamp();
     v_run uuid;
-    v_status text;
     i interrupts%ROWTYPE;
-    t tasks%ROWTYPE;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     SELECT run_id INTO v_run FROM interrupts WHERE tenant_id = p_tenant AND id = p_id;
-    SELECT status INTO v_status FROM runs
-    WHERE tenant_id = p_tenant AND id = v_run FOR NO KEY UPDATE;
-    SELECT * INTO i FROM interrupts WHERE tenant_id = p_tenant AND id = p_id FOR UPDATE;
-    IF NOT FOUND OR v_status IS NULL THEN
+    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = v_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
         RETURN jsonb_build_object('refused', 'unknown');
-    ELSIF i.status <> 'pending' THEN
-        RETURN jsonb_build_object('refused', i.status);
     END IF;
     UPDATE interrupts SET status = p_status, resolution = p_resolution, resolved_by = p_by,
-        resolved_at = v_now
-    WHERE tenant_id = p_tenant AND id = p_id RETURNING * INTO i;
-    IF v_status = 'waiting' THEN
-        SELECT * INTO t FROM tasks WHERE tenant_id = p_tenant AND run_id = v_run AND id = i.task_id;
-        PERFORM append_event(p_tenant, v_run, v_now, event_line(
-            'interrupt.resolved', jsonb_build_object(
-                'interrupt_id', i.id, 'kind', i.kind, 'call', i.call,
-                'tool_call_id', i.tool_call_id,
-                'status', p_status, 'resolution', p_resolution, 'by', p_by),
-            i.task_id, t.parent_id, i.agent, t.depth));
-        IF NOT waits_for_people(p_tenant, v_run, ARRAY[p_id]) THEN
-            PERFORM end_waiting(p_tenant, v_run, v_now);
-        END IF;
-    ELSIF v_status = 'running' THEN
-        PERFORM pg_notify('bottega_cancel', v_run::text);
+        resolved_at = clock_timestamp()
+    WHERE tenant_id = p_tenant AND id = p_id AND status = 'pending' RETURNING * INTO i;
+    IF NOT FOUND THEN
+        RETURN (SELECT jsonb_build_object('refused', status) FROM interrupts
+                WHERE tenant_id = p_tenant AND id = p_id);
     END IF;
+    INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
+    VALUES (p_tenant, v_run, 'decision', p_id);
+    PERFORM arrive(p_tenant, v_run);
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 

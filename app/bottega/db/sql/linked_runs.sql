@@ -69,39 +69,12 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by workers. Cancel linked runs whose tasks were cancelled. Their workers end them, those
--- that are queued too.
+-- Called by workers. Cancel linked runs whose tasks were cancelled.
 CREATE OR REPLACE FUNCTION cancel_linked(p_tenants uuid[], p_runs uuid[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     FOR i IN 1..cardinality(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-        UPDATE runs r SET cancel_requested_at = clock_timestamp()
-        WHERE r.tenant_id = p_tenants[i] AND r.id = p_runs[i]
-          AND r.ended_at IS NULL AND r.cancel_requested_at IS NULL;
-    END LOOP;
-    PERFORM pg_notify('bottega_cancel', '');
-END $$;
-
--- Called by do_upkeep. Cancel linked runs that outlive the run that they work for, and end
--- cancelled ones that wait for people, which no worker takes; at most a page of each.
-CREATE OR REPLACE FUNCTION cancel_orphans() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_waiting record;
-BEGIN
-    UPDATE runs r SET cancel_requested_at = clock_timestamp()
-    FROM (
-        SELECT l.tenant_id, l.id FROM runs l
-        LEFT JOIN runs p ON p.tenant_id = l.tenant_id AND p.id = l.parent_run_id
-        WHERE l.parent_run_id IS NOT NULL AND l.ended_at IS NULL AND l.cancel_requested_at IS NULL
-          AND (p.id IS NULL OR p.ended_at IS NOT NULL)
-        LIMIT 1000 FOR NO KEY UPDATE OF l SKIP LOCKED) AS orphans
-    WHERE r.tenant_id = orphans.tenant_id AND r.id = orphans.id;
-    FOR v_waiting IN
-        SELECT tenant_id, id FROM runs
-        WHERE parent_run_id IS NOT NULL AND ended_at IS NULL AND status = 'waiting'
-          AND cancel_requested_at IS NOT NULL LIMIT 100 FOR UPDATE SKIP LOCKED
-    LOOP
-        PERFORM end_unclaimed(v_waiting.tenant_id, v_waiting.id, 'cancelled', NULL);
+        PERFORM request_cancel(p_tenants[i], ARRAY[p_runs[i]]);
     END LOOP;
 END $$;

@@ -48,12 +48,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     FROM workers WHERE leased_until > clock_timestamp() ORDER BY started_at, id LIMIT 1000
 $$;
 
--- Called for metrics. Return the counts of due runs, of runs with a question to people and of
--- live workers, and the seconds for which the oldest run that a worker could claim has been due. It
+-- Called for metrics. Return the counts of due runs, of waiting runs by their reason and of live
+-- workers, and the seconds for which the oldest run that a worker could claim has been due. It
 -- reads at most 100,000 rows of a table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION service_gauges()
-RETURNS TABLE (queued bigint, oldest_s double precision, waiting bigint, alive bigint)
+RETURNS TABLE (queued bigint, oldest_s double precision, alive bigint, waiting jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WITH queued AS MATERIALIZED (
         SELECT tenant_id, is_child, due_at FROM run_queue WHERE is_due LIMIT 100000)
@@ -62,7 +62,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
                SELECT min(q.due_at) FROM queued q JOIN tenant_queues t USING (tenant_id)
                WHERE q.is_child
                   OR t.counted + t.claimed < bottega_limit('concurrent_runs', 100))), 0),
-           (SELECT count(DISTINCT (i.tenant_id, i.run_id)) FROM (
-               SELECT tenant_id, run_id FROM interrupts WHERE status = 'pending' LIMIT 100000) i),
-           (SELECT count(*) FROM workers WHERE leased_until > clock_timestamp())
+           (SELECT count(*) FROM workers WHERE leased_until > clock_timestamp()),
+           (SELECT coalesce(jsonb_object_agg(reason, n), '{}') FROM (
+               SELECT reason, count(*) AS n FROM (SELECT reason FROM run_waits LIMIT 100000) AS w
+               GROUP BY reason) AS g)
 $$;

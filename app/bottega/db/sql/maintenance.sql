@@ -35,7 +35,14 @@ $$;
 CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    PERFORM cancel_orphans();
+    -- Linked runs that outlive the run that they work for.
+    PERFORM request_cancel(o.tenant_id, array_agg(o.id)) FROM (
+        SELECT l.tenant_id, l.id FROM runs l
+        LEFT JOIN runs p ON p.tenant_id = l.tenant_id AND p.id = l.parent_run_id
+        WHERE l.parent_run_id IS NOT NULL AND l.ended_at IS NULL AND l.cancel_requested_at IS NULL
+          AND (p.id IS NULL OR p.ended_at IS NOT NULL)
+        LIMIT 1000) AS o
+    GROUP BY o.tenant_id;
     -- Blocked runs that wait for nobody: the run before was deleted.
     PERFORM release_run(b.tenant_id, b.id)
     FROM run_queue q JOIN runs b ON b.tenant_id = q.tenant_id AND b.id = q.run_id

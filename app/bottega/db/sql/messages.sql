@@ -36,7 +36,8 @@ BEGIN
     RETURNING id INTO v_id;
     UPDATE files SET run_id = p_run WHERE tenant_id = p_tenant AND id = ANY (p_files);
     IF r.status = 'running' THEN
-        PERFORM pg_notify('bottega_cancel', p_run::text);
+        INSERT INTO run_inbox (tenant_id, run_id, kind) VALUES (p_tenant, p_run, 'message');
+        PERFORM arrive(p_tenant, p_run);
     ELSE
         PERFORM append_event(p_tenant, p_run, clock_timestamp(), event_line(
             'message.received', jsonb_build_object('message_id', v_id)));

@@ -15,7 +15,7 @@ $$;
 CREATE OR REPLACE FUNCTION runs_by_metadata(
     p_conditions jsonb[], p_status text, p_agent text, p_session text, p_user text,
     p_after timestamptz, p_before timestamptz, p_first uuid, p_last uuid, p_descending boolean,
-    p_most integer
+    p_most integer, p_waiting_for text
 ) RETURNS SETOF uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -27,9 +27,11 @@ BEGIN
         AND ($4 IS NULL OR session_id = $4) AND ($5 IS NULL OR user_id = $5)
         AND ($6 IS NULL OR created_at > $6) AND ($7 IS NULL OR created_at < $7)
         AND ($8 IS NULL OR id > $8) AND ($9 IS NULL OR id < $9)
+        AND ($11 IS NULL OR EXISTS (
+            SELECT FROM run_waits w WHERE w.tenant_id = $1 AND w.run_id = id AND w.reason = $11))
         ORDER BY id ' || CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END || ' LIMIT $10'
     USING v_tenant, p_status, p_agent, p_session, p_user, p_after, p_before, p_first, p_last,
-          p_most;
+          p_most, p_waiting_for;
 END $$;
 
 -- Called by the list of sessions. Return ids of the tenant's sessions by metadata, as

@@ -240,12 +240,11 @@ CREATE OR REPLACE FUNCTION report(
 $$;
 
 -- Called by a worker that stops executing a run, or by the sweep in its place. Queue it, due in
--- p_pause_s; or let it wait for people; or end it, if it is to be cancelled, or with an error.
--- p_cause of its next attempt: drain, message (at its end), model (away), interrupt, crash, lost.
+-- p_pause_s; or let it wait (p_wait: {"reason", "until_s", "groups"}); or end it, if it is to be
+-- cancelled or with an error. p_cause of the next attempt: drain, message, model, interrupt, …
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text,
-    p_pause_s double precision DEFAULT 0, p_interrupts uuid[] DEFAULT '{}',
-    p_error jsonb DEFAULT NULL
+    p_pause_s double precision DEFAULT 0, p_wait jsonb DEFAULT NULL, p_error jsonb DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -265,16 +264,16 @@ BEGIN
     WHERE tenant_id = p_tenant AND id = p_run RETURNING * INTO r;
     IF p_error IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'failed', p_error);
+        RETURN;
     ELSIF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
-    ELSIF waits_for_people(p_tenant, p_run, p_interrupts) AND NOT cancels_task(
-        p_tenant, p_run, (r.attempts #>> '{-1,started_at}')::timestamptz)
-    THEN
-        PERFORM begin_waiting(p_tenant, p_run, p_interrupts, v_now);
-    ELSE
+        RETURN;
+    END IF;
+    IF p_wait IS NULL OR NOT begin_wait(r, p_wait) THEN
         PERFORM enqueue_run(p_tenant, p_run, least(
             r.deadline, v_now + make_interval(secs => p_pause_s)));
     END IF;
+    PERFORM arrive(p_tenant, p_run);
 END $$;
 
 -- Called by each process; NULL if another one sweeps. Queue runs again that no worker executes, and
@@ -312,15 +311,24 @@ BEGIN
              LIMIT 1000)
             UNION ALL
             (SELECT tenant_id, run_id, NULL, 'queued', NULL FROM run_queue
-             WHERE expires_at < now() ORDER BY expires_at LIMIT 500)) AS x
+             WHERE expires_at < now() ORDER BY expires_at LIMIT 500)
+            UNION ALL
+            (SELECT tenant_id, run_id, NULL, NULL, 'arrival' FROM run_waits
+             WHERE until <= now() ORDER BY until LIMIT 500)
+            UNION ALL  -- its sender died
+            (SELECT tenant_id, run_id, NULL, NULL, 'arrival' FROM run_inbox
+             WHERE worker_id IS NULL AND at < now() - interval '1 second' LIMIT 500)) AS x
         CROSS JOIN LATERAL (
             SELECT * FROM runs o WHERE o.tenant_id = x.tenant_id AND o.id = x.run_id
-              AND o.status = x.status AND o.attempt = coalesce(x.attempt, o.attempt)  -- the fence
+              AND o.status = coalesce(x.status, o.status)
+              AND o.attempt = coalesce(x.attempt, o.attempt)  -- the fence
             FOR UPDATE SKIP LOCKED) AS o
     LOOP
         BEGIN
             IF r.cause IS NULL THEN
                 PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', NULL);
+            ELSIF r.cause = 'arrival' THEN
+                PERFORM arrive(r.tenant_id, r.id);
             ELSE
                 -- A run that kills its worker stops the other runs there, too. From the second
                 -- crash on each gets another pause, so that they do not meet it again.

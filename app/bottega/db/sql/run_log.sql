@@ -89,7 +89,9 @@ RETURNS TABLE (last_seq bigint, over boolean, waits boolean) LANGUAGE plpgsql AS
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     RETURN QUERY
-    SELECT coalesce(h.last_seq, r.last_seq), r.ended_at IS NOT NULL, r.status = 'waiting'
+    SELECT coalesce(h.last_seq, r.last_seq), r.ended_at IS NOT NULL, EXISTS (
+        SELECT FROM run_waits w WHERE w.tenant_id = p_tenant AND w.run_id = p_run
+          AND w.reason IN ('person', 'client'))
     FROM runs r
     LEFT JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
     WHERE r.tenant_id = p_tenant AND r.id = p_run;

@@ -193,7 +193,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Called by the API. End a run that waits, or whose worker is dead; for one that is executed, store
--- the request and notify its worker. Return NULL for an unknown run and 'final' for an ended one.
+-- the request for its worker. Return NULL for an unknown run and 'final' for an ended one.
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -212,7 +212,8 @@ BEGIN
         SELECT FROM run_heads h JOIN workers w ON w.id = h.worker_id
         WHERE h.tenant_id = p_tenant AND h.run_id = p_run AND w.leased_until > clock_timestamp())
     THEN
-        PERFORM pg_notify('bottega_cancel', p_run::text);
+        INSERT INTO run_inbox (tenant_id, run_id, kind) VALUES (p_tenant, p_run, 'cancel');
+        PERFORM arrive(p_tenant, p_run);
         RETURN 'requested';
     END IF;
     PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
@@ -273,6 +274,7 @@ BEGIN
         || CASE WHEN r.error IS NULL THEN '{}' ELSE jsonb_build_object('error', r.error) END);
     PERFORM put_events(p_tenant, p_run, r.attempt, v_last, v_now, v_lines);
     DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
+    DELETE FROM run_waits WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
         'status', p_status, 'stop_reason', v_reason, 'error', r.error), v_now);
     PERFORM pg_notify('bottega_events', p_run::text);

@@ -231,13 +231,11 @@ BEGIN
     WHERE tenant_id = p_tenant AND run_id = p_run AND ended_at IS NULL;
     UPDATE interrupts SET status = 'cancelled', resolved_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending';
+    DELETE FROM run_inbox WHERE tenant_id = p_tenant AND run_id = p_run;
     IF v_links THEN
-        UPDATE runs SET cancel_requested_at = clock_timestamp()
-        WHERE tenant_id = p_tenant AND id = ANY (ARRAY(
-            SELECT l.id FROM runs l
-            WHERE l.tenant_id = p_tenant AND l.parent_run_id = p_run AND l.ended_at IS NULL
-              AND l.cancel_requested_at IS NULL FOR NO KEY UPDATE SKIP LOCKED));
-        PERFORM pg_notify('bottega_cancel', '');
+        PERFORM request_cancel(p_tenant, ARRAY(
+            SELECT id FROM runs
+            WHERE tenant_id = p_tenant AND parent_run_id = p_run AND ended_at IS NULL));
     END IF;
     IF v_parent IS NOT NULL THEN
         PERFORM pg_notify('bottega_linked', p_run::text);

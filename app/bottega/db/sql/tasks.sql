@@ -73,13 +73,11 @@ CREATE OR REPLACE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
 RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz;
-    v_status text;
     v_below uuid[];
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    SELECT r.status INTO v_status FROM runs r
-    WHERE r.tenant_id = p_tenant AND r.id = p_run FOR NO KEY UPDATE;
-    v_now := clock_timestamp();  -- after a claim that does not know of it: see cancels_task
+    PERFORM FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run FOR NO KEY UPDATE;
+    v_now := clock_timestamp();  -- after a claim that does not know of it: see hand_back
     WITH RECURSIVE below AS (
         SELECT t.id FROM tasks t
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
@@ -100,11 +98,9 @@ BEGIN
     UPDATE interrupts i SET status = 'cancelled', resolved_at = v_now
     WHERE i.tenant_id = p_tenant AND i.run_id = p_run AND i.status = 'pending'
       AND i.task_id = ANY (v_below);
-    IF v_status = 'waiting' THEN
-        PERFORM end_waiting(p_tenant, p_run, v_now);
-    ELSE
-        PERFORM pg_notify('bottega_cancel', p_run::text);
-    END IF;
+    INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
+    VALUES (p_tenant, p_run, 'task', p_task);
+    PERFORM arrive(p_tenant, p_run, p_at_once => true);
 END $$;
 
 -- Called by the API. Return the last characters of what a task's model says in its present call.

@@ -200,7 +200,7 @@ function Coming({ state, root, said }) {
   if (!moves && (isRead || !text)) return null;
   return html`<div class="said assistant" aria-busy=${moves}>
     <pre class="text">${isRead ? "" : text}</pre>
-    ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p>`}</div>`;
+    ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? `waits for ${{ person: "you", client: "you" }[state.waitsFor] ?? `its ${state.waitsFor}`}` : "thinks"}</p>`}</div>`;
 }
 
 /** What was typed and not sent, by session: it stays while another page is shown, or another key is entered. */

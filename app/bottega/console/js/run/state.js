@@ -90,6 +90,7 @@ export class RunState {
       }
     } else if (type === "run.waiting") {
       this.status = "waiting";
+      this.waitsFor = data.reason;
       for (const task of this.tasks.values()) {
         if (task.id === null && !isFinal(task.status)) task.status = "waiting";
       }

@@ -1,0 +1,143 @@
+-- Runs that wait, and what arrives for runs.
+--
+-- A run that waits has no worker, no place in the queue and no head. Its row of run_waits says what
+-- it awaits. A row of run_inbox says that something arrived for a run: of kind cancel, task (to be
+-- cancelled), message or decision. A worker reads those of its runs several times a second; for
+-- other runs they are dealt with at once, or by the sweep. They are hints: a claim reads the facts.
+
+-- Return whether a wait is over: at its time, or when all interrupts of one of its groups (those of
+-- one model message) are decided on. One that was not stored is asked again.
+CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce(w.until <= clock_timestamp(), false) OR EXISTS (
+        SELECT FROM jsonb_array_elements(w.groups) AS g(ids) WHERE NOT EXISTS (
+            SELECT FROM interrupts i WHERE i.tenant_id = w.tenant_id AND i.status = 'pending'
+              AND i.id = ANY (ARRAY(SELECT jsonb_array_elements_text(g.ids)::uuid))))
+$$;
+
+-- Called by hand_back, with the run's row. Let the run wait, unless that wait would be over, or its
+-- worker may not know of a task that is to be cancelled: then return false.
+CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_form text := 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"';
+    v_now timestamptz := clock_timestamp();
+    w run_waits%ROWTYPE := ROW(r.tenant_id, r.id, p_wait ->> 'reason', v_now, CASE
+        WHEN p_wait ->> 'until_s' IS NOT NULL THEN least(r.deadline, v_now + make_interval(
+            secs => (p_wait ->> 'until_s')::double precision)) END, p_wait -> 'groups');
+BEGIN
+    IF is_over(w) OR EXISTS (
+        SELECT FROM tasks WHERE tenant_id = r.tenant_id AND run_id = r.id AND ended_at IS NULL
+          AND cancel_requested_at > (r.attempts #>> '{-1,started_at}')::timestamptz)
+    THEN
+        RETURN false;
+    END IF;
+    INSERT INTO run_waits SELECT w.*;
+    UPDATE runs SET status = 'waiting', queued_at = NULL
+    WHERE tenant_id = r.tenant_id AND id = r.id;
+    PERFORM append_event(r.tenant_id, r.id, v_now, event_line('run.waiting', jsonb_build_object(
+        'reason', w.reason, 'since', to_char(w.since AT TIME ZONE 'UTC', v_form),
+        'until', to_char(w.until AT TIME ZONE 'UTC', v_form))
+        || CASE WHEN w.groups = '[]' THEN '{}' ELSE jsonb_build_object(
+            'interrupts', jsonb_path_query_array(w.groups, '$[*][*]')) END));
+    IF r.webhook_url IS NOT NULL AND w.reason IN ('person', 'client') THEN
+        INSERT INTO webhooks (tenant_id, run_id, seq, url)
+        VALUES (r.tenant_id, r.id, r.last_seq + 1, r.webhook_url);
+        PERFORM pg_notify('bottega_webhooks', '');
+    END IF;
+    RETURN true;
+END $$;
+
+-- Called when something arrived for a run, by its sender or by the sweep. Tell its worker; log what
+-- people decided for a waiting run, and queue it if its wait is over (p_at_once: in any case), or
+-- end it if it is to be cancelled.
+CREATE OR REPLACE FUNCTION arrive(p_tenant uuid, p_run uuid, p_at_once boolean DEFAULT false)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    r runs%ROWTYPE;
+    w run_waits%ROWTYPE;
+    i record;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    IF r.status = 'running' THEN
+        UPDATE run_inbox o SET worker_id = h.worker_id FROM run_heads h
+        WHERE o.tenant_id = p_tenant AND o.run_id = p_run
+          AND h.tenant_id = p_tenant AND h.run_id = p_run;
+        RETURN;
+    END IF;
+    FOR i IN
+        WITH arrived AS (
+            DELETE FROM run_inbox WHERE tenant_id = p_tenant AND run_id = p_run
+            RETURNING id, kind, subject, worker_id)
+        SELECT n.*, t.parent_id, t.depth FROM arrived a
+        JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
+        LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
+        -- What a worker had, it logs, or the next one.
+        WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
+        ORDER BY a.id
+    LOOP
+        PERFORM append_event(p_tenant, p_run, v_now, event_line(
+            'interrupt.resolved', jsonb_build_object(
+                'interrupt_id', i.id, 'kind', i.kind, 'call', i.call,
+                'tool_call_id', i.tool_call_id, 'status', i.status, 'resolution', i.resolution,
+                'by', i.resolved_by),
+            i.task_id, i.parent_id, i.agent, i.depth));
+    END LOOP;
+    IF r.status = 'waiting' AND r.cancel_requested_at IS NOT NULL THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+        RETURN;
+    END IF;
+    DELETE FROM run_waits o WHERE o.tenant_id = p_tenant AND o.run_id = p_run
+        AND (p_at_once OR is_over(o)) RETURNING * INTO w;
+    IF FOUND THEN
+        -- Only while it waits for people does its time stand still.
+        UPDATE runs SET status = 'queued', queued_at = v_now, deadline = deadline + CASE
+                WHEN w.reason IN ('person', 'client') THEN v_now - w.since ELSE interval '0' END,
+            attempts = jsonb_set(attempts, '{-1,waited}', to_jsonb(w.reason))
+        WHERE tenant_id = p_tenant AND id = p_run;
+        UPDATE tasks SET status = 'queued', status_changed_at = v_now
+        WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'waiting';
+        PERFORM enqueue_run(p_tenant, p_run);
+    END IF;
+END $$;
+
+-- Append an event to the log of a run that no worker executes; its row is locked.
+CREATE OR REPLACE FUNCTION append_event(
+    p_tenant uuid, p_run uuid, p_now timestamptz, p_line text
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+    SELECT p_tenant, p_run, r.last_seq + 1, r.last_seq + 1, r.attempt, p_now, p_line
+    FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run;
+    UPDATE runs SET last_seq = last_seq + 1 WHERE tenant_id = p_tenant AND id = p_run;
+    PERFORM pg_notify('bottega_events', p_run::text);
+END $$;
+
+-- Cancel some of a tenant's runs, but for locked ones, which the sweep finds. Their workers end
+-- them, and those that are queued are ended by the worker that claims them.
+CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
+LANGUAGE sql AS $$
+    WITH requested AS (
+        UPDATE runs SET cancel_requested_at = clock_timestamp()
+        WHERE tenant_id = p_tenant AND id = ANY (ARRAY(
+            SELECT id FROM runs
+            WHERE tenant_id = p_tenant AND id = ANY (p_runs) AND ended_at IS NULL
+              AND cancel_requested_at IS NULL FOR NO KEY UPDATE SKIP LOCKED))
+        RETURNING id, status
+    )
+    INSERT INTO run_inbox (tenant_id, run_id, worker_id, kind)
+    SELECT p_tenant, q.id, h.worker_id, 'cancel' FROM requested q
+    LEFT JOIN run_heads h ON h.tenant_id = p_tenant AND h.run_id = q.id
+    WHERE q.status <> 'queued'
+$$;
+
+-- Called by a worker. Return what arrived for its runs, oldest first, without what it has read.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION read_inbox(p_worker uuid, p_read bigint[]) RETURNS TABLE (
+    id bigint, tenant_id uuid, run_id uuid, kind text, subject uuid
+) LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    DELETE FROM run_inbox WHERE worker_id = p_worker AND id = ANY (p_read);
+    SELECT id, tenant_id, run_id, kind, subject FROM run_inbox
+    WHERE worker_id = p_worker ORDER BY id LIMIT 1000
+$$;
