@@ -411,6 +411,8 @@ CREATE TABLE runs (
     -- A retry from the last step takes over events 2 to carried_seq of the earlier run. Its task
     -- ids therefore derive from that run, or from the first of a chain of retries.
     retry_of uuid,
+    -- Of a retry: the first run of the chain, whose arm of an experiment all of them get.
+    assigned_as uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
     task_root uuid,
     -- The run one of whose tasks this run does: it is a linked run.

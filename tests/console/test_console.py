@@ -106,7 +106,7 @@ async def test_tasks_wait_and_go_on_in_the_state_of_a_run(console: Console) -> N
         ("agent.started", None, "lead", {"depth": 0}),
         ("agent.started", "t", "clerk", {"depth": 1}),
         ("agent.waiting", "t", "clerk", {"attempt": 1}),
-        ("run.waiting", None, None, {"interrupts": ["i"]}),
+        ("run.waiting", None, None, {"reason": "person", "interrupts": ["i"]}),
         ("run.resumed", None, None, {"attempt": 2}),
         ("agent.resumed", "t", "clerk", {"attempt": 2}),
         ("agent.completed", "t", "clerk", {"output": "yes"}),

@@ -83,10 +83,18 @@ def test_a_task_that_waits_while_its_worker_dies_does_not_age(log: Log) -> None:
 def test_all_time_stands_still_while_the_run_waits(log: Log) -> None:
     log.begins(A)
     log.awaits(1, mode="any")
-    log.add(4, EventType.RUN_WAITING)
+    log.add(4, EventType.RUN_WAITING, reason="person")
     assert (log.ran(100), log.waited(100)) == (4, 3)
     log.add(100, EventType.RUN_RESUMED)
     assert (log.ran(102), log.waited(102)) == (6, 5)
+
+
+def test_no_time_stands_still_while_the_run_waits_for_a_model(log: Log) -> None:
+    log.begins(A)
+    log.awaits(1, mode="any")
+    log.add(4, EventType.RUN_WAITING, reason="model")
+    log.add(100, EventType.RUN_RESUMED)
+    assert (log.ran(102), log.waited(102)) == (102, 101)
 
 
 @pytest.mark.parametrize(

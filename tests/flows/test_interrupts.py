@@ -253,7 +253,7 @@ async def test_a_wait_ends_when_the_run_waits_but_its_streams_go_on(
         seen = [from_json(await socket.recv())]
         while seen[-1]["type"] != "run.waiting":
             seen.append(from_json(await socket.recv()))
-        assert seen[-1]["data"] == {"interrupts": [interrupt["id"]]}
+        assert seen[-1]["data"]["interrupts"] == [interrupt["id"]]
         assert (await decide(client, interrupt, answer="yes"))[0] == 200
         seen += [from_json(message) async for message in socket]
         rest = [line async for line in lines]

@@ -14,13 +14,25 @@ from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.pinned import Pin, PinnedDefinitions
 from bottega.engine import queue
 from bottega.engine.claim import ClaimedRun, ClaimReader
-from tests.claims import claim_next, hand_back, report, sweep
+from tests.claims import claim, claim_next, hand_back, report, sweep
 from tests.flows.test_faults import before
 from tests.stores.test_neighbours import claimed
 from tests.stores.test_queue import NEW, accept_all, tenants
 from tests.waiting import until
 
 QUEUED = "SELECT run_id FROM run_queue"
+
+
+async def test_a_chain_of_retries_is_assigned_as_its_first_run(database: Database) -> None:
+    chain: list[UUID] = []
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        for _ in range(3):
+            retry_of = chain[-1] if chain else None
+            new = to_json({**NEW, "priority": 5, "retry_of": retry_of}).decode()
+            query = "SELECT accept_run($1, $2, '[]', '[]') ->> 'id'"
+            chain.append(UUID(await connection.fetchval(query, DEFAULT_TENANT, new)))
+    runs = [await claim(database.pool, run_id) for run_id in chain]
+    assert [run.assigned_as for run in runs if run is not None] == [chain[0]] * 3
 
 
 async def test_runs_of_a_claim_whose_answer_was_lost_are_queued_again(

@@ -664,7 +664,7 @@ class TestDeprecation:
                 await deprecate(cache, TENANT, other.key, "too old", by)
 
     async def test_other_processes_are_notified_of_changes_but_not_of_uses(
-        self, cache: PatternCache, owner: asyncpg.Pool, database_url: str
+        self, cache: PatternCache, database: Database, owner: asyncpg.Pool, database_url: str
     ) -> None:
         heard: asyncio.Queue[str] = asyncio.Queue()
         listener = await asyncpg.connect(database_url)
@@ -673,6 +673,7 @@ class TestDeprecation:
 
             async def news() -> list[str]:
                 """Return the notices up to here; they arrive in the order of sending."""
+                await database.trust.signals.sent()
                 await owner.execute(f"NOTIFY {CHANNEL}, 'here'")
                 found = []
                 while (said := await heard.get()) != "here":

@@ -279,17 +279,6 @@ async def test_a_page_of_expired_runs_reads_no_other_conversation(
     assert await read(acting, "conversations") <= 3_000
 
 
-async def test_the_first_try_is_found_by_key(
-    owner: asyncpg.Pool, acting: asyncpg.Connection
-) -> None:
-    runs = await filled(owner, _RUNS, 1000)
-    for later, earlier in zip(runs[1:4], runs, strict=False):
-        await owner.execute("UPDATE runs SET retry_of = $2 WHERE id = $1", later, earlier)
-    first = await acting.fetchval("SELECT first_try($1, $2)", DEFAULT_TENANT, runs[3])
-    assert first == runs[0]
-    assert await read(acting, "runs") <= 20
-
-
 @pytest.mark.parametrize(
     "query",
     [

@@ -9,8 +9,9 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from sqlalchemy import text
 
-from bottega.db.engine import Database, open_database
+from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine import queue
 from bottega.engine.claim import ClaimedRun, ClaimReader
@@ -18,7 +19,7 @@ from bottega.events.listener import NotifyListener
 from bottega.runs import control
 from bottega.services import background
 from tests.claims import hand_back, report, sweep
-from tests.stores.test_queue import accept_all, take, tenants
+from tests.stores.test_queue import accept, accept_all, take, tenants
 from tests.waiting import until
 
 NEVER_S = 3600.0
@@ -250,9 +251,29 @@ async def awake(url: str, database: Database) -> list[str]:
     """Return whom a due run would wake."""
     async with hearing(url) as heard:
         await database.pool.execute("SELECT wake_worker()")
+        await database.trust.signals.sent()
         await database.pool.execute("SELECT pg_notify($1, 'end')", queue.CHANNEL)
         await until(lambda: "end" in heard)
     return heard[:-1]
+
+
+async def test_the_signals_of_a_transaction_are_sent_after_its_commit(
+    database_url: str, database: Database, owner: asyncpg.Pool
+) -> None:
+    """A NOTIFY in it would keep all other transactions from committing until its own commit."""
+    await report(database.pool, worker := uuid4())
+    async with hearing(database_url) as heard:
+        async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+            await accept(connection, DEFAULT_TENANT)
+            await owner.execute("SELECT pg_notify($1, 'between')", queue.CHANNEL)
+            await until(lambda: heard)
+        async with database.begin(DEFAULT_TENANT) as tx:
+            await until(lambda: len(heard) > 1)
+            await tx.execute(text("SELECT wake_worker()"))
+            await owner.execute("SELECT pg_notify($1, 'between')", queue.CHANNEL)
+            await until(lambda: len(heard) > 2)
+        await until(lambda: len(heard) > 3)
+    assert heard == ["between", str(worker)] * 2
 
 
 async def test_runs_wake_the_first_worker_with_a_place(

@@ -5,7 +5,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
-from pydantic_core import to_json
 
 from bottega.db.engine import Database
 from tests.claims import claim, hand_back, sweep
@@ -204,8 +203,11 @@ async def act_as(connection: asyncpg.Connection, tenant: UUID) -> None:
 async def open_interrupt(
     connection: asyncpg.Connection, tenant: UUID, run_id: UUID, asks: UUID
 ) -> None:
-    new = {"id": asks, "kind": "question", "call": 1, "tool": "ask_user", "tool_call_id": "1"}
-    values = to_json(new | {"arguments": {}, "expires_s": 600}).decode()
     await act_as(connection, tenant)
-    query = "SELECT open_interrupt($1, $2, $3, now())"
-    await connection.execute(query, tenant, run_id, values)
+    await connection.execute(
+        """INSERT INTO interrupts (tenant_id, id, run_id, kind, call, tool, tool_call_id, arguments,
+                                   created_at, expires_at)
+           VALUES ($1, $2, $3, 'question', 1, 'ask_user', '1', '{}', now(), now() + interval '1 h')
+        """,
+        *(tenant, asks, run_id),
+    )

@@ -316,7 +316,7 @@ async def _now(connection: AsyncConnection) -> datetime:
 
 
 async def _tell(connection: AsyncConnection) -> None:
-    await connection.execute(select(func.pg_notify(CHANNEL, "")))
+    await connection.execute(select(func.send_signal(CHANNEL, "")))
 
 
 @dataclass(frozen=True, slots=True)

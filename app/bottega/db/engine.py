@@ -316,10 +316,14 @@ async def open_database(
             connect=lambda *_, **__: connected(silence.step_s),
             connection_class=ListenSession,
         ) as pool:
-            trust.pool = pool
+            trust.pool = trust.signals.pool = pool
             each = max(1, of_engine // 2, min(2, pool_size - 1))
             metrics.refreshers[engine] = partial(count_connections, engine, pool)
-            yield Database(url, limits, engine, pool, each, patience_s, trust)
+            try:
+                yield Database(url, limits, engine, pool, each, patience_s, trust)
+            finally:
+                await trust.signals.sent()
+                trust.signals.pool = None
     finally:
         metrics.refreshers.pop(engine, None)
         closing.cancel()

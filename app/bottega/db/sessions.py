@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega import metrics, trace_context
 from bottega.clock import monotonic
 from bottega.db.conninfo import Server
+from bottega.db.signals import SIGNAL, NotifySender
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +40,7 @@ SERVER_OPTIONS = {
 }
 """Settings with which the server detects a silent client and releases its locks."""
 _RUN_ENDED = "BT020"
-"""SQLSTATE of the notice of ``report_end``."""
+"""SQLSTATE of the notice of ``end_unclaimed``."""
 _FIXED_TYPES = 10_000
 """PostgreSQL's own types have a number below this, the same in all its versions."""
 _known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
@@ -78,6 +79,7 @@ class Trust:
     Attributes:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
+        signals: sends what their transactions have to tell.
         last: of each address that was connected to, the server that accepted it. They may hold
             passwords.
     """
@@ -87,6 +89,7 @@ class Trust:
         self.generation = 0
         self.pool: asyncpg.Pool | None = None
         self.last: dict[str, Server] = {}
+        self.signals = NotifySender()
 
     async def lose(self) -> None:
         self.generation += 1
@@ -112,6 +115,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
 
     def begin(self, trust: Trust) -> None:
         self.trust, self.generation = trust, trust.generation
+        self._untold: list[tuple[str, str]] = []
         _keep_alive(self._transport.get_extra_info("socket"))
 
     @property
@@ -125,10 +129,26 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             return await super()._do_execute(*arguments, **options)
         finally:
             metrics.db_statement_duration.observe(monotonic() - began)
+            self._tell()
+
+    async def execute(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().execute(*arguments, **options)
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Send the signals of a transaction that is over."""
+        if self._untold and (self.is_closed() or not self.is_in_transaction()):
+            for channel, payload in self._untold:
+                self.trust.signals.publish(channel, payload)
+            self._untold.clear()
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: str) -> None:
-        """Log and count a run that a statement of this session ended itself."""
-        if fields.get("C") == _RUN_ENDED:
+        """Note a signal; log and count a run that a statement of this session ended itself."""
+        if fields.get("C") == SIGNAL:
+            self._untold.append((fields["M"], fields.get("D", "")))
+        elif fields.get("C") == _RUN_ENDED:
             end = from_json(fields["D"])
             mode, trace_id = end.pop("mode"), trace_context.trace_id(end.pop("traceparent"))
             metrics.runs.labels(end["status"], mode).inc()

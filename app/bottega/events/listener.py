@@ -4,8 +4,8 @@ Each NOTIFY is work for every listening connection of the database, whatever its
 
 Wake-ups between processes: "run X has news". They are only hints; the log has the facts.
 
-NOTIFY takes a lock for the whole database at commit. So a process sends its wake-ups afterwards,
-for many runs at a time, and never inside a step's transaction.
+A process sends its wake-ups after the commit, as all signals (see :mod:`bottega.db.signals`), and
+for many runs at a time.
 """
 
 import asyncio
@@ -23,12 +23,11 @@ import structlog
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
+from bottega.db.signals import Notify
 
 log = structlog.get_logger(__name__)
 
 Connect = Callable[[], Awaitable[ListenSession]]
-Notify = Callable[[str | None], None]
-"""A function that gets a notification's payload; ``None``: some may have been missed."""
 
 
 class NotifyListener:

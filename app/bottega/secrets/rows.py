@@ -200,7 +200,7 @@ def _refuse_other(name: str, version: int | None, if_version: int | None) -> Non
 
 
 async def _changed(tx: AsyncConnection, tenant_id: UUID) -> None:
-    await tx.execute(select(func.pg_notify(CHANNEL, str(tenant_id))))
+    await tx.execute(select(func.send_signal(CHANNEL, str(tenant_id))))
 
 
 def _named(tenant_id: UUID, name: str) -> ColumnElement[bool]:

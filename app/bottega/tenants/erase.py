@@ -98,7 +98,7 @@ _FORGET_WORDS = text("""
     WHERE tenant_id = :tenant AND (sampled_rows > 0 OR background_rows > 0)
 """)
 # Workers stop executing the runs, their event streams end, and processes forget what they cached.
-_NOTIFY = text(f"SELECT pg_notify('bottega_events', :runs), pg_notify('{CHANNEL}', :tenant)")
+_NOTIFY = text(f"SELECT send_signal('bottega_events', :runs), send_signal('{CHANNEL}', :tenant)")
 
 
 async def erase_session(

@@ -44,7 +44,7 @@ _DUE = text("SELECT tenant_id, name, kind, before FROM due_retention(:days, :ten
 _DUE = _DUE.bindparams(bindparam("days", type_=JSONB))
 _DUE_NOW = "SELECT tenant_id, name, kind, before FROM due_retention($1::jsonb, NULL, true)"
 _LOCK = text("SELECT ids, last_at, last_id FROM lock_expired_runs(:before, :at, :id, :most)")
-_FORGOTTEN = text(f"SELECT pg_notify('{erase.CHANNEL}', :tenant)")
+_FORGOTTEN = text(f"SELECT send_signal('{erase.CHANNEL}', :tenant)")
 
 log = structlog.get_logger(__name__)
 

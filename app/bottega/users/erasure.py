@@ -63,7 +63,7 @@ async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -
     begun = insert(user_erasures).values(new).on_conflict_do_nothing().returning(_own.user_id)
     if await tx.scalar(begun) is not None:
         await audit.note(tx, tenant_id, actor, "user.delete", pseudonym(user))
-        await tx.execute(select(func.pg_notify(CHANNEL, "")))
+        await tx.execute(select(func.send_signal(CHANNEL, "")))
     return await get(tx, tenant_id, user)
 
 
@@ -163,7 +163,7 @@ class UserErasure:
             if row is not None:
                 about = {"removed": row.removed}
                 await audit.note(tx, tenant_id, row.actor, "user.deleted", pseudonym(user), about)
-                await tx.execute(select(func.pg_notify(erase.CHANNEL, str(tenant_id))))
+                await tx.execute(select(func.send_signal(erase.CHANNEL, str(tenant_id))))
 
     async def _put_off(
         self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception, _: float | None

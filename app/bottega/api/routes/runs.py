@@ -377,7 +377,9 @@ class RunQuery(ViewQuery):
     """Query parameters of the list of runs."""
 
     status: Status | None = None
-    waiting_for: WaitReason | None = None
+    waiting_for: Annotated[
+        WaitReason | None, Query(description="Only runs that wait for this.")
+    ] = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
     user: QueriedUser = None

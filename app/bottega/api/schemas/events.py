@@ -60,6 +60,7 @@ class RunWaitingData(EventData):
     reason: WaitReason
     """What it waits for."""
     since: datetime
+    """When it began to wait."""
     until: datetime | None
     """Then it goes on at the latest; null: not by itself."""
     interrupts: list[UUID] | None = None

@@ -320,7 +320,7 @@ BEGIN
     UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
         updated_at = now()
     WHERE tenant_id = p_tenant AND run_id = p_run;
-    PERFORM pg_notify('bottega_memory', '');
+    PERFORM send_signal('bottega_memory');
 END $$;
 
 -- Called by DELETE of an episode. Mark it, and the parts of a consolidated one, as deleted and

@@ -66,8 +66,7 @@ BEGIN
     RETURN jsonb_build_object(
         'tenant', (SELECT t.name FROM tenants t WHERE t.id = r.tenant_id),
         'mode', r.mode, 'memory', r.memory,
-        'assigned_as', CASE WHEN r.retry_of IS NULL THEN r.id
-            ELSE first_try(r.tenant_id, r.id) END,
+        'assigned_as', coalesce(r.assigned_as, r.id),
         'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
         'principal', r.principal, 'pinned', r.pinned, 'traceparent', r.traceparent,
         'tracestate', r.tracestate,

@@ -1,21 +1,5 @@
 -- Tool calls that wait for people. The run's row is locked before its interrupts.
 
--- Called by append_steps. Store an interrupt, unless it exists.
-CREATE OR REPLACE FUNCTION open_interrupt(
-    p_tenant uuid, p_run uuid, p_new jsonb, p_now timestamptz
-) RETURNS void LANGUAGE sql AS $$
-    INSERT INTO interrupts (tenant_id, id, run_id, task_id, agent, kind, call, tool, tool_call_id,
-                            arguments, question, schema, reason, server, created_at, expires_at)
-    SELECT p_tenant, n.id, p_run, n.task_id, n.agent, n.kind, n.call, n.tool, n.tool_call_id,
-           n.arguments, n.question, nullif(n.schema, 'null'), n.reason, n.server, p_now,
-           p_now + make_interval(secs => n.expires_s)
-    FROM jsonb_to_record(p_new) AS n(
-        id uuid, task_id uuid, agent text, kind text, call integer, tool text, tool_call_id text,
-        arguments jsonb, question text, schema jsonb, reason text, server text,
-        expires_s double precision)
-    ON CONFLICT DO NOTHING
-$$;
-
 -- Decide on an interrupt; p_status: resolved or expired. Return {"interrupt", "run"}, or
 -- {"refused": "unknown" | "resolved" | "expired" | "cancelled"}.
 CREATE OR REPLACE FUNCTION resolve_interrupt(

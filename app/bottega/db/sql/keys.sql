@@ -9,7 +9,7 @@ BEGIN
     IF TG_OP = 'INSERT' THEN
         INSERT INTO first_key DEFAULT VALUES ON CONFLICT DO NOTHING;
     END IF;
-    PERFORM pg_notify('bottega_keys', '');
+    PERFORM send_signal('bottega_keys');
     RETURN NULL;
 END $$;
 

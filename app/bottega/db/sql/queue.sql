@@ -42,20 +42,6 @@ BEGIN
     END IF;
 END $$;
 
--- Notify one worker with a free place that runs are due; nobody, if all are full. One is filled to
--- half (as of its report) before the next, since a worker stores the steps of its runs together.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT pg_notify('bottega_queue', w.id::text) FROM (
-        SELECT id FROM workers
-        WHERE leased_until > clock_timestamp() AND id IS DISTINCT FROM p_except
-          AND (common_places > 0 OR p_except IS NULL AND free_places > 0)
-        ORDER BY common_places > 0 DESC, common_places > cardinality(runs) DESC,
-                 CASE WHEN common_places > 0 THEN 0 ELSE random() END, id
-        LIMIT 1) AS w
-$$;
-
 -- Return up to 500 tenants with due runs, upwards from p_from, then from the lowest on (round 2):
 -- one index step for each.
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]

@@ -50,14 +50,16 @@ BEGIN
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, goals, constraints,
                       success_criteria, metadata, memory, memory_used, principal,
-                      retry_of, task_root, last_seq, carried_seq, conversation_id, turn, queued_at,
-                      traceparent, tracestate, bytes)
+                      retry_of, assigned_as, task_root, last_seq, carried_seq, conversation_id,
+                      turn, queued_at, traceparent, tracestate, bytes)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, coalesce(n.goals, '[]'),
            coalesce(n.constraints, '[]'), coalesce(n.success_criteria, '[]'), n.metadata,
            coalesce(n.memory, 'full'), coalesce(n.memory_used, 'none (no user)'), n.principal,
-           n.retry_of, n.task_root, 1 + v_carried,
+           n.retry_of, (SELECT coalesce(o.assigned_as, o.id) FROM runs o
+                        WHERE o.tenant_id = p_tenant AND o.id = n.retry_of),
+           n.task_root, 1 + v_carried,
            CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent,
            n.tracestate,
@@ -103,7 +105,7 @@ END $$;
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
         - '{pinned,session_base,principal,spent,spent_beside,turn,queued_at}'::text[]
-        - '{link,links,bytes}'::text[]
+        - '{link,links,bytes,assigned_as}'::text[]
 $$;
 
 -- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
@@ -175,22 +177,6 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
-
--- Called by claimed_run. Follow retry_of back to the first run of a series of retries (at most
--- 1,000), so that all of them get the same arm of an experiment.
-CREATE OR REPLACE FUNCTION first_try(p_tenant uuid, p_run uuid) RETURNS uuid
-LANGUAGE sql STABLE AS $$
-    WITH RECURSIVE tries AS (
-        SELECT id, retry_of, 1 AS n FROM runs WHERE tenant_id = p_tenant AND id = p_run
-        UNION ALL
-        SELECT r.id, r.retry_of, t.n + 1 FROM tries t
-        -- By its key: a join may read all of the tenant's runs in each step.
-        CROSS JOIN LATERAL (
-            SELECT o.id, o.retry_of FROM runs o
-            WHERE o.tenant_id = p_tenant AND o.id = t.retry_of OFFSET 0) r
-        WHERE t.n < 1000)
-    SELECT id FROM tries ORDER BY n DESC LIMIT 1
-$$;
 
 -- Called by the API. End a run that waits, or whose worker is dead; for one that is executed, store
 -- the request for its worker. Return NULL for an unknown run and 'final' for an ended one.
@@ -277,7 +263,7 @@ BEGIN
     DELETE FROM run_waits WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
         'status', p_status, 'stop_reason', v_reason, 'error', r.error), v_now);
-    PERFORM pg_notify('bottega_events', p_run::text);
+    PERFORM send_signal('bottega_events', p_run::text);
     PERFORM count_spending(p_tenant, spent) FROM runs WHERE tenant_id = p_tenant AND id = p_run;
     RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(
         'run_id', r.id, 'tenant', (SELECT name FROM tenants WHERE id = r.tenant_id),

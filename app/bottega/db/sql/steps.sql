@@ -70,11 +70,23 @@ BEGIN
             FROM unnest(v_stored) AS n WHERE p_tasks[n] IS NOT NULL;
         END IF;
         IF v_interrupts THEN
-            -- Lists show them in the order of the calls.
-            PERFORM open_interrupt(v_tenant, p_runs[n], each.new,
-                                   v_now + (each.position - 1) * interval '1 microsecond')
-            FROM unnest(v_stored) AS n,
-                 jsonb_array_elements(p_interrupts[n]) WITH ORDINALITY AS each(new, position);
+            INSERT INTO interrupts (
+                tenant_id, id, run_id, task_id, agent, kind, call, tool, tool_call_id, arguments,
+                question, schema, reason, server, created_at, expires_at)
+            SELECT v_tenant, i.id, p_runs[n], i.task_id, i.agent, i.kind, i.call, i.tool,
+                   i.tool_call_id, i.arguments, i.question, nullif(i.schema, 'null'), i.reason,
+                   -- Lists show them in the order of the calls.
+                   i.server, v_now + (i.position - 1) * interval '1 microsecond',
+                   v_now + make_interval(secs => i.expires_s)
+            FROM unnest(v_stored) AS n CROSS JOIN ROWS FROM (
+                jsonb_to_recordset(p_interrupts[n]) AS (
+                    id uuid, task_id uuid, agent text, kind text, call integer, tool text,
+                    tool_call_id text, arguments jsonb, question text, schema jsonb, reason text,
+                    server text, expires_s double precision)
+            ) WITH ORDINALITY AS i(
+                id, task_id, agent, kind, call, tool, tool_call_id, arguments, question, schema,
+                reason, server, expires_s, position)
+            ON CONFLICT DO NOTHING;
         END IF;
         FOREACH i IN ARRAY v_stored LOOP
             v_answers[i] := 'stored';
@@ -93,8 +105,21 @@ BEGIN
                  ORDER BY p_tenants[n], p_sessions[n], n
         LOOP
             PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-            PERFORM publish_to_session(
-                p_tenants[i], p_runs[i], p_sessions[i], p_publications[i], v_now);
+            WITH session AS (  -- it may be deleted by now
+                UPDATE sessions SET updated_at = v_now
+                WHERE tenant_id = p_tenants[i] AND id = p_sessions[i] RETURNING id
+            )
+            INSERT INTO session_memory AS m
+                (tenant_id, session_id, agent, version, content, details, run_id, published_at)
+            SELECT DISTINCT ON (p.agent) p_tenants[i], s.id, p.agent,
+                   count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_runs[i], v_now
+            FROM session s CROSS JOIN jsonb_to_recordset(p_publications[i]) AS p(
+                agent text, version integer, content text, details jsonb)
+            ORDER BY p.agent, p.version DESC  -- two runs of a session must not deadlock
+            ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
+                version = m.version + excluded.version, content = excluded.content,
+                details = excluded.details, run_id = excluded.run_id,
+                published_at = excluded.published_at;
         END LOOP;
     END IF;
     IF v_outcomes IS NULL THEN
@@ -238,29 +263,7 @@ BEGIN
             WHERE tenant_id = p_tenant AND parent_run_id = p_run AND ended_at IS NULL));
     END IF;
     IF v_parent IS NOT NULL THEN
-        PERFORM pg_notify('bottega_linked', p_run::text);
+        PERFORM send_signal('bottega_linked', p_run::text);
     END IF;
 END $$;
 
--- Called by append_steps. Store published answers in the run's session, unless it was deleted. Rows
--- are written in a fixed order, so that two runs of one session wait for each other, not deadlock.
-CREATE OR REPLACE FUNCTION publish_to_session(
-    p_tenant uuid, p_run uuid, p_session text, p_publications jsonb, p_now timestamptz
-) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE sessions SET updated_at = p_now WHERE tenant_id = p_tenant AND id = p_session;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    INSERT INTO session_memory AS m
-        (tenant_id, session_id, agent, version, content, details, run_id, published_at)
-    SELECT DISTINCT ON (p.agent) p_tenant, p_session, p.agent,
-           count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_run, p_now
-    FROM jsonb_to_recordset(p_publications) AS p(
-        agent text, version integer, content text, details jsonb)
-    ORDER BY p.agent, p.version DESC
-    ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
-        version = m.version + excluded.version, content = excluded.content,
-        details = excluded.details, run_id = excluded.run_id,
-        published_at = excluded.published_at;
-END $$;

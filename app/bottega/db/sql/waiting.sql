@@ -42,7 +42,7 @@ BEGIN
     IF r.webhook_url IS NOT NULL AND w.reason IN ('person', 'client') THEN
         INSERT INTO webhooks (tenant_id, run_id, seq, url)
         VALUES (r.tenant_id, r.id, r.last_seq + 1, r.webhook_url);
-        PERFORM pg_notify('bottega_webhooks', '');
+        PERFORM send_signal('bottega_webhooks');
     END IF;
     RETURN true;
 END $$;
@@ -111,7 +111,7 @@ BEGIN
     SELECT p_tenant, p_run, r.last_seq + 1, r.last_seq + 1, r.attempt, p_now, p_line
     FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run;
     UPDATE runs SET last_seq = last_seq + 1 WHERE tenant_id = p_tenant AND id = p_run;
-    PERFORM pg_notify('bottega_events', p_run::text);
+    PERFORM send_signal('bottega_events', p_run::text);
 END $$;
 
 -- Cancel some of a tenant's runs, but for locked ones, which the sweep finds. Their workers end

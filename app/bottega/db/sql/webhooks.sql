@@ -4,7 +4,7 @@
 CREATE OR REPLACE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO webhooks (tenant_id, run_id, url) VALUES (NEW.tenant_id, NEW.id, NEW.webhook_url);
-    PERFORM pg_notify('bottega_webhooks', '');
+    PERFORM send_signal('bottega_webhooks');
     RETURN NULL;
 END $$;
 

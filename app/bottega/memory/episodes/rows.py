@@ -14,7 +14,7 @@ CHANNEL = "bottega_memory"
 """Channel that announces background work; a worker needs none for its own runs' episodes."""
 POLL_S = 5.0
 """Seconds until background work notices an episode that another process stored."""
-_TELL = f"SELECT pg_notify('{CHANNEL}', '')"
+_TELL = f"SELECT send_signal('{CHANNEL}', '')"
 _EPISODES = """
 SELECT * FROM read_episodes($1::jsonb, $2, CASE WHEN $3::text IS NOT NULL
     THEN set_config('bottega.tenant', $3, true)::uuid END)

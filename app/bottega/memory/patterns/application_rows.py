@@ -32,7 +32,7 @@ CHANNEL = "bottega_patterns"
 GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
 """Arms of runs that were given a pattern."""
 
-_NOTIFIED = f"pg_notify('{CHANNEL}', $1::uuid::text)"
+_NOTIFIED = f"send_signal('{CHANNEL}', $1::uuid::text)"
 
 _EPISODES = ("mined_from", "supporting", "contrary")
 _MEASURED = [each.name for each in fields(Evidence) if each.name not in _EPISODES]

@@ -1,0 +1,63 @@
+"""Signals between processes: hints that something is new, which readers would find by polling.
+
+A transaction that stores something sends no NOTIFY: that takes one lock for the whole cluster until
+its commit is flushed. What it has to tell, the SQL function ``send_signal`` gives to its session as
+a notice, and the process sends it when the transaction is over: the first at once, and what comes
+within the next 10 ms together. A process that dies before costs its readers one poll.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import asyncpg
+import structlog
+
+SIGNAL = "BT021"
+"""SQLSTATE of the notice of ``send_signal``; its message is the channel, its detail the payload."""
+_TOGETHER_S = 0.01
+_PATIENCE_S = 3.0
+_SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
+
+log = structlog.get_logger(__name__)
+
+Notify = Callable[[str | None], None]
+"""A function that gets a signal's payload; ``None``: some may have been missed."""
+
+
+class NotifySender:
+    """The sender of signals by NOTIFY, on a connection of a pool.
+
+    Attributes:
+        pool: ``None``: signals are dropped.
+    """
+
+    def __init__(self) -> None:
+        self.pool: asyncpg.Pool | None = None
+        self._pending: dict[tuple[str, str], None] = {}
+        self._sending: asyncio.Task[None] | None = None
+
+    def publish(self, channel: str, payload: str) -> None:
+        """Send a signal soon; equal ones that wait are sent once. It may be lost."""
+        if self.pool is None:
+            return
+        self._pending[channel, payload] = None
+        if self._sending is None:
+            self._sending = asyncio.ensure_future(self._send())
+
+    async def sent(self) -> None:
+        """Wait until nothing is pending."""
+        while self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _send(self) -> None:
+        try:
+            while self._pending and self.pool is not None:
+                channels, payloads = zip(*self._pending, strict=True)
+                self._pending.clear()
+                try:
+                    await self.pool.execute(_SEND, channels, payloads, timeout=_PATIENCE_S)
+                except Exception as error:
+                    log.warning("signals.lost", error=str(error), kind=type(error).__name__)
+                await asyncio.sleep(_TOGETHER_S)
+        finally:
+            self._sending = None

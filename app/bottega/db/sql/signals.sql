@@ -1,0 +1,24 @@
+-- Signals: hints for other processes (see bottega.db.signals).
+
+-- Tell processes of what this transaction makes true. The process that called sends it when the
+-- transaction is over (see bottega.db.signals): a NOTIFY here would take a lock of the whole
+-- cluster during the commit.
+CREATE OR REPLACE FUNCTION send_signal(p_channel text, p_payload text DEFAULT '') RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE NOTICE USING ERRCODE = 'BT021', MESSAGE = p_channel, DETAIL = p_payload;
+END $$;
+
+-- Notify one worker with a free place that runs are due; nobody, if all are full. One is filled to
+-- half (as of its report) before the next, since a worker stores the steps of its runs together.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT send_signal('bottega_queue', w.id::text) FROM (
+        SELECT id FROM workers
+        WHERE leased_until > clock_timestamp() AND id IS DISTINCT FROM p_except
+          AND (common_places > 0 OR p_except IS NULL AND free_places > 0)
+        ORDER BY common_places > 0 DESC, common_places > cardinality(runs) DESC,
+                 CASE WHEN common_places > 0 THEN 0 ELSE random() END, id
+        LIMIT 1) AS w
+$$;
