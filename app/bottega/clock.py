@@ -17,6 +17,11 @@ def utcnow() -> datetime:
     return datetime.now(UTC)
 
 
+def stamp() -> str:
+    """Return the wall-clock time as lines of the log have it."""
+    return f"{utcnow():%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
 def monotonic() -> float:
     """Return seconds on a clock that never goes back; for durations only."""
     return time.monotonic()

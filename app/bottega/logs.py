@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict
@@ -20,22 +20,35 @@ def clean_of_tenants(find: Callable[[str], Redactor | None]) -> None:
     _of_tenant[:] = [find]
 
 
-def configure_logging(level: str, known: Redactor = Redactor()) -> None:
-    """Route structlog and the standard library's loggers to one handler. Call once, at start.
+def is_json(form: str) -> bool:
+    """Return whether lines of the log are JSON; ``form``: ``auto``, ``json`` or ``text``."""
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())
+
+
+def configure_logging(
+    level: str, known: Redactor = Redactor(), form: str = "auto", file: TextIO | None = None
+) -> None:
+    """Route structlog, the standard library's loggers and warnings to one handler, at the start.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         known: redacts the texts of each entry.
+        form: as of :func:`is_json`.
+        file: where the lines go; ``None``: standard error.
     """
+    logging.captureWarnings(True)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-        if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
+        structlog.processors.JSONRenderer()
+        if is_json(form)
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty() and file is None,
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -43,14 +56,14 @@ def configure_logging(level: str, known: Redactor = Redactor()) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(file or sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
-                lambda logger, method, entry: _clean(entry, known),
+                lambda logger, method, entry: _in_order(_clean(entry, known)),
                 renderer,
             ],
         )
@@ -73,6 +86,12 @@ def _clean(entry: EventDict, known: Redactor) -> EventDict:
     plain = {name: _plain(value) for name, value in entry.items()}
     cleaned: EventDict = known.record(plain)
     return cleaned if found is None else found.record(cleaned)
+
+
+def _in_order(entry: EventDict) -> EventDict:
+    """Return an entry with its event first, then level and time, then the rest by name."""
+    first = [name for name in ("event", "level", "timestamp") if name in entry]
+    return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from croniter import croniter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,20 +71,26 @@ def test_skipped_time_comes_once_after_the_gap() -> None:
     # Here the clocks go forward by half an hour.
     assert ticks("10,35 2 * * *", "Australia/Lord_Howe", "2026-10-04T00:00", 3) == [
         "10-04T02:35+11:00",
-        "10-04T02:40+11:00",
         "10-05T02:10+11:00",
+        "10-05T02:35+11:00",
+    ]
+    assert ticks("30 1,2 * * *", BERLIN, "2026-03-29T00:00", 2) == [
+        "03-29T01:30+01:00",
+        "03-30T01:30+02:00",
     ]
 
 
-def test_repeated_time_comes_once() -> None:
+def test_repeated_time_comes_once_unless_it_is_one_of_several() -> None:
     assert ticks("30 2 * * *", BERLIN, "2026-10-24T03:00", 2) == [
         "10-25T02:30+02:00",
         "10-26T02:30+01:00",
     ]
-    assert ticks("*/30 1-3 * * *", BERLIN, "2026-10-25T01:15", 6) == [
+    assert ticks("*/30 1-3 * * *", BERLIN, "2026-10-25T01:15", 8) == [
         "10-25T01:30+02:00",
         "10-25T02:00+02:00",
         "10-25T02:30+02:00",
+        "10-25T02:00+01:00",
+        "10-25T02:30+01:00",
         "10-25T03:00+01:00",
         "10-25T03:30+01:00",
         "10-26T01:00+01:00",
@@ -91,6 +98,26 @@ def test_repeated_time_comes_once() -> None:
     # Begun within the hour that repeats.
     second = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)
     assert next_tick("30 2 * * *", BERLIN, second) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("zone", [BERLIN, "America/New_York", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("month", [3, 4, 10, 11])
+@pytest.mark.parametrize("cron", ["*/15 0-4 * * *", "0,30 1,2,3 * * *", "5-10 2 * * *"])
+def test_lists_and_ranges_are_due_as_often_as_the_clock_shows(
+    cron: str, month: int, zone: str
+) -> None:
+    clocks, minutes = ZoneInfo(zone), 31 * 24 * 60
+    start = datetime(2026, month, 1, tzinfo=UTC)
+    due = croniter.expand(cron)[0]
+    shown = [
+        moment
+        for moment in (start + timedelta(minutes=n) for n in range(1, minutes))
+        if (local := moment.astimezone(clocks)).minute in due[0] and local.hour in due[1]
+    ]
+    found = [start]
+    while len(found) <= len(shown):
+        found.append(next_tick(cron, zone, found[-1]))
+    assert found[1:] == shown
 
 
 def test_hourly_schedule_runs_in_both_repeated_hours() -> None:

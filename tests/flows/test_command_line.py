@@ -160,3 +160,35 @@ def test_no_option_has_a_second_form_that_says_the_default() -> None:
             yield from options(part, f"{path} {name}")
 
     assert list(options(get_command(cli), "bottega")) == []
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "| true"])
+def test_closed_input_and_output_end_no_command_with_a_traceback(closed: str) -> None:
+    command = f"{sys.executable} -m bottega.cli.commands settings --json"
+    script = f"set -o pipefail; {{ {command} {closed}; }} 2>&1 || [ $? = 141 ]"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in ended.stdout
+    assert "Error" not in ended.stdout
+
+
+def test_lines_of_the_log_are_json_throughout_with_the_event_first(database_url: str) -> None:
+    environment = {**os.environ, "DATABASE_URL": database_url, "BOTTEGA_NONSENSE": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "bottega.cli.commands", "worker"],
+        env={**environment, "BOTTEGA_LOG_FORMAT": "json"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        lines = []
+        while not lines or "is ready" not in lines[-1]:
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        process.terminate()
+        lines += process.stderr.readlines()
+    for line in lines:
+        entry = json.loads(line)
+        first, rest = list(entry)[:3], list(entry)[3:]
+        assert first == ["event", "level", "timestamp"]
+        assert rest == sorted(rest)
+    assert any("settings.unknown" in line for line in lines)

@@ -8,7 +8,7 @@ Due times of cron expressions in a time zone. Pure.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -50,7 +50,6 @@ from bottega.runs.submit import NewRun, submit
 _NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
 _FIELD = rf"(?:[0-9*,/-]|{_NAMES}){{1,100}}"
 _CRON = re.compile(rf"{_FIELD}(?: {_FIELD}){{4}}", re.IGNORECASE)
-_ALL_HOURS = range(24)
 _CHANGE = timedelta(hours=3)  # more than any change of clocks
 
 
@@ -86,8 +85,9 @@ def check_cron(cron: str) -> str:
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     """Return the first due time of a checked ``cron`` in ``zone`` after ``after``, in UTC.
 
-    A local time that the clocks skip is due later by the length of the skip. A local time that
-    occurs twice is due the first time, but an expression for every hour is due both times.
+    An expression with a list, a range or a step of hours or minutes is due as often as the clocks
+    show its times: twice what occurs twice, and not what they skip. One for a single time of the
+    day is due once: what the clocks skip is due later by the length of the skip.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -98,14 +98,15 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
     # The clocks change about now: check all local times nearby, each as often as it occurs.
-    every_hour = set(_ALL_HOURS) <= set(_hours(cron))
+    is_once = all(len(each) == 1 and each != ["*"] for each in croniter.expand(cron)[0][:2])
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
     while not found or local < _shown(min(found).astimezone(clocks)) + _CHANGE:
         local = times.get_next(datetime)
         moments = [local.replace(tzinfo=clocks)]
-        if every_hour and _shown(again := local.replace(tzinfo=clocks, fold=1)) == local:
-            moments.append(again)
+        if not is_once:
+            moments.append(local.replace(tzinfo=clocks, fold=1))
+            moments = [moment for moment in moments if _shown(moment) == local]
         found += [utc for moment in moments if (utc := moment.astimezone(UTC)) > after]
     return min(found)
 
@@ -115,12 +116,6 @@ def previous_tick(cron: str, until: datetime) -> datetime:
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
     return local.replace(tzinfo=UTC)
-
-
-def _hours(cron: str) -> Sequence[int | str]:
-    """Return the hours of an expression, however it says them."""
-    hours = croniter.expand(cron)[0][1]
-    return _ALL_HOURS if hours == ["*"] else hours
 
 
 def _local_times(cron: str, after: datetime) -> croniter:

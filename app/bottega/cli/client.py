@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from bottega.cli.terminal import safe
 from bottega.clock import monotonic
+from bottega.environment import ENCODING, unwrap_all
 from bottega.errors import BottegaError, ErrorKind
 
 
@@ -35,6 +36,7 @@ class ClientSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="BOTTEGA_",
         env_file=".env",
+        env_file_encoding=ENCODING,
         extra="ignore",
         frozen=True,
         env_ignore_empty=True,
@@ -57,6 +59,7 @@ class ClientSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         has_key = any(name.upper() == "BOTTEGA_KEY" and os.environ[name] for name in os.environ)
+        unwrap_all(env_settings, dotenv_settings)
         return (env_settings,) if has_key else (env_settings, dotenv_settings)
 
     @field_validator("url")

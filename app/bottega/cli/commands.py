@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import mkdtemp, mkstemp
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ from bottega.cli.daily import interrupts
 from bottega.cli.processes import Child, ParentLink, Plan
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import (
+    announce,
     console,
     database,
     listen,
@@ -84,14 +85,16 @@ def _options(
 
 def _announce_models(settings: "Settings") -> None:
     if settings.uses_demo_model:
-        console.print(
-            "[bold yellow]The built-in demo model answers: its texts are canned.[/] "
-            "Set OPENAI_API_KEY (and OPENAI_BASE_URL) for a real one."
+        announce(
+            settings,
+            "The built-in demo model answers: its texts are canned. "
+            "Set OPENAI_API_KEY (and OPENAI_BASE_URL) for a real one.",
+            "yellow",
         )
     if settings.memory != "off":
         from bottega.memory_services import embedder_of
 
-        console.print(embedder_of(settings), style="dim", markup=False, highlight=False)
+        announce(settings, embedder_of(settings), "dim")
 
 
 _Descriptor = Annotated[int | None, typer.Option(hidden=True)]
@@ -123,6 +126,8 @@ def serve(
         with database(settings) as url:
             _serve(settings, url, socket.socket(fileno=listener), parent, worker=not no_worker)
         return
+    from bottega.logs import is_json
+
     is_one = workers is None and api is None
     # Until the parent obeys it: a reload may come early.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
@@ -143,7 +148,7 @@ def serve(
             children=children,
             announcement=_announcement(settings, listening.getsockname()[1]),
             listener=listening.fileno(),
-            logs_json=not sys.stderr.isatty(),
+            logs_json=is_json(settings.log_format),
             metrics=metrics,
             database=lock,
         ).execute()
@@ -226,7 +231,7 @@ def worker(parent: _Descriptor = None) -> None:
 
     def ready() -> None:
         if link is None:
-            console.print("Bottega's worker is ready")
+            announce(settings, "Bottega's worker is ready")
         else:
             link.works()
             link.is_ready()
@@ -270,7 +275,10 @@ def demo(
     learning: thirty similar tasks, in which a pattern is found, validated and used.
     support: a chat with a refund that waits for you, even over Ctrl-C; then --resume.
     """
-    settings = start(port=port)
+    console.print("Bottega's demo starts a database and a server …", style="dim")
+    _, path = mkstemp(prefix="bottega-demo-", suffix=".log")
+    log = open(path, "w")  # noqa: SIM115 (until the end)
+    settings = start(log, port=port)
     from bottega.cli import demo
 
     if resume:
@@ -279,8 +287,9 @@ def demo(
     if task is not None and scenario == "learning":
         raise InvalidInputError("the scenario learning has its own tasks: leave out --task")
     with database(settings) as url:
-        _announce_models(settings)
-        status = demo.run(settings, url, chosen, resume=resume, keep=keep)
+        _announce_models(settings.model_copy(update={"log_format": "text"}))
+        status = demo.run(settings, url, chosen, log, resume=resume, keep=keep)
+    console.print(f"The log is in {path}", style="dim", highlight=False, soft_wrap=True)
     sys.exit(status)
 
 
@@ -325,6 +334,7 @@ def _odd_line(path: Path) -> int | None:
 
 def main(command: Callable[[], Any] = cli) -> None:
     """Run the command; print an error as one sentence and what to do, not as a traceback."""
+    _open_standard_streams()
     try:
         command()
     except KeyboardInterrupt:
@@ -333,6 +343,16 @@ def main(command: Callable[[], Any] = cli) -> None:
         if _DEBUG in takewhile(lambda argument: argument.startswith("-"), sys.argv[1:]):
             traceback.print_exc()
         sys.exit(_tell(error))
+
+
+def _open_standard_streams() -> None:
+    """Open what the caller has closed of input, output and errors, so that nothing else gets it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _tell(error: Exception) -> int:

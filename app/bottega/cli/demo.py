@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 from rich.console import Console
@@ -184,8 +184,10 @@ _errors = Console(stderr=True)
 _AGAIN = "bottega demo --resume"
 
 
-def run(settings: Settings, url: str, scenario: Scenario, *, resume: bool, keep: bool) -> int:
-    """Start a server and be its client; return the exit status.
+def run(
+    settings: Settings, url: str, scenario: Scenario, log: IO[str], *, resume: bool, keep: bool
+) -> int:
+    """Start a server, whose log goes to ``log``, and be its client; return the exit status.
 
     Raises:
         NotFoundError: there is no chat to resume.
@@ -206,7 +208,7 @@ def run(settings: Settings, url: str, scenario: Scenario, *, resume: bool, keep:
             if settings.uses_demo_model:
                 variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
                 variables["BOTTEGA_MODEL"] = DEMO_MODEL_NAME
-        address = stack.enter_context(_serving(settings, url, variables))
+        address = stack.enter_context(_serving(settings, url, variables, log))
         key = stack.enter_context(_entered(made))
         server = stack.enter_context(RemoteServer(address, key))
         try:
@@ -333,7 +335,9 @@ def _entered(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
 
 
 @contextmanager
-def _serving(settings: Settings, url: str, variables: Mapping[str, str]) -> Iterator[str]:
+def _serving(
+    settings: Settings, url: str, variables: Mapping[str, str], log: IO[str]
+) -> Iterator[str]:
     """Run ``bottega serve`` during the block; yield its address.
 
     Raises:
@@ -342,10 +346,11 @@ def _serving(settings: Settings, url: str, variables: Mapping[str, str]) -> Iter
     ours, theirs = socket.socketpair()
     with listen(settings) as listener, ours:
         with theirs:
-            process = _start(settings, url, listener.fileno(), theirs.fileno(), variables)
+            process = _start(settings, url, listener.fileno(), theirs.fileno(), variables, log)
         try:
             if not ours.recv(1):
-                raise UnavailableError("the demo's server did not start")
+                why = Path(log.name).read_text(errors="replace")[-2000:]
+                raise UnavailableError(f"the demo's server did not start: {why}")
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             process.terminate()
@@ -356,7 +361,12 @@ def _serving(settings: Settings, url: str, variables: Mapping[str, str]) -> Iter
 
 
 def _start(
-    settings: Settings, url: str, listener: int, link: int, variables: Mapping[str, str]
+    settings: Settings,
+    url: str,
+    listener: int,
+    link: int,
+    variables: Mapping[str, str],
+    log: IO[str],
 ) -> "subprocess.Popen[bytes]":
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
     database = settings.pooler_url or url
@@ -365,8 +375,9 @@ def _start(
     ends = ("--listener", str(listener), "--parent", str(link))
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", "bottega.cli.commands", "serve", "--host", settings.host, *ends],
-        env={**os.environ, **more, "BOTTEGA_LOG_LEVEL": "error"},
+        env={**os.environ, **more},
         stdin=subprocess.DEVNULL,
+        stderr=log,
         pass_fds=(listener, link),
         start_new_session=True,
     )

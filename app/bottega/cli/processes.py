@@ -24,10 +24,9 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from bottega.clock import monotonic, now_ns
+from bottega.clock import monotonic, stamp
 
 _STABLE_S = 60.0
 """A child that lived so long is started again at once; others wait, each time twice as long."""
@@ -180,7 +179,10 @@ class Supervisor:
                 links[each].is_heard = False
         if not self._announced and all(_works(slot) for slot in self._slots):
             self._announced = True
-            _write(self.plan.announcement)
+            if self.plan.logs_json:
+                self._log("info", self.plan.announcement)
+            else:
+                _write(self.plan.announcement)
 
     def _due_times(self) -> list[float]:
         due = [each.due for each in self._running.values() if each.due is not None]
@@ -330,13 +332,12 @@ class Supervisor:
 
     def _log(self, level: str, event: str, **fields: Any) -> None:
         """Write a line in the form of :mod:`bottega.logs`."""
-        shown = f"{datetime.fromtimestamp(now_ns() / 1e9, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         if self.plan.logs_json:
-            entry = {"event": event, "level": level, "timestamp": shown, **fields}
+            entry = {"event": event, "level": level, "timestamp": stamp(), **fields}
             _write(json.dumps(entry))
         else:
             pairs = " ".join(f"{name}={value}" for name, value in fields.items())
-            _write(f"{shown} [{level:<8}] {event:<30} {pairs}")
+            _write(f"{stamp()} [{level:<8}] {event:<30} {pairs}")
 
 
 def _works(slot: _Slot) -> bool:

@@ -4,16 +4,19 @@ Texts of others, made safe for a terminal. Pure.
 """
 
 import asyncio
+import json
 import os
 import re
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rich.console import Console
 
+from bottega.clock import stamp
+from bottega.environment import ENCODING
 from bottega.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -23,8 +26,12 @@ console = Console(stderr=True)
 T = TypeVar("T")
 
 
-def start(**overrides: object) -> "Settings":
-    """Return the settings with the command line's values, and configure the log."""
+def start(log: TextIO | None = None, **overrides: object) -> "Settings":
+    """Return the settings with the command line's values, and configure the log.
+
+    Args:
+        log: where its lines go; ``None``: standard error.
+    """
     import structlog
     from dotenv import dotenv_values
 
@@ -32,10 +39,22 @@ def start(**overrides: object) -> "Settings":
     from bottega.settings import Settings, redactor, unknown_variables
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
-    configure_logging(settings.log_level, redactor(settings))
-    if unknown := unknown_variables({**dotenv_values(".env"), **os.environ}):
+    configure_logging(settings.log_level, redactor(settings), settings.log_format, log)
+    if unknown := unknown_variables({**dotenv_values(".env", encoding=ENCODING), **os.environ}):
         structlog.get_logger(__name__).warning("settings.unknown", variables=unknown)
     return settings
+
+
+def announce(settings: "Settings", text: str, style: str = "") -> None:
+    """Write what a service has to say at its start: on standard error, in the form of its log."""
+    from bottega.logs import is_json
+
+    if is_json(settings.log_format):
+        line = json.dumps({"event": text, "level": "info", "timestamp": stamp()})
+        console.file.write(f"{line}\n")
+        console.file.flush()
+    else:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -97,7 +116,7 @@ def store_bootstrap_key(settings: "Settings", url: str) -> None:
 
     key = settings.bootstrap_key.get_secret_value()
     if asyncio.run(operator.store_bootstrap_key(url, key)):
-        console.print("Stored BOTTEGA_BOOTSTRAP_KEY as an admin key of the tenant 'default'.")
+        announce(settings, "Stored BOTTEGA_BOOTSTRAP_KEY as an admin key of the tenant 'default'.")
 
 
 _UNSAFE = re.compile(

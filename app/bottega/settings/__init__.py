@@ -24,10 +24,16 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from bottega.background.schedules import check_cron
 from bottega.definitions.agents import DEFAULT, KnownProvider
+from bottega.environment import ENCODING, unwrap_all
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.scope import LearningOptions, MemoryOptions
 from bottega.memory.episodes.scoring import ScoringOptions
@@ -142,12 +148,25 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="BOTTEGA_",
         env_file=".env",
+        env_file_encoding=ENCODING,
         extra="ignore",
         frozen=True,
         populate_by_name=True,
         env_ignore_empty=True,
         hide_input_in_errors=True,
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        unwrap_all(env_settings, dotenv_settings)
+        return init_settings, env_settings, dotenv_settings
 
     host: Annotated[str, Field(description="Address that the API listens on.")] = "127.0.0.1"
     port: Annotated[
@@ -312,6 +331,10 @@ class Settings(BaseSettings):
         str,
         Field(pattern="^(debug|info|warning|error)$", description="Lowest level that is logged."),
     ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "text"],
+        Field(description="Form of the log. auto: text on a terminal, else lines of JSON."),
+    ] = "auto"
     metrics_token: Annotated[
         SecretStr | None,
         Field(
@@ -876,7 +899,7 @@ def keyring(settings: Settings) -> "Keyring | None":
 
 def secrets() -> TenantSecrets:
     """Read tenants' secrets from the environment and a ``.env`` file."""
-    return TenantSecrets({**dotenv_values(".env"), **os.environ})
+    return TenantSecrets({**dotenv_values(".env", encoding=ENCODING), **os.environ})
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:

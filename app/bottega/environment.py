@@ -1,0 +1,24 @@
+"""Values of environment variables and of ``.env`` files, without what copying added to them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+ENCODING = "utf-8-sig"
+"""Of ``.env`` files: UTF-8, with a byte order mark or without."""
+_QUOTES = "\"'"
+
+
+def unwrapped(value: str) -> str:
+    """Return a value without blanks, line feeds and a pair of quotes around it."""
+    value = value.strip()
+    while len(value) > 1 and value[0] == value[-1] and value[0] in _QUOTES:
+        value = value[1:-1].strip()
+    return value
+
+
+def unwrap_all(*sources: Any) -> None:
+    """Unwrap the values of sources of pydantic-settings; leave out what is empty then."""
+    for source in sources:
+        found: Mapping[str, str | None] = source.env_vars
+        values = {name: unwrapped(value) for name, value in found.items() if value is not None}
+        source.env_vars = {name: value for name, value in values.items() if value}
