@@ -90,7 +90,7 @@ def _program() -> str | None:
 def _configuration(host: str, port: int, size: int, login: str) -> str:
     """Return the configuration of docs/operating.md for a server that trusts all."""
     page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
-    _, _, rest = page.partition("```text\n[databases]")
+    _, _, rest = page.partition("```ini\n[databases]")
     text, _, _ = rest.partition("```")
     changes = {
         "bottega = host=10.0.0.5 port=5432": f"* = host={host} user={login}",

@@ -1,4 +1,4 @@
-"""The API, its documents and the console below a path of nginx, configured as the docs say."""
+"""The API, its documents and the console below a path of nginx, as docs/operating.md has it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -25,15 +25,17 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LONGER = {f"docs/{name}.md" for name in ("conversations", "memory", "models", "operating")}
 """Pages whose programs run before a release; the gate runs those of the others."""
 _BLOCK = re.compile(
-    r"(?:<!-- executed by: (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?:<!-- (executed by|example): ([^\n]+) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
+_MARKED = {"sh", "bash", "console", "yaml", "toml", "ini", "nginx", "env", "dockerfile"}
+"""Languages of blocks that something executes, or that are marked as examples with the reason."""
 _SHELL = r"""
 set -euo pipefail
 grep() { # reads all: a command before it fails if grep -q leaves while that still writes
     if [ $# = 2 ] && [ "$1" = -q ]; then command grep "$2" >/dev/null; else command grep "$@"; fi
 }
 """
-_SHOWN_ONLY = {"console", "text", "json"}
+_SHOWN_ONLY = {"text", "json", "python", "html"}
 
 
 def _name(page: Path) -> str:
@@ -42,7 +44,10 @@ def _name(page: Path) -> str:
 
 def blocks(page: Path) -> list[tuple[str | None, str, str]]:
     """Yield (executed by, language, code) of each fenced block."""
-    return [(who or None, kind, code) for who, kind, code in _BLOCK.findall(page.read_text())]
+    return [
+        (who if how == "executed by" else None, kind, code)
+        for how, who, kind, code in _BLOCK.findall(page.read_text())
+    ]
 
 
 def run_pages(has: Callable[[str | None, str], bool]) -> list[Any]:
@@ -56,12 +61,15 @@ def run_pages(has: Callable[[str | None, str], bool]) -> list[Any]:
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_snippet_names_its_executor(page: Path) -> None:
-    for who, kind, code in blocks(page):
-        if kind == "sh":
-            assert who in ("ci", "tests", "drill"), code
-        else:
-            # tests/console/test_chat_page.py opens the page in a browser.
-            assert kind in ("python", "html") or kind in _SHOWN_ONLY, code
+    for how, who, kind, code in _BLOCK.findall(page.read_text()):
+        assert kind in _MARKED | _SHOWN_ONLY, code
+        if kind not in _MARKED:
+            continue
+        assert how, f"say what executes this, or why it is an example: {code}"
+        if how == "example":
+            assert len(who.split()) > 2, code
+        elif who not in ("ci", "tests", "drill"):
+            assert page.name in (ROOT / who).read_text(), f"{who} does not read {page.name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -139,6 +147,7 @@ async def test_shell_snippets_work(
                 script,
                 cwd=tmp_path,
                 HOOK=hook.url(),
+                DATABASE_URL=database_url,
                 BOTTEGA=f"http://127.0.0.1:{server.port}",
                 PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             )

@@ -192,3 +192,24 @@ def test_lines_of_the_log_are_json_throughout_with_the_event_first(database_url:
         assert first == ["event", "level", "timestamp"]
         assert rest == sorted(rest)
     assert any("settings.unknown" in line for line in lines)
+
+
+def test_help_texts_have_no_markup() -> None:
+    def texts(command: Any, path: str) -> Iterator[tuple[str, str]]:
+        yield path, command.help or ""
+        yield from ((path, getattr(each, "help", None) or "") for each in command.params)
+        for name, part in getattr(command, "commands", {}).items():
+            yield from texts(part, f"{path} {name}")
+
+    marked = [(path, text) for path, text in texts(get_command(cli), "bottega") if "`" in text]
+    assert marked == []
+
+
+def test_settings_have_headings_and_what_was_set_comes_first() -> None:
+    environment = {**os.environ, "BOTTEGA_MODEL": "some-model", "COLUMNS": "60"}
+    shown = forks.run(["settings"], environment).stdout
+    assert shown.index("some-model") < shown.index("\nService\n") < shown.index("\nSub-agents\n")
+    found = json.loads(forks.run(["settings", "--json"], environment).stdout)
+    assert all(each["variable"] in shown for each in found)
+    (model,) = [each for each in found if each["variable"] == "BOTTEGA_MODEL"]
+    assert (model["value"], model["changed"], model["subject"]) == ("some-model", True, "Models")

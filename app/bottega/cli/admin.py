@@ -10,17 +10,25 @@ Results for scripts go to standard output, all other text to standard error.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from bottega.cli.terminal import console, database, run, start
+from bottega.cli.terminal import (
+    AsJson,
+    console,
+    database,
+    print_json,
+    print_table,
+    run,
+    start,
+    table_of,
+)
 from bottega.errors import ConflictError, NotFoundError
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, of any tenant.")
@@ -122,6 +130,7 @@ def list_keys(
     tenant: Annotated[
         str | None, typer.Option(callback=tenant_name, help="Only this tenant's.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List all keys by prefix."""
     settings = start()
@@ -129,16 +138,24 @@ def list_keys(
 
     with database(settings) as url:
         found = run(operator.list_keys(url, tenant))
-    columns = ("tenant", "prefix", "scopes", "name", "created_at", "expires_at", "last_used_at")
-    table = Table(*columns, "revoked_at", "id")
+    times = ("created_at", "expires_at", "last_used_at", "revoked_at")
+    _show(("tenant", "prefix", "scopes", "name", *times, "id"), found, as_json=as_json)
+
+
+def _show(names: Sequence[str], found: Iterable[Any], *, as_json: bool) -> None:
+    """Print rows as a table, or as JSON."""
+    if as_json:
+        print_json([{name: row[name] for name in names} for row in found])
+        return
+    table = table_of(names, prose=("scopes",))
     for row in found:
-        table.add_row(*(_cell(row[name]) for name in (*columns, "revoked_at", "id")))
-    Console().print(table)
+        table.add_row(*(_cell(row[name]) for name in names))
+    print_table(table)
 
 
 @keys.command("revoke")
 def revoke_key(
-    key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As `keys list` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As keys list shows it.")],
 ) -> None:
     """Revoke a key; within five seconds it no longer works."""
     settings = start()
@@ -150,26 +167,22 @@ def revoke_key(
 
 
 @tenants.command("list")
-def list_tenants() -> None:
+def list_tenants(as_json: AsJson = False) -> None:
     """List all tenants with their number of keys."""
     settings = start()
     from bottega.tenants import operator
 
     with database(settings) as url:
         found = run(operator.list_tenants(url))
-    columns = ("name", "keys", "created_at", "id")
-    table = Table(*columns)
-    for row in found:
-        table.add_row(*(_cell(row[name]) for name in columns))
-    Console().print(table)
+    _show(("name", "keys", "created_at", "id"), found, as_json=as_json)
 
 
 @tenants.command("delete")
 def delete_tenant(
-    name: Annotated[str, typer.Argument(callback=tenant_name, help="As `tenants list` shows it.")],
+    name: Annotated[str, typer.Argument(callback=tenant_name, help="As tenants list shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a tenant with its keys, agents, runs and logs. `default` is emptied.
+    """Delete a tenant with its keys, agents, runs and logs. The tenant default is emptied.
 
     Its keys are revoked first. If the command breaks off, repeat it: it continues.
     """
@@ -180,10 +193,10 @@ def delete_tenant(
         typer.confirm(f"Permanently delete everything of {name}?", abort=True, err=True)
     with database(settings) as url:
         removed = run(operator.delete_tenant(url, name))
-    table = Table("table", "rows removed")
+    table = table_of(("table", "rows removed"))
     for kind, count in sorted(removed.items()):
         table.add_row(kind, str(count))
-    Console().print(table)
+    print_table(table)
 
 
 def _cell(value: object) -> Text:
@@ -231,7 +244,7 @@ def prune(
 ) -> None:
     """Remove finished runs that are old, with all that belongs to them.
 
-    Without --older-than: what the settings BOTTEGA_RETENTION_… and `tenants retain` no longer keep,
+    Without --older-than: what the settings BOTTEGA_RETENTION_… and "tenants retain" no longer keep,
     as workers do all the time. With it, a tenant's own time for runs still counts, unless --tenant
     names it. Episodes stay. If the command breaks off, repeat it.
     """
@@ -246,16 +259,16 @@ def prune(
     if not removed:
         console.print("There is nothing to remove.", highlight=False)
         return
-    table = Table("tenant", "table", "rows to remove" if dry_run else "rows removed")
+    table = table_of(("tenant", "table", "rows to remove" if dry_run else "rows removed"))
     for name, counts in removed.items():
         for each, count in sorted(counts.items()):
             table.add_row(name, each, str(count))
-    Console().print(table)
+    print_table(table)
 
 
 @tenants.command("retain")
 def retain(
-    name: Annotated[str, typer.Argument(callback=tenant_name, help="As `tenants list` shows it.")],
+    name: Annotated[str, typer.Argument(callback=tenant_name, help="As tenants list shows it.")],
     runs: _Kept = None,
     audit: _Kept = None,
     episodes: _Kept = None,
@@ -277,12 +290,12 @@ def retain(
 
     with database(settings) as url:
         own = run(operator.retain(url, name, changes, reset))
-    table = Table("what", "kept", "by")
+    table = table_of(("what", "kept", "by"))
     for kind, days in settings.retention_days.items():
         kept = own.get(kind, days)
         shown = "for ever" if kept is None else f"{kept:g} days"
         table.add_row(kind, shown, "the tenant" if kind in own else "the settings")
-    Console().print(table)
+    print_table(table)
 
 
 if TYPE_CHECKING:
@@ -376,7 +389,7 @@ async def _show_probes(
     tenant_id, own = await operator.provider_of(url, tenant, name)
     if own is None and name not in settings.operator_providers:
         raise NotFoundError(f"there is no provider '{name}'")
-    table = Table("call", "works", "seconds", "problem")
+    table = table_of(("call", "works", "seconds", "problem"), prose=("problem",))
     works = True
     async with open_database(url, limits=settings.run_limits) as db:
         secrets = SecretLookup(secret_rules(settings, is_open), partial(rows.read, db.pool))
@@ -389,5 +402,5 @@ async def _show_probes(
                 works &= probed.problem is None
                 said = "yes" if probed.problem is None else "no"
                 table.add_row(probed.kind, said, f"{probed.seconds:.1f}", probed.problem or "")
-    Console().print(table)
+    print_table(table)
     return works

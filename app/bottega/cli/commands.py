@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from bottega import __version__
@@ -26,13 +25,17 @@ from bottega.cli.daily import interrupts
 from bottega.cli.processes import Child, ParentLink, Plan
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import (
+    AsJson,
     announce,
     console,
     database,
     listen,
+    print_json,
+    print_table,
     run,
     start,
     store_bootstrap_key,
+    table_of,
     used_database,
 )
 from bottega.errors import InvalidInputError
@@ -305,20 +308,65 @@ def demo_model(context: typer.Context) -> None:
     become_demo_model(context.args)
 
 
+_SUBJECTS = {
+    "Service": "host port root_path bootstrap trusted_proxies cors user_headers max_body keyless "
+    "requests",
+    "Runs": "worker_concurrency takeover drain queue concurrent queued tokens cost",
+    "Database": "database listen data_dir",
+    "Models": "openai providers model",
+    "Tools and secrets": "webhook secret egress mcp",
+    "Storage": "tenant_storage files objects retention",
+    "Memory": "memory shared_memory embedding learning",
+    "Sub-agents": "subagent",
+    "Log and metrics": "log metrics",
+}
+"""Beginnings of the names of settings, by their heading."""
+
+
+def _subject(name: str) -> str:
+    for subject, beginnings in _SUBJECTS.items():
+        if name.startswith(tuple(beginnings.split())):
+            return subject
+    raise LookupError(f"the setting {name} has no heading")
+
+
 @cli.command("settings")
-def show_settings() -> None:
-    """Print every setting with its value; secrets are masked."""
+def show_settings(as_json: AsJson = False) -> None:
+    """Print every setting with its value; secrets are masked. What you have set comes first."""
     from bottega.settings import Settings, redactor
 
     settings = Settings()
     clean = redactor(settings).text
-    table = Table(Column("variable", no_wrap=True), "value", "meaning")
+    found = []
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
-        display = "" if value is None else clean(str(value))  # a SecretStr prints as ********
-        variable = field.validation_alias or f"BOTTEGA_{name.upper()}"
-        table.add_row(str(variable), Text(display), field.description or "")
-    Console().print(table)
+        shown = "" if value is None else clean(str(value))  # a SecretStr prints as ********
+        found.append(
+            {
+                "variable": str(field.validation_alias or f"BOTTEGA_{name.upper()}"),
+                "value": shown,
+                "changed": value != field.get_default(call_default_factory=True),
+                "subject": _subject(name),
+                "meaning": field.description or "",
+            }
+        )
+    if as_json:
+        print_json(found)
+        return
+    _print_settings("Set by you", [each for each in found if each["changed"]])
+    for subject in _SUBJECTS:
+        rest = [each for each in found if each["subject"] == subject and not each["changed"]]
+        _print_settings(subject, rest)
+
+
+def _print_settings(heading: str, found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        return
+    table = table_of(("variable", "value", "meaning"), prose=("value", "meaning"))
+    for each in found:
+        table.add_row(each["variable"], Text(each["value"]), Text(each["meaning"]))
+    Console().print(f"\n{heading}", style="bold")
+    print_table(table)
 
 
 def _odd_line(path: Path) -> int | None:

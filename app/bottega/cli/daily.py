@@ -17,10 +17,17 @@ from uuid import UUID
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from bottega.cli.terminal import console, one_line, safe
+from bottega.cli.terminal import (
+    AsJson,
+    console,
+    one_line,
+    print_json,
+    print_table,
+    safe,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from bottega.cli.client import RemoteServer
@@ -102,7 +109,7 @@ def start_run(
 def watch(run_id: _RunId) -> None:
     """Watch a run from its beginning to its end: what its agents do, then its answer.
 
-    Ctrl-C leaves the run going. The exit status is as of `bottega run`.
+    Ctrl-C leaves the run going. The exit status is as of: bottega run.
     """
     from bottega.cli.client import RunEvents
     from bottega.cli.people import STATUSES
@@ -164,14 +171,16 @@ _PAGE = 100
 def _group(context: typer.Context) -> None:
     """List calls that wait for people, and decide on them."""
     if context.invoked_subcommand is None:
-        _list({"status": "pending"})
+        _list({"status": "pending"}, as_json=False)
 
 
 @interrupts.command("list")
-def list_interrupts(run: _Run = None, session: _OfSession = None, all_: _All = False) -> None:
+def list_interrupts(
+    run: _Run = None, session: _OfSession = None, all_: _All = False, as_json: AsJson = False
+) -> None:
     """List the calls that wait, the oldest first; to a pipe, with a tab between the columns."""
     wanted = {"run_id": run and str(run), "session_id": session}
-    _list({**wanted, "status": None if all_ else "pending"})
+    _list({**wanted, "status": None if all_ else "pending"}, as_json=as_json)
 
 
 @interrupts.command("show")
@@ -231,7 +240,7 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _list(wanted: dict[str, Any]) -> None:
+def _list(wanted: dict[str, Any], *, as_json: bool) -> None:
     found: list[dict[str, Any]] = []
     cursor = None
     with connected() as server:
@@ -241,16 +250,22 @@ def _list(wanted: dict[str, Any]) -> None:
             cursor = page.get("next_cursor")
             if cursor is None:
                 break
+    if as_json:
+        print_json(found)
+        return
     columns = ("id", "kind", "status", "agent", "tool", "created_at", "about")
     rows = [[str(each[name] or "") for name in columns[:-1]] + [_about(each)] for each in found]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))  # noqa: T201 (a script reads it)
         return
-    table = Table(*columns)
+    if not rows:
+        Console().print("Nothing waits for people.")
+        return
+    table = table_of(columns, prose=("about",))
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table if rows else "Nothing waits for people.")
+    print_table(table)
 
 
 def _about(interrupt: dict[str, Any]) -> str:
@@ -341,7 +356,7 @@ def apply(
 def export(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
 ) -> None:
-    """Print all definitions of the tenant as a file for ``bottega apply``."""
+    """Print all definitions of the tenant as a file for: bottega apply."""
     import yaml
 
     from bottega.api.routes.deploy import Resources

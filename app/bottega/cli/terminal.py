@@ -9,11 +9,15 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
+import typer
+from pydantic_core import to_json
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 from bottega.clock import stamp
 from bottega.environment import ENCODING
@@ -117,6 +121,27 @@ def store_bootstrap_key(settings: "Settings", url: str) -> None:
     key = settings.bootstrap_key.get_secret_value()
     if asyncio.run(operator.store_bootstrap_key(url, key)):
         announce(settings, "Stored BOTTEGA_BOOTSTRAP_KEY as an admin key of the tenant 'default'.")
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def print_json(found: object) -> None:
+    """Print a value as JSON, for scripts."""
+    print(to_json(found).decode())  # noqa: T201
+
+
+def table_of(names: Sequence[str], *, prose: Sequence[str] = ()) -> Table:
+    """Return a table; only the columns in ``prose`` are wrapped, what one copies stays whole."""
+    return Table(*(Column(name, no_wrap=name not in prose, overflow="fold") for name in names))
+
+
+def print_table(table: Table) -> None:
+    """Print a table, wider than the terminal if its words need that."""
+    narrow = Console()
+    options = narrow.options.update(max_width=10_000)
+    least = Measurement.get(narrow, options, table).minimum
+    Console(width=max(narrow.width, least)).print(table)
 
 
 _UNSAFE = re.compile(
