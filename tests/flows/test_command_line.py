@@ -180,7 +180,7 @@ def test_lines_of_the_log_are_json_throughout_with_the_event_first(database_url:
         text=True,
     ) as process:
         assert process.stderr is not None
-        lines = []
+        lines: list[str] = []
         while not lines or "is ready" not in lines[-1]:
             lines.append(process.stderr.readline())
             assert lines[-1], lines
