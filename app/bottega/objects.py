@@ -21,9 +21,6 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
 import asyncpg
-from obstore.exceptions import BaseError
-from obstore.exceptions import NotFoundError as Missing
-from obstore.store import LocalStore, from_url
 from pydantic_core import to_json
 
 from bottega.db.engine import acting_as
@@ -193,6 +190,9 @@ class Bucket:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+
         self._timeout_s = timeout_s
         scheme = urlsplit(url).scheme
         if scheme not in SCHEMES:
@@ -249,6 +249,8 @@ class Bucket:
 
     def _opened(self) -> "ObjectStore":
         if self._store is None:
+            from obstore.store import LocalStore
+
             assert self._folder is not None
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._store = LocalStore(self._folder, mkdir=True)
@@ -257,6 +259,9 @@ class Bucket:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
         """Map the store's errors to Bottega's."""
+        from obstore.exceptions import BaseError
+        from obstore.exceptions import NotFoundError as Missing
+
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield

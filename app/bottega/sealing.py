@@ -10,8 +10,6 @@ from hashlib import sha256
 from typing import NamedTuple
 from uuid import UUID
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic_core import to_json
 
 _ID_BYTES = 8
@@ -38,6 +36,8 @@ class Keyring:
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         if not keys or any(len(key) != 32 for key in keys) or len({*keys}) < len(keys):
             raise ValueError("one or more different keys of 32 bytes")
         self._first = _id_of(keys[0])
@@ -63,6 +63,8 @@ class Keyring:
         Raises:
             CannotOpenError: its key is not among these, or it was sealed for another place.
         """
+        from cryptography.exceptions import InvalidTag
+
         key = self._keys.get(sealed[:_ID_BYTES])
         nonce, rest = sealed[_ID_BYTES:][:_NONCE_BYTES], sealed[_ID_BYTES + _NONCE_BYTES :]
         if key is None or len(rest) < _NONCE_BYTES:

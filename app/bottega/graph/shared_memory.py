@@ -1,4 +1,4 @@
-"""Shared-memory graph. Uses only networkx and the standard library.
+"""Shared-memory graph. Uses only networkx, loaded by the first graph, and the standard library.
 
 An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
 publish and pull concurrently, from tasks of any event loop and from any thread.
@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
-
-import networkx as nx
 
 from bottega.clock import Clock, utcnow
 from bottega.errors import CycleError, InvalidInputError
@@ -34,6 +32,8 @@ def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
     Raises:
         CycleError: they do; the path begins with the cycle's last edge.
     """
+    import networkx as nx
+
     graph = nx.DiGraph(edges)
     if nx.is_directed_acyclic_graph(graph):
         return
@@ -165,6 +165,8 @@ class SharedMemoryGraph:
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
+        import networkx as nx
+
         self.ttl_s = _checked_ttl(ttl_s)
         self._clock = clock
         self._graph: nx.DiGraph[str] = nx.DiGraph()
@@ -226,6 +228,8 @@ class SharedMemoryGraph:
         if src == dst:
             raise CycleError((src, dst))
         if self._may_reach(dst, src):
+            import networkx as nx
+
             raise CycleError((src, *nx.shortest_path(self._graph, dst, src)))
         self._add(src, dst, PropagationPolicy(policy))
 
@@ -248,6 +252,8 @@ class SharedMemoryGraph:
         # If a graph is built along its edges, one of these is empty and no search is needed.
         if not self._graph.succ[start] or not self._graph.pred[goal]:
             return False
+        import networkx as nx
+
         return nx.has_path(self._graph, start, goal)
 
     def has_node(self, agent_id: str) -> bool:
@@ -276,6 +282,8 @@ class SharedMemoryGraph:
         """Return all agents with a path to ``agent_id``; cached until the structure changes."""
         found = self._ancestors.get(agent_id)
         if found is None:
+            import networkx as nx
+
             known = agent_id in self._nodes
             found = frozenset(nx.ancestors(self._graph, agent_id)) if known else frozenset()
             self._ancestors[agent_id] = found
@@ -416,6 +424,8 @@ class SharedMemoryGraph:
         """
         if agent_id not in self._nodes:
             return []
+        import networkx as nx
+
         rank = self._ranks()
         layers = nx.bfs_layers(self._graph.reverse(copy=False), agent_id)
         near = [name for layer in layers for name in sorted(layer, key=rank.__getitem__)]

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from statistics import fmean
 from textwrap import TextWrapper
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape
-
-import networkx as nx
 
 from bottega.graph.publication import PropagationPolicy
 from bottega.graph.shared_memory import SharedMemoryGraph
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 FONT_SIZE = 14.0
 HEAD = 9.0  # of an arrow: an edge's curve ends at this distance from the box
@@ -102,6 +103,8 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
 
 def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Box], Tracks]:
     """Place the columns around y = 0, tracks above and below them, and the other boxes."""
+    import networkx as nx
+
     digraph: nx.DiGraph[int] = nx.DiGraph((source, target) for source, target, _ in edges)
     columns = _columns(digraph)
     sources = Counter(target for _, target, _ in edges)
@@ -129,6 +132,8 @@ def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Bo
 
 def _columns(digraph: "nx.DiGraph[int]") -> list[list[int]]:
     """Return the waves, each box near the mean place of its neighbours (barycentre sweeps)."""
+    import networkx as nx
+
     columns = [sorted(column) for column in nx.topological_generations(digraph)]
     place = {n: (i + 0.5) / len(column) for column in columns for i, n in enumerate(column)}
     for neighbours, order in 3 * ((digraph.pred, columns), (digraph.succ, columns[::-1])):
