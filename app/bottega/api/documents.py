@@ -178,7 +178,7 @@ _SCHEMAS = "#/components/schemas/"
 
 _STATUS_CODES: Mapping[int, str] = {
     400: "bad_json bad_request",
-    401: "unauthenticated bad_key bad_token key_expired token_expired",
+    401: "unauthenticated bad_key bad_ticket bad_token key_expired token_expired",
     403: "insufficient_scope keys_required foreign_request other_user",
     404: "not_found",
     408: "request_timeout",
@@ -254,7 +254,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "give_run_feedback": f"{_OWNED} not_final",
     "import_episode": f"{_OWNED} {_ONCE} storage_quota user_erasing",
     "learn_from_episode": f"{_OWNED} {_ONCE} not_final storage_quota user_erasing",
-    "list_run_events": "bad_ticket too_many_streams",
+    "list_run_events": "too_many_streams",
     "list_secrets": "no_secrets_key",
     "list_session_messages": _OWNED,
     "maintain_memory": "conflict",
@@ -277,7 +277,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "send_run_message": f"{_OWNED} bad_data egress_refused file_quota file_too_large "
     "message_too_large object_store too_many_uploads "
     "final no_root storage_quota too_many_messages unknown_file unsupported_part",
-    "stream_run_events": "bad_ticket too_many_streams",
+    "stream_run_events": "too_many_streams",
 }
 """Further codes of single operations."""
 
