@@ -45,6 +45,20 @@ def test_spacing_and_a_full_stop_make_no_difference(task: str, written: Any) -> 
     assert key(written(task)) == key(task) is not None
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Please delete the logs", "Delete the logs"),
+        ("Hello, delete logs. Thanks!", "Delete the logs"),
+        ("Delete the logs!", "delete logs"),
+        ("Write a report of an hour", "Write report of hour"),
+        ("Per favore, cancella il file. Grazie", "Cancella file"),
+    ],
+)
+def test_courtesy_articles_and_end_marks_make_no_difference(one: str, other: str) -> None:
+    assert key(one) == key(other) is not None
+
+
 def test_two_codings_of_a_letter_make_no_difference() -> None:
     assert key("Explain cafe\u0301 culture") == key("explain caf\u00e9 culture") is not None
 
@@ -90,7 +104,6 @@ NEAR_MISSES = [
     ("Non ho ancora finito", "Ho ancora finito"),
     ("Invia né copie né originali", "Invia copie e originali"),
     ("Match !important", "Match important"),
-    ("Please delete the logs", "Delete the logs"),
     ("Is it done?", "Is it done"),
     # action, time, place, recipient
     ("Enable the billing", "Disable the billing"),
@@ -132,6 +145,8 @@ NEAR_MISSES = [
     ("Check Ma\u00dfe", "Check Masse"),
     ("Visit Paris", "Visit Rome"),
     ("Draw \u0430", "Draw a"),
+    ('Write "a report"', 'Write "report"'),
+    ('Say "please"', "Say"),
     ("Draw a \U0001f600", "Draw a \U0001f622"),
     ("now here", "nowhere"),
 ]

@@ -398,11 +398,22 @@ def _blamed(error: Exception) -> Blame | None:
 # --- Equal tasks --------------------------------------------------------------------------------
 # Vectors alone do not suffice: two tasks that differ in one number have a cosine of 0.997, in a
 # "not" 0.996, and in two swapped names 1.0. So the tasks must also be the same text. Only spacing,
-# the case of the first letter and a full stop at the end may differ. In doubt two tasks are
-# different: keeping both costs some room, merging them wrongly loses information.
+# the case of the first letter, an end mark, articles, and courtesy around the task may differ. In
+# doubt two tasks are different: keeping both costs some room, merging them wrongly loses
+# information.
 
-_FULL_STOP = re.compile(r"(?<=[^\W\d_])\.$")
-"""A full stop after a letter, at the end; "3." and "cd .." may mean something else."""
+_END_MARK = re.compile(r"(?<=[^\W\d_])[.!]$")
+"""A full stop or an exclamation mark after a letter, at the end; "3." and "5!" may mean more."""
+_COURTESY = (
+    "please|kindly|thanks|thank you|hello|hi|hey|dear|per favore|per piacere|grazie|ciao|salve|"
+    "bitte|danke|hallo|por favor|gracias|hola|s'il vous plaît|merci|bonjour|obrigad[oa]"
+)
+_COURTEOUS = re.compile(rf"^(?:{_COURTESY})\b[\s,.!]*(?=\w)|[\s,.!]+(?:{_COURTESY})[.!]?$", re.I)
+_ARTICLE = re.compile(r"(?<!\S)(?:an|the|il|une?|una|uno|el|ein|eine[nmrs]?|uma?) (?=\w)")
+_ENGLISH_ARTICLE = re.compile(r"(?<!\S)a (?=\w)(?!(?:and|at|by|for|from|in|of|on|or|to|with)\b)")
+"""An "a" before a word, in a text with other words that are English only."""
+_ENGLISH = re.compile(r"(?<!\S)(?:the|of|and|to|for|with|from|is)(?!\S)")
+_QUOTE = re.compile('["`“”«»]')
 
 
 def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
@@ -424,8 +435,16 @@ def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
 
 
 def _plain(text: str) -> str:
-    flat = _FULL_STOP.sub("", " ".join(unicodedata.normalize("NFC", text).split()))
-    return flat[:1].lower() + flat[1:]
+    flat = " ".join(unicodedata.normalize("NFC", text).split())
+    while (shorter := _COURTEOUS.sub("", flat)) != flat:
+        flat = shorter
+    flat = _END_MARK.sub("", flat)
+    flat = flat[:1].lower() + flat[1:]
+    if _QUOTE.search(flat):
+        return flat
+    if _ENGLISH.search(flat):
+        flat = _ENGLISH_ARTICLE.sub("", flat)
+    return _ARTICLE.sub("", flat)
 
 
 def _json(value: Any) -> str:
