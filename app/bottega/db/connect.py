@@ -141,9 +141,11 @@ async def connect(
         except (OSError, asyncpg.TargetServerAttributeNotMatched) as error:
             failures.append(error)
         except (ValueError, asyncpg.InterfaceError) as error:
-            reason = error if isinstance(error, asyncpg.ClientConfigurationError) else None
+            # The driver's own sentence names the option; others may quote a value.
+            is_own = isinstance(error, asyncpg.ClientConfigurationError)
+            reason = str(error).splitlines()[0] if is_own else type(error).__name__
             raise InvalidInputError(
-                f"DATABASE_URL is not valid ({reason or type(error).__name__}): check its options"
+                f"DATABASE_URL is not valid ({reason}): check its options"
             ) from None
         else:
             trust.last[conninfo] = server
