@@ -306,24 +306,33 @@ async def open_database(
         await check_same(url, address)
     of_engine = pool_size if engine_size is None else engine_size
     engine = _engine(partial(connected, LONGEST_STATEMENT_S), of_engine, patience_s, pooler)
-    closing = asyncio.ensure_future(_close_idle(engine, idle_s))
-    try:
-        async with asyncpg.create_pool(
+    async with (
+        _disposing(engine, idle_s),
+        asyncpg.create_pool(
             min_size=1,
             max_size=pool_size,
             max_inactive_connection_lifetime=idle_s,
             reset=_keep_state,
             connect=lambda *_, **__: connected(silence.step_s),
             connection_class=ListenSession,
-        ) as pool:
-            trust.pool = trust.signals.pool = pool
-            each = max(1, of_engine // 2, min(2, pool_size - 1))
-            metrics.refreshers[engine] = partial(count_connections, engine, pool)
-            try:
-                yield Database(url, limits, engine, pool, each, patience_s, trust)
-            finally:
-                await trust.signals.sent()
-                trust.signals.pool = None
+        ) as pool,
+    ):
+        trust.pool = trust.signals.pool = pool
+        each = max(1, of_engine // 2, min(2, pool_size - 1))
+        metrics.refreshers[engine] = partial(count_connections, engine, pool)
+        try:
+            yield Database(url, limits, engine, pool, each, patience_s, trust)
+        finally:
+            await trust.signals.sent()
+            trust.signals.pool = None
+
+
+@asynccontextmanager
+async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
+    """Close an engine's idle connections during the block, and all of them after it."""
+    closing = asyncio.ensure_future(_close_idle(engine, idle_s))
+    try:
+        yield
     finally:
         metrics.refreshers.pop(engine, None)
         closing.cancel()
