@@ -111,7 +111,8 @@ async def _serving(service: Service) -> AsyncIterator[int]:
     Uses parts of ``Server.serve``, which itself takes over signals and sleeps at its end.
     """
     app = create_app(service)
-    app.openapi_schema = _document or None
+    is_usual = not service.settings.root_path  # else its addresses differ
+    app.openapi_schema = (_document if is_usual else {}) or None
     config = server_config(app, port=0)
     config.load()
     server = uvicorn.Server(config)
@@ -129,4 +130,5 @@ async def _serving(service: Service) -> AsyncIterator[int]:
         for connection in list(state.connections):
             connection.shutdown()
         await until(lambda: not (state.connections or state.tasks), within=10)
-        _document.update(app.openapi_schema or {})
+        if is_usual:
+            _document.update(app.openapi_schema or {})

@@ -26,6 +26,10 @@ class Somebody:
     tenant_id: UUID
     key_id: UUID | None = UUID(int=9)
 
+    @property
+    def is_local(self) -> bool:
+        return self.key_id is None
+
 
 async def ok(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200})

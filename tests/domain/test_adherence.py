@@ -13,7 +13,6 @@ from bottega.memory.patterns.adherence import MOST
 from bottega.memory.patterns.pattern import Arm
 
 ONE, TASK = UUID(int=1), UUID(int=2)
-BASELINE = {"name": "unknown", "rate": 0.5, "n": 0}
 
 
 def shown(number: int = 1, **changes: Any) -> Any:
@@ -24,7 +23,6 @@ def shown(number: int = 1, **changes: Any) -> Any:
         "arm": "used",
         "category": "sequence",
         "name": "n",
-        "baseline": BASELINE,
         "uses": [],
         "affects": [],
         "content": "",
@@ -145,7 +143,6 @@ def test_each_pattern_is_reported_once_with_its_arm_and_source() -> None:
         "version": 1,
         "arm": "used",
         "category": "sequence",
-        "baseline": BASELINE,
         "followed": None,
         "good": None,
     }

@@ -41,7 +41,7 @@ TASK: dict[str, Any] = {
         (MemoryPublished.of({"version": 1, "answer_seq": 7}), (1, None, {})),
         (MemoryPublished.of({"version": 1, "content": ""}), (1, "", {})),
         (ContextReceived.of({"source": "a", "version": 1}), ("a", 1, None, None, None, None)),
-        (PatternReceived.of({"version": 1}), (1, None, "", {}, (), ())),
+        (PatternReceived.of({"version": 1}), (1, None, "", (), ())),
     ],
 )
 def test_absent_fields_have_defaults(read: Any, expected: Any) -> None:

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from bottega.api.shared import run_follower
 from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.runs import control
 from bottega.runs.pins import PinCache
 from bottega.runs.retry import retry
 from bottega.runs.submit import NewRun, submit
@@ -187,11 +186,11 @@ async def closing_with(
 async def test_a_running_run_is_cut_off_and_its_subscribers_are_informed(
     settings: Settings, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Leases and polls are too slow to matter here: only the deletion's notice does.
-    monkeypatch.setattr(control, "_SLOW_POLL_S", 600.0)
+    # Polls are too slow to matter here. A subscriber hears of the deletion by a signal, the worker
+    # by the answer to its next report.
     monkeypatch.setattr(run_follower, "SLOW_POLL_S", 600.0)
     configured = settings.model_copy(
-        update={"openai_base_url": model.base_url, "takeover_s": 300.0, "drain_grace_s": 0.0}
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
     )
     async with running(configured, database_url, worker=True) as bottega:
         await cut_off(bottega, model, database_url)

@@ -1,4 +1,4 @@
-"""What a process imports before it is used: nothing that only some uses need."""
+"""Imports of a process before it is used: nothing that only some uses need."""
 
 import pytest
 

@@ -134,7 +134,8 @@ async def test_a_waiting_task_keeps_its_own_deadline(
 ) -> None:
     impatient = configured.model_copy(update={"subagent_max_timeout": 0.5})
     script = {"root": [swarm.dispatches("child"), swarm.awaits(), text("I go on.")]}
-    model.decide = swarm.plays({**script, "child": [lambda request: BUSY]})
+    # Without a time to wait, so that the next try comes within the child's own patience.
+    model.decide = swarm.plays({**script, "child": [lambda request: http_error(503)]})
     async with running(impatient, database_url, worker=True) as bottega, within(QUICK_S):
         await swarm.coordinator(bottega.client)
         run_id = await swarm.start(bottega.client)

@@ -435,7 +435,8 @@ async def tasks_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
 
 
 def times_of(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("created_at", "started_at", "ended_at")}
+    times = ("created_at", "started_at", "ended_at", "status_changed_at")
+    return {name: row[name] for name in times}
 
 
 async def test_a_retry_s_memory_access_follows_the_server_s_current_setting(

@@ -137,9 +137,8 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
         ),
         "pattern_sources (tenant_id, pattern_id, episode_id) SELECT tenant_id, id, id",
         (
-            "pattern_applications (tenant_id, pattern_id, version, arm, at, episode_id, features,"
-            " baseline_name, baseline_rate, baseline_n) SELECT tenant_id, id, 1, 'trial', at, id,"
-            " jsonb_build_object('said', $2::text), 'unknown', 0.5, 0"
+            "pattern_applications (tenant_id, pattern_id, version, arm, at, episode_id, features)"
+            " SELECT tenant_id, id, 1, 'trial', at, id, jsonb_build_object('said', $2::text)"
         ),
         (
             "run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline,"
@@ -258,7 +257,8 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     before, others = await counts(owner, ODD), await counts(owner, "kept")
     empty = {table for table, count in before.items() if not count}
     # A sweep deletes live text, and rows of queues, at any time.
-    assert empty <= {"live_text", "run_heads", "run_queue", "user_erasures"}, "fill these, too"
+    swept = {"live_text", "run_heads", "run_queue", "run_waits", "run_inbox"}
+    assert empty <= {*swept, "user_erasures"}, "fill these, too"
     kept = await rows_of(owner, "kept")
     objects = await owner.fetch(
         "SELECT unnest(f.object_keys) AS key FROM files f JOIN sessions s ON s.id = f.session_id"

@@ -7,7 +7,8 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.errors import ModelError
-from bottega.llm import client, provider
+from bottega.llm import provider
+from bottega.llm.dialects import answer
 from bottega.llm.dialects.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import Asking
@@ -25,7 +26,7 @@ async def _send_for_ever(send: Send, event: bytes) -> None:
 async def test_endless_answer_is_cut_off(
     model: FakeModel, asking: Asking, event: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provider, "_COLLECT_S", 1e-6)  # 64 MB would take 7 s
+    monkeypatch.setattr(answer, "_COLLECT_S", 1e-6)  # 64 MB would take 7 s
     hung_up = asyncio.Event()
 
     def endless(request: dict[str, Any]) -> ASGIApp:
@@ -70,7 +71,7 @@ async def test_too_many_tool_calls_are_refused(model: FakeModel, asking: Asking)
 async def test_a_provider_keeps_something_of_a_bounded_number_of_models(
     model: FakeModel, asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MOST_MODELS", 3)
+    monkeypatch.setattr(provider, "MOST_MODELS", 3)
     model.decide = lambda request: text("hello")
     for number in range(8):
         await asking("hi", model=f"m{number % 5}")

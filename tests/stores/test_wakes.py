@@ -260,7 +260,7 @@ async def awake(url: str, database: Database) -> list[str]:
 async def test_the_signals_of_a_transaction_are_sent_after_its_commit(
     database_url: str, database: Database, owner: asyncpg.Pool
 ) -> None:
-    """A NOTIFY in it would keep all other transactions from committing until its own commit."""
+    """Check it: a NOTIFY would keep all other transactions from committing until its own commit."""
     await report(database.pool, worker := uuid4())
     async with hearing(database_url) as heard:
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:

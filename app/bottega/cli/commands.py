@@ -312,6 +312,7 @@ _SUBJECTS = {
     "Service": "host port root_path bootstrap trusted_proxies cors user_headers max_body keyless "
     "requests",
     "Runs": "worker_concurrency takeover drain queue concurrent queued tokens cost",
+    "Sign-in": "oidc",
     "Database": "database listen data_dir",
     "Models": "openai providers model",
     "Tools and secrets": "webhook secret egress mcp",

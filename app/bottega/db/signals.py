@@ -28,7 +28,7 @@ class NotifySender:
     """The sender of signals by NOTIFY, on a connection of a pool.
 
     Attributes:
-        pool: ``None``: signals are dropped.
+        pool: ``None``: signals wait until they are taken.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,15 @@ class NotifySender:
 
     def publish(self, channel: str, payload: str) -> None:
         """Send a signal soon; equal ones that wait are sent once. It may be lost."""
-        if self.pool is None:
-            return
         self._pending[channel, payload] = None
-        if self._sending is None:
+        if self._sending is None and self.pool is not None:
             self._sending = asyncio.ensure_future(self._send())
+
+    def take(self) -> list[tuple[str, str]]:
+        """Return the channels and payloads that are pending, which nobody sends any more."""
+        pending = [*self._pending]
+        self._pending.clear()
+        return pending
 
     async def sent(self) -> None:
         """Wait until nothing is pending."""

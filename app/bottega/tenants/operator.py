@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 from bottega.db.connect import SYSTEM_ROLE, connect
 from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
+from bottega.db.sessions import Silence, Trust
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
@@ -39,12 +40,16 @@ _keys = api_keys.c
 async def transactions(url: str) -> AsyncIterator[Begin]:
     """Yield a function that opens transactions that see all tenants, one at a time.
 
+    At the end it sends what they have to tell the server's processes.
+
     Raises:
         UnavailableError: the server is unreachable or not migrated, or this login lacks the role.
     """
 
+    trust = Trust(Silence())
+
     async def connected() -> asyncpg.Connection:
-        connection = await connect(url, role=SYSTEM_ROLE)
+        connection = await connect(url, role=SYSTEM_ROLE, trust=trust)
         await require_current(connection)
         return connection
 
@@ -53,6 +58,10 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
     )
     try:
         yield engine.begin
+        if signals := trust.signals.take():
+            async with engine.begin() as tx:
+                for channel, payload in signals:
+                    await tx.execute(select(func.pg_notify(channel, payload)))
     finally:
         await engine.dispose()
 

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field
 from sqlalchemy import select
 
 from bottega.api.errors import problems
-from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.base import Answer, Body, Name, UserName
+from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import (
     Actor,
     AnyTenant,
@@ -24,8 +25,8 @@ from bottega.tenants import audit, keys
 from bottega.tenants.tokens import ACTIONS, LONGEST_S, Action, Token
 
 _MOST_NAMES = 50
-_Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-_Names = Annotated[list[_Name], Field(max_length=_MOST_NAMES)] | None
+_Names = Annotated[list[Name], Field(max_length=_MOST_NAMES)] | None
+_Sessions = Annotated[list[SessionName], Field(max_length=_MOST_NAMES)] | None
 
 
 class NewToken(Body):
@@ -37,7 +38,7 @@ class NewToken(Body):
         }
     )
 
-    user: _Name
+    user: UserName
     """Your name for the end user. All that is done with the token is done for that user, and it
     sees what is that user's only."""
     actions: Annotated[list[Action], Field(min_length=1, max_length=len(ACTIONS))]
@@ -51,7 +52,7 @@ class NewToken(Body):
     neither names."""
     graphs: _Names = None
     """Names of the only graphs that it may run."""
-    sessions: _Names = None
+    sessions: _Sessions = None
     """Names of the only sessions in which it may run, and that it sees."""
 
 

@@ -248,7 +248,7 @@ class Blocker(Answer):
 
 
 class Waiting(Answer):
-    """What a run awaits without a worker."""
+    """Arrival that a run awaits without a worker."""
 
     reason: WaitReason
     """A `person`'s decision, the `client`'s tools, its `children` (linked runs), a `model` that is
