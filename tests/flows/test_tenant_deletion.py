@@ -168,8 +168,8 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     await owner.execute(
         "INSERT INTO interrupts (tenant_id, id, run_id, task_id, agent, kind, call, tool,"
         " tool_call_id, arguments, created_at, expires_at)"
-        " SELECT tenant_id, id, id, id, 'a', 'question', 1, 'ask_user', 'c', '{}', now(), now()"
-        " FROM runs WHERE id = $1",
+        " SELECT tenant_id, id, id, id, 'a', 'question', 1, 'ask_user', 'c', '{}', now(),"
+        " now() + interval '1 day' FROM runs WHERE id = $1",
         run["id"],
     )
     for row in (

@@ -282,7 +282,7 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     assert {table: count for table, count in (await counts(owner, ODD)).items() if count} == {}
     assert await rows_of(owner, ODD) == {}
     for row in objects:
-        with pytest.raises(Exception, match="no object"):
+        with pytest.raises(Exception, match="not in the object store"):
             await bottega.service.files.objects.get(row["key"])
     await owner.execute("DELETE FROM live_text")
     others["live_text"] = 0
