@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 
-FROM python:3.13-slim AS build
+FROM python:3.13.15-slim-trixie@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
 COPY requirements.lock requirements-embed.lock requirements-otel.lock ./
 RUN python -m venv /opt/bottega \
@@ -11,7 +11,7 @@ COPY migrations ./migrations
 COPY app ./app
 RUN /opt/bottega/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.13-slim
+FROM python:3.13.15-slim-trixie@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
 RUN useradd --system --uid 10001 --create-home bottega \
  && install -d -o bottega -m 0700 /var/lib/bottega/objects
 COPY --from=build /opt/bottega /opt/bottega

@@ -3,16 +3,18 @@
 import asyncio
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from tests.fake_model import free_port
 from tests.waiting import until
 
+_PROGRAM = Path("/usr/sbin/nginx")
+_MISSING = "nginx is missing: apt-get install nginx-light"
 _WHOLE = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
 events {{}}
@@ -34,10 +36,14 @@ def nginx_block() -> str:
 
 @asynccontextmanager
 async def nginx(port: int) -> AsyncIterator[str]:
-    """Run nginx before a server of this machine; yield the address below which that is served."""
-    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
-        install = ("apt-get", "install", "-y", "-qq", "nginx-light")
-        await asyncio.to_thread(subprocess.run, install, check=True)
+    """Run nginx before a server of this machine; yield the address below which that is served.
+
+    Without it the test is skipped, or fails in the gate.
+    """
+    if not _is_installed():
+        if os.environ.get("JUDGES") == "required":
+            raise AssertionError(_MISSING)
+        pytest.skip(_MISSING)
     listening = free_port()
     blocks = nginx_block().replace("127.0.0.1:8400", f"127.0.0.1:{port}")
     blocks = re.sub(r"listen [^;]*;", f"listen 127.0.0.1:{listening};", blocks)
@@ -45,7 +51,7 @@ async def nginx(port: int) -> AsyncIterator[str]:
     with TemporaryDirectory() as folder:
         config = Path(folder) / "nginx.conf"
         config.write_text(_WHOLE.format(folder=folder, blocks=blocks))
-        process = await asyncio.create_subprocess_exec("/usr/sbin/nginx", "-c", str(config))
+        process = await asyncio.create_subprocess_exec(_PROGRAM, "-c", str(config))
         try:
             await until(lambda: _answers(listening, process))
             yield f"http://127.0.0.1:{listening}/team/bottega"
@@ -53,6 +59,10 @@ async def nginx(port: int) -> AsyncIterator[str]:
             if process.returncode is None:
                 process.terminate()
             await process.wait()
+
+
+def _is_installed() -> bool:
+    return _PROGRAM.exists()
 
 
 async def _answers(port: int, process: asyncio.subprocess.Process) -> bool:
