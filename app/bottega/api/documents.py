@@ -110,6 +110,10 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("LearningFromStored", needs=("episode_id",), lacks=("episode",)),
         Variant("LearningFromNew", needs=("episode",), lacks=("episode_id",)),
     ),
+    "NewKey": (
+        Variant("NewKeyWithScopes", needs=("scopes",), lacks=("role",)),
+        Variant("NewKeyWithRole", needs=("role",), lacks=("scopes",)),
+    ),
     "NewMcpServer": (
         Variant("NewMcpServerAtUrl", needs=("url",), lacks=("command",)),
         Variant("NewMcpProgram", needs=("command",), lacks=("url",), rules=_NO_HEADERS),

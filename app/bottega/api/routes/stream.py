@@ -106,6 +106,16 @@ class EventQuery(PageQuery, StreamQuery):
     """Query parameters of a run's events."""
 
 
+_SERVER_SENT_EVENT = {
+    "type": "object",
+    "description": "One of the stream's events, as an EventSource reads it.",
+    "properties": {
+        "id": {"type": "string", "description": "The event's `seq`."},
+        "event": {"type": "string", "description": "The event's `type`, or `end`."},
+        "data": {"type": "string", "description": "The event, as JSON."},
+    },
+}
+
 LastEventId = Annotated[str | None, Header(max_length=30)]
 
 
@@ -124,7 +134,7 @@ LastEventId = Annotated[str | None, Header(max_length=30)]
         **problems(404),
         200: {
             "description": "The stream: `id` is an event's `seq`, `data` the event as JSON.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _SERVER_SENT_EVENT}},
         },
         204: {
             "description": "The run is over and the client has all of it; this keeps an "
