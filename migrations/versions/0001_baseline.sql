@@ -30,6 +30,8 @@ CREATE TABLE api_keys (
     scopes text[] NOT NULL,
     -- Its requests name the end user that they act for.
     require_user boolean NOT NULL DEFAULT false,
+    -- Those that there are; see bottega.tenants.limits.
+    limits jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT now(),
     expires_at timestamptz,
     last_used_at timestamptz,
@@ -104,7 +106,8 @@ CREATE TABLE audit_log (
 );
 
 -- Spent per day (UTC), counted when a run ends; with BOTTEGA_TOKENS_PER_DAY or BOTTEGA_COST_PER_DAY
--- as workers report it. The unit is tokens, or cost in billionths of a US dollar.
+-- as workers report it. The unit is tokens, cost in billionths of a US dollar, or tokens:KEY, those
+-- of a key with a limit of its own.
 CREATE TABLE daily_spending (
     tenant_id uuid NOT NULL,
     day date NOT NULL,

@@ -63,7 +63,7 @@ class Drawing:
     async def __call__(
         self, wanted: int, spent: int = 0, reported: int = 0, lapses_s: float = 60.0
     ) -> tuple[int, int]:
-        query = "SELECT held, others FROM draw_budget($1, $2, 'tokens', $3, $4, $5, $6)"
+        query = "SELECT held, others FROM draw_budget($1, $2, 'tokens', $3, $4, $5, $6, NULL)"
         about = (DEFAULT_TENANT, self.id, spent, reported, wanted, lapses_s)
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute("SET LOCAL bottega.tokens_per_day = 1000")

@@ -29,6 +29,7 @@ from bottega.errors import (
 )
 from bottega.tenants import keys
 from bottega.tenants.keys import Identity, KeyCache
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.oidc import Person, SignIn
 from bottega.tenants.ratelimit import Decision
 from bottega.tenants.tokens import Action, Token, is_ours, is_token
@@ -73,6 +74,7 @@ class Principal:
         actor: name in the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
         key_id: ``None`` while there are no keys.
         require_user: its requests name the end user that they act for.
+        limits: of its key.
         token: of an end user, or a ticket; ``None``: it sent a key.
         person: who signed in; ``None``: nobody did.
     """
@@ -82,6 +84,7 @@ class Principal:
     actor: str
     key_id: UUID | None
     require_user: bool = False
+    limits: StoredLimits = NO_LIMITS
     token: Token | None = None
     person: Person | None = None
 
@@ -247,6 +250,11 @@ class Authenticate:
             await refuse(refusal, scope, receive, send)
             return
         if isinstance(found, Principal):
+            try:
+                found.limits.need_address(self.rates.client(scope))
+            except ForbiddenError as error:
+                await refuse(for_error(error), scope, receive, send)
+                return
             scope.setdefault("state", {})["principal"] = found
             if found.token is not None and found.user is not None:
                 acting_user.set(ActingUser(found.user, found.token.sessions))
@@ -344,7 +352,7 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
             code="key_expired",
         )
     actor = f"key:{key.prefix}"
-    return Principal(key.tenant_id, key.scopes, actor, key.id, key.require_user)
+    return Principal(key.tenant_id, key.scopes, actor, key.id, key.require_user, key.limits)
 
 
 async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
@@ -380,7 +388,9 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
     # bottega.api.tokens checks the actions before the route, which checks this scope.
-    return Principal(token.tenant_id, ("run",), token.actor, token.key_id, token=token)
+    return Principal(
+        token.tenant_id, ("run",), token.actor, token.key_id, limits=token.limits, token=token
+    )
 
 
 async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principal:
@@ -401,7 +411,12 @@ async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principa
             "POST /v1/ws-tickets, and connect within 60 seconds if it is for a WebSocket",
             code="bad_ticket",
         )
-    scopes = cast(Sequence[keys.Scope], token.scopes)
     return Principal(
-        token.tenant_id, scopes, token.actor, token.key_id, token.require_user, token=token
+        token.tenant_id,
+        cast(Sequence[keys.Scope], token.scopes),
+        token.actor,
+        token.key_id,
+        token.require_user,
+        token.limits,
+        token,
     )

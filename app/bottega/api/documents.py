@@ -183,7 +183,8 @@ _SCHEMAS = "#/components/schemas/"
 _STATUS_CODES: Mapping[int, str] = {
     400: "bad_json bad_request",
     401: "unauthenticated bad_key bad_ticket bad_token key_expired token_expired",
-    403: "insufficient_scope keys_required foreign_request other_user",
+    403: "address_not_allowed beyond_limits insufficient_scope keys_required foreign_request "
+    "other_user",
     404: "not_found",
     408: "request_timeout",
     412: "version_conflict",
@@ -207,10 +208,10 @@ _RUNS = (
     "file_quota mcp_server_not_refreshed object_store stateful_subagent stored_elsewhere "
     "too_many_tools too_many_uploads "
     "file_too_large files_too_large message_too_large missing_description no_webhook_secret "
-    "queued_runs reserved_field session_user storage_quota tokens_per_day too_deep "
-    "too_many_messages unknown_agent unknown_file unknown_graph unknown_mcp_server unknown_model "
-    "unknown_provider unknown_tool unpriced_model unsupported_param unsupported_part user_erasing "
-    "user_required wrong_media_type"
+    "key_tokens_per_day queued_runs reserved_field session_user storage_quota tokens_per_day "
+    "too_deep too_many_messages unknown_agent unknown_file unknown_graph unknown_mcp_server "
+    "unknown_model unknown_provider unknown_tool unpriced_model unsupported_param "
+    "unsupported_part user_erasing user_required wrong_media_type"
 )
 _AGENTS = (
     f"{_SECRETS} {_STORES} {_PATTERNS} cycle limit_above_operator reserved_field "

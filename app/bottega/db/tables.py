@@ -244,6 +244,7 @@ api_keys = _table(
     text="name prefix",
     texts="scopes",
     flag="require_user",
+    json="limits",
     binary="key_hash",
     time="created_at expires_at last_used_at revoked_at",
 )

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -27,6 +27,7 @@ from bottega.db.failures import persist
 from bottega.errors import BudgetBusyError
 from bottega.services import Services
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit, billionths, reserved
+from bottega.tenants.limits import Payer
 
 if TYPE_CHECKING:
     from bottega.engine.claim import ClaimedRun
@@ -48,17 +49,32 @@ EMBEDDING = "memory:embedding"
 """Name of the calls of an embedder, in place of an agent's."""
 
 _COUNT = "SELECT count_call($1, $2, $3)"
-_DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7)"
+_DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7, $8)"
 
 Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
 """From (spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
 
 
-class DayAccount(Account):
-    """A worker's share of a tenant's budget of today; its limit is the sum of its slices."""
+class _Day(NamedTuple):
+    """Limit of a day for a tenant's spending in a unit, or for that of a key's runs.
 
-    def __init__(self, draw: Draw, slice_: int, unit: Unit = TOKENS) -> None:
-        name = f"the tenant's limit of {unit.name} for today (UTC)"
+    Attributes:
+        key_id: ``None``: the tenant's.
+    """
+
+    tenant_id: UUID
+    unit: Unit
+    limit: int
+    key_id: str | None = None
+
+
+class DayAccount(Account):
+    """A worker's share of a budget of today; its limit is the sum of its slices."""
+
+    def __init__(
+        self, draw: Draw, slice_: int, unit: Unit = TOKENS, whose: str = "the tenant's"
+    ) -> None:
+        name = f"{whose} limit of {unit.name} for today (UTC)"
         super().__init__(name, limit=0, unit=unit, is_operators=True)
         self.runs = 0
         self._draw = draw
@@ -284,22 +300,29 @@ class DayBudgets:
             for unit in (TOKENS, DOLLARS)
             if (limit := limits.get(f"{unit.key}_per_day")) is not None
         }
-        self._accounts: dict[tuple[UUID, Unit], DayAccount] = {}
+        self._accounts: dict[_Day, DayAccount] = {}
         self._to_show: dict[_Call, Usage] = {}
 
-    def open(self, tenant_id: UUID) -> Sequence[DayAccount]:
-        """Return the accounts that pay for a run; close or release them afterwards."""
-        opened = [self._account(tenant_id, unit) for unit in self._limits]
+    def open(self, tenant_id: UUID, payer: Payer | None = None) -> Sequence[DayAccount]:
+        """Return the accounts that pay for a run; close or release them afterwards.
+
+        Args:
+            payer: the API key that started it, if its day is limited.
+        """
+        days = [_Day(tenant_id, unit, limit) for unit, limit in self._limits.items()]
+        if payer is not None:
+            days.append(_Day(tenant_id, TOKENS, payer.tokens_per_day, payer.key))
+        opened = [self._account(day) for day in days]
         for account in opened:
             account.runs += 1
         return opened
 
-    def _account(self, tenant_id: UUID, unit: Unit) -> DayAccount:
-        account = self._accounts.get((tenant_id, unit))
+    def _account(self, day: _Day) -> DayAccount:
+        account = self._accounts.get(day)
         if account is None:
-            draw = self._drawing(tenant_id, unit)
-            account = DayAccount(draw, self._limits[unit] // _SHARE, unit)
-            self._accounts[tenant_id, unit] = account
+            whose = "the tenant's" if day.key_id is None else "the key's"
+            account = DayAccount(self._drawing(day), day.limit // _SHARE, day.unit, whose)
+            self._accounts[day] = account
         return account
 
     def release(self, accounts: Iterable[DayAccount]) -> None:
@@ -385,12 +408,14 @@ class DayBudgets:
                         with contextlib.suppress(Exception):
                             await account.report()
 
-    def _drawing(self, tenant_id: UUID, unit: Unit) -> Draw:
+    def _drawing(self, day: _Day) -> Draw:
         # Of its own for each account: its sums begin at 0.
         account_id = uuid4()
+        unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
+        limit = None if day.key_id is None else day.limit
 
         async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:
-            about = (tenant_id, account_id, unit.key, spent, reported, wanted, LAPSES_S)
+            about = (day.tenant_id, account_id, unit, spent, reported, wanted, LAPSES_S, limit)
             row = await persist(lambda: self._pool.fetchrow(_DRAW, *about))
             assert row is not None
             return row["held"], row["others"]

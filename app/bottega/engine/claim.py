@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
 from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
+from bottega.tenants.limits import Payer
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
 _GIVE_UP = "SELECT hand_back($1, $2, $3, 'crash', p_error => $4)"
@@ -110,6 +111,7 @@ class ClaimedRun:
     assigned_as: UUID
     messages: int = 0
     link: Mapping[str, Any] | None = None
+    payer: Payer | None = None
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
@@ -127,6 +129,7 @@ class ClaimedRun:
             "agents": {},
             "providers": {},
             "mcp_servers": {},
+            "payer": Payer(**paid) if (paid := values["pinned"].get("payer")) else None,
             "operators": frozenset(values["pinned"].get("operators") or ()),
             "graph": None,
         }

@@ -397,7 +397,7 @@ class Executor:
             self._journal_of(run),
             run,
             fair=self._fair,
-            day=() if self.day_budgets is None else self.day_budgets.open(run.tenant_id),
+            day=() if self.day_budgets is None else self.day_budgets.open(run.tenant_id, run.payer),
             live_text=self.live_text,
             run_files=self._files_of(run),
             waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),

@@ -16,7 +16,7 @@ from bottega.db.sessions import driver_of
 from bottega.db.tables import runs
 from bottega.engine.journal import CANCELLED, EPISODE_NOT_STORED, row_change
 from bottega.engine.replay import ENDS, answer_of
-from bottega.errors import ConflictError
+from bottega.errors import ConflictError, ForbiddenError
 from bottega.events import log
 from bottega.events.types import (
     UNFINISHED,
@@ -37,6 +37,7 @@ from bottega.runs import read
 from bottega.runs.pins import stricter
 from bottega.runs.submit import Carried, accept
 from bottega.subagents.child import places_of
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 Parents = Mapping[UUID | None, UUID | None]
 """The parent of each task; ``None`` is the root."""
@@ -79,6 +80,7 @@ async def retry(
     from_last_step: bool,
     memory: str = "full",
     principal: str | None = None,
+    limits: StoredLimits = NO_LIMITS,
 ) -> dict[str, Any]:
     """Submit a run that repeats a finished one, with the same pinned versions.
 
@@ -86,10 +88,11 @@ async def retry(
         from_last_step: copy the finished steps of the old run into the new run's log. Their model
             calls and tools are not paid for again.
         memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
-        principal: who starts the new run.
+        principal: who starts the new run; ``limits``: of its API key.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
+        ForbiddenError: ``beyond_limits``.
         ConflictError: ``not_final``; ``linked_run``: it does a task of another run.
     """
     # A delete of the old run waits for this lock, and then deletes the new run too.
@@ -111,6 +114,7 @@ async def retry(
     if (conversation_id := old["conversation_id"]) is not None:
         base = old["turn"] and {"base": old["turn"]["base"]}
         new |= {"conversation": "continue", "conversation_id": conversation_id, "turn": base}
+    new["pinned"] = _pinned(old["pinned"], limits)
     new["memory"] = stricter(memory, old["memory"])
     await touch(connection, tenant_id, files_of(old["input"]))
     if not from_last_step:
@@ -121,6 +125,18 @@ async def retry(
     # The new run must see the same session and derive the same task ids as the old one.
     new |= {"session_base": old["session_base"], "task_root": task_root}
     return await accept(connection, tenant_id, new, carried)
+
+
+def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object]:
+    """Return what the new run pins, if the limits of the key that starts it permit it."""
+    limits.need_names(pinned["agents"], ())
+    if limits.models is not None:
+        raise ForbiddenError(
+            "the limits of this key name models, and a repeated run has those of long ago: start "
+            "a new run",
+            code="beyond_limits",
+        )
+    return limits.pinned(pinned)
 
 
 def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:

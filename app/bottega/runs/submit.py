@@ -32,6 +32,7 @@ from bottega.runs.control import REFUSED_MESSAGES, refused_message
 from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced, stricter
 from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 
 class OnceKey(NamedTuple):
@@ -76,6 +77,8 @@ _REFUSALS = {
     STORAGE_QUOTA: STORAGE_FULL,
     "queued_runs": "{limit} runs are queued already: wait until some have ended",
     "cost_per_day": "the tenant's money for today (UTC) is spent: start more runs tomorrow",
+    "key_tokens_per_day": "the {limit} tokens of this key for today (UTC) are used up: start more "
+    "runs tomorrow, or with another key",
     "tokens_per_day": "the {limit} tokens for today (UTC) are used up: start more runs tomorrow",
 }
 _SUBMIT = "SELECT submit_run($1, $2, $3, $4, $5)::text"
@@ -201,6 +204,7 @@ async def submit(
     tenant_id: UUID,
     new: NewRun,
     once: OnceKey | None = None,
+    limits: StoredLimits = NO_LIMITS,
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.read.get` does.
 
@@ -209,6 +213,7 @@ async def submit(
     Args:
         pool: a pool or a connection without a transaction: the run is committed at once.
         once: a repeated request with the same key returns the run of the first.
+        limits: of the API key that starts it.
 
     Raises:
         UnknownAgentError: an agent that it needs does not exist.
@@ -218,12 +223,13 @@ async def submit(
             (``unsupported_part``) or, with a ``cost_budget``, has no known price
             (``unpriced_model``); ``idempotency_key_reused``,
             ``message_too_large``.
+        ForbiddenError: ``beyond_limits``.
         LimitedError, ConflictError: see :func:`accept`; ``in_flight``, ``too_many_messages``.
     """
     key = (None, None) if once is None else once
     while True:
         try:
-            values, epoch = await _checked(pool, pins, tenant_id, new)
+            values, epoch = await _checked(pool, pins, tenant_id, new, limits)
         except BottegaError:
             # What the first request needed may be gone since.
             first = None if once is None else await pool.fetchval(_EARLIER, tenant_id, *once)
@@ -238,7 +244,11 @@ async def submit(
 
 
 async def _checked(
-    pool: asyncpg.Pool | asyncpg.Connection, pins: PinCache, tenant_id: UUID, new: NewRun
+    pool: asyncpg.Pool | asyncpg.Connection,
+    pins: PinCache,
+    tenant_id: UUID,
+    new: NewRun,
+    limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
     """Return a run's values with its pinned versions, and the epoch of those."""
     found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
@@ -247,6 +257,8 @@ async def _checked(
             f"no such agent: '{new.agent}' (its `expose` does not name {new.way})",
             pointer="/agent",
         )
+    models = [each.name for used in found.models.values() for each in used]
+    limits.need_names(found.models, models)
     refuse_overrides(new.overrides or {}, found.params, found.tools, found.dialects)
     for agent in () if isinstance(new.input, str) else found.first:
         refuse_parts(new.input, found.dialects[agent])
@@ -255,7 +267,8 @@ async def _checked(
     memory = stricter(new.memory, found.memory)
     values = {name: getattr(new, name) for name in _FIELDS}
     used = OFF if memory == "off" else _memory_used(new, found.memory_scope, shared=pins.shared)
-    return values | {"pinned": found.pinned, "memory": memory, "memory_used": used}, found.epoch
+    pinned = limits.pinned(found.pinned)
+    return values | {"pinned": pinned, "memory": memory, "memory_used": used}, found.epoch
 
 
 def _memory_used(new: NewRun, wanted: MemoryScope | None, *, shared: bool) -> str:
@@ -278,7 +291,8 @@ async def accept(
         carried: steps copied from another run.
 
     Raises:
-        LimitedError: ``queued_runs``, ``tokens_per_day``, ``cost_per_day`` or ``storage_quota``.
+        LimitedError: ``queued_runs``, ``tokens_per_day``, ``key_tokens_per_day``,
+            ``cost_per_day`` or ``storage_quota``.
         ConflictError: ``session_user``, ``conversation_busy`` or ``user_erasing``.
     """
     values = {

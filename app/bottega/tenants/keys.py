@@ -26,6 +26,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 from cachetools import TTLCache
+from pydantic_core import from_json
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import TypeIs
@@ -45,6 +46,7 @@ from bottega.errors import (
 )
 from bottega.events.listener import NotifyListener, happens
 from bottega.tenants import audit
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.tokens import Token, TokenIdentity, TokenSigner, use_once
 
 Scope = Literal["read", "run", "define", "approve", "admin"]
@@ -71,7 +73,11 @@ MOST_KEYS = 1000
 
 _PUBLIC = string.ascii_lowercase + string.digits
 _keys = api_keys.c
-PUBLIC_COLUMNS = tuple(column for column in _keys if column is not _keys.key_hash)
+_GIVEN_LIMITS = _keys.limits.op("-", return_type=_keys.limits.type)("payer").label("limits")
+PUBLIC_COLUMNS = (
+    *(column for column in _keys if column.name not in ("key_hash", "limits")),
+    _GIVEN_LIMITS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,16 @@ class Key:
     scopes: Sequence[Scope]
     expires_at: datetime | None
     require_user: bool = False
+    limits: StoredLimits = NO_LIMITS
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Key":
+        """Build it from a row of ``find_key`` or ``live_keys``."""
+        stored = from_json(row["limits"])
+        limits = NO_LIMITS
+        if stored:
+            limits = StoredLimits.model_validate({"payer": str(row["id"])} | stored)
+        return cls(**{**row, "limits": limits})
 
     def expired(self, now: datetime) -> bool:
         return self.expires_at is not None and self.expires_at <= now
@@ -115,6 +131,7 @@ async def create(
     scopes: Collection[Scope],
     expires_at: datetime | None,
     require_user: bool = False,
+    limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
     """Create a key; return its row and, for the only time, the key itself.
 
@@ -144,10 +161,13 @@ async def create(
         key_hash=hashed(key),
         scopes=stored,
         require_user=require_user,
+        limits=limits.model_dump(mode="json", exclude_none=True),
         expires_at=expires_at,
     )
     row = (await tx.execute(added.returning(*PUBLIC_COLUMNS))).mappings().one()
-    details = {"scopes": stored, "name": name} | ({"require_user": True} if require_user else {})
+    details: dict[str, object] = {"scopes": stored, "name": name}
+    details |= {"require_user": True} if require_user else {}
+    details |= {"limits": limits.given} if limits.given else {}
     await audit.note(tx, tenant_id, actor, "key.create", prefix, details)
     return row, key
 
@@ -386,11 +406,11 @@ class KeyCache:
             return
         entry = self._entries.get(place)
         if entry is None:
-            self._entries[place] = _Entry(Key(**row), key_hash, asked_at)
+            self._entries[place] = _Entry(Key.of(row), key_hash, asked_at)
             if len(self._entries) > _MOST_KEYS:
                 self._entries.popitem(last=False)
         else:
-            entry.key, entry.checked_at = Key(**row), asked_at
+            entry.key, entry.checked_at = Key.of(row), asked_at
 
     @repeated
     async def _ask(self, query: str, *arguments: object) -> asyncpg.Record | None:
@@ -488,7 +508,7 @@ class KeyCache:
         if not asked:
             return {}
         rows = await connection.fetch("SELECT * FROM live_keys($1, $2)", *zip(*asked, strict=True))
-        return {(row["tenant_id"], row["id"]): Key(**row) for row in rows}
+        return {(row["tenant_id"], row["id"]): Key.of(row) for row in rows}
 
     def _lose(self, identity: Identity) -> None:
         for lost in list(self._watchers.get(identity, ())):

@@ -88,10 +88,10 @@ class RateLimits(Generic[Who]):
         self._clock = clock
         self._paid_at: LRUCache[Who, float] = LRUCache(_MOST_CLIENTS)
 
-    def take(self, who: Who) -> Decision:
-        """Decide on a client's request that arrives now."""
+    def take(self, who: Who, rate: Rate | None = None) -> Decision:
+        """Decide on a client's request that arrives now; ``rate``: of this client alone."""
         now = self._clock()
-        decision = decide(self.rate, self._paid_at.pop(who, now), now)
+        decision = decide(rate or self.rate, self._paid_at.pop(who, now), now)
         self._paid_at[who] = decision.paid_at
         return decision
 

@@ -28,9 +28,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.clock import Clock, utcnow
-from bottega.errors import ForbiddenError, NotFoundError, UnauthenticatedError
+from bottega.errors import ForbiddenError, InvalidInputError, NotFoundError, UnauthenticatedError
 from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.tenants import audit
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 Action = Literal["run", "read", "upload", "message", "cancel", "answer"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -43,6 +44,8 @@ TICKET_S: Mapping[Stream, float] = {"websocket": 60.0, "sse": 3600.0}
 
 _ALGORITHM = "HS256"
 _SECRET_BYTES = 32
+_LONGEST = 8000
+"""Characters of a token; servers read headers of up to 8,192 bytes."""
 _REVOKED = 100_000
 """Revocations that a process remembers, each for the longest life of a token."""
 _PLACE = Place(UUID(int=0), "signing key", 1)
@@ -81,6 +84,7 @@ class Token:
         agents, graphs, sessions: names that its runs may have; ``None``: all.
         scopes: of a ticket, those of the key.
         require_user: its key's requests name a user.
+        limits: of its key.
         opens, run_id: of a ticket: the kind of stream, and the only run; ``None``: any.
         parent, parent_expires_at: id and end of the token that asked for this ticket, the id empty
             for a person's; ``None``: a key did.
@@ -98,6 +102,7 @@ class Token:
     sessions: tuple[str, ...] | None = None
     scopes: tuple[str, ...] = ()
     require_user: bool = False
+    limits: StoredLimits = NO_LIMITS
     opens: Stream | None = None
     run_id: UUID | None = None
     parent: str | None = None
@@ -164,6 +169,7 @@ class Token:
             "sessions": self.sessions,
             "scopes": self.scopes,
             "ru": self.require_user or None,
+            "lim": self.limits.model_dump(mode="json", exclude_none=True) or None,
             "opens": self.opens,
             "run": None if self.run_id is None else self.run_id.hex,
             "of": self.parent,
@@ -196,6 +202,7 @@ class Token:
             sessions=listed("sessions"),
             scopes=listed("scopes") or (),
             require_user=claims.get("ru", False),
+            limits=StoredLimits.model_validate(claims["lim"]) if "lim" in claims else NO_LIMITS,
             opens=claims.get("opens"),
             run_id=None if "run" not in claims else UUID(claims["run"]),
             parent=claims.get("of"),
@@ -270,12 +277,22 @@ class TokenSigner:
         return bytes.fromhex(self._keyring.open(stored, _PLACE))
 
     def sign(self, token: Token) -> tuple[str, Token]:
-        """Return a token's text, and the token with its id."""
+        """Return a token's text, and the token with its id.
+
+        Raises:
+            InvalidInputError: it names too much.
+        """
         key = self._keys[self._newest]
         name = secrets.token_urlsafe(12)
         token = replace(token, jti=f"{name}.{_tag(key, token.tenant_id, name)}")
         head = {"kid": self._newest}
-        return jwt.encode(token.claims(), key, algorithm=_ALGORITHM, headers=head), token
+        signed = jwt.encode(token.claims(), key, algorithm=_ALGORITHM, headers=head)
+        if len(signed) > _LONGEST:
+            raise InvalidInputError(
+                f"the token would have more than {_LONGEST} characters, which clients and proxies "
+                "do not pass on: name fewer agents, graphs or sessions"
+            )
+        return signed, token
 
     def verify(self, text: str) -> Token:
         """Return the token that a text holds.

@@ -374,6 +374,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
             pointer="/run/input",
         )
     acts_for(caller.principal, run.user, "/run/user")
+    caller.principal.limits.need_no_limit_of_runs()
     place, settings = "/run/webhook_url", caller.service.settings
     await check_webhook(caller.tx, caller.tenant, settings, run.webhook_url, pointer=place)
     before = None

@@ -5,15 +5,16 @@ from typing import Annotated, Any, Self
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Body, Page, PlaceInTime
-from bottega.api.shared.deps import Actor, AdminTenant, Transaction
+from bottega.api.shared.deps import Actor, AdminTenant, PrincipalDep, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.tenants import keys
 from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
+from bottega.tenants.limits import RequestLimits
 
 
 class NewKey(Body):
@@ -39,6 +40,9 @@ class NewKey(Body):
     """Its requests that start work, and those for lists of what users have, must name a `user`
     (else 422 `user_required`)."""
 
+    limits: RequestLimits = RequestLimits()
+    """Limits of its requests and of its runs, and of the tokens and keys that it makes."""
+
     @model_validator(mode="after")
     def _has_either(self) -> Self:
         if (self.scopes is None) == (self.role is None):
@@ -59,6 +63,9 @@ class Key(Answer):
     """In a fixed order, each once."""
     require_user: bool
     """Its requests must name a `user`."""
+    limits: dict[str, JsonValue]
+    """Limits of its requests, with those of the key that made it; what is not limited is left
+    out."""
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
@@ -97,11 +104,16 @@ KeyId = Annotated[UUID, Path(description="The key's id.")]
     },
 )
 async def create(
-    tx: Transaction, tenant: AdminTenant, actor: Actor, body: NewKey, response: Response
+    tx: Transaction,
+    tenant: AdminTenant,
+    principal: PrincipalDep,
+    body: NewKey,
+    response: Response,
 ) -> Any:
     new = body.model_dump(exclude={"role"})
+    new["limits"] = principal.limits.narrowed(body.limits)
     new["scopes"] = body.scopes or ROLES[body.role or "viewer"]
-    row, key = await keys.create(tx, tenant, actor, **new)
+    row, key = await keys.create(tx, tenant, principal.actor, **new)
     response.headers["Location"] = f"/v1/keys/{row['id']}"
     response.headers["Cache-Control"] = "no-store"
     return {**row, "key": key}

@@ -254,6 +254,7 @@ async def retry(
                 from_last_step=from_last_step,
                 memory=service.settings.memory,
                 principal=principal.actor,
+                limits=principal.limits,
             )
             response.headers["Location"] = f"/v1/runs/{run['id']}"
             return run

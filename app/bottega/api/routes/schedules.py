@@ -180,6 +180,7 @@ async def _prepared(
     service: Service, principal: Principal, body: ScheduleContent
 ) -> AsyncIterator[tuple[AsyncConnection, dict[str, Any], StoredInput]]:
     """Check a schedule; yield a transaction, what to store, and the input's stored files."""
+    principal.limits.need_no_limit_of_runs()
     asked, run, tenant = body.model_dump(), body.run, principal.tenant_id
     owner = Owner(acts_for(principal, run.user, "/run/user").user, run.session_id)
     await check_schema(tenant, run.output_schema, "/run/output_schema")

@@ -79,7 +79,8 @@ class Me(Answer):
     scopes: list[str]
     """Scopes of the key, or the actions of the token."""
     limits: dict[str, Any]
-    """What limits it further: names of agents, graphs and sessions."""
+    """What limits it further: names of `agents`, `models`, `graphs` and `sessions`, `addresses`,
+    `requests_per_s` and `tokens_per_day`."""
 
 
 router = APIRouter(tags=["keys"])
@@ -124,6 +125,7 @@ async def create(
             agents=_names(body.agents),
             graphs=_names(body.graphs),
             sessions=_names(body.sessions),
+            limits=principal.limits,
         )
     )
     ends = datetime.fromtimestamp(token.expires_at, UTC)
@@ -173,9 +175,12 @@ async def revoke(
 async def me(tx: Transaction, principal: PrincipalDep, tenant: AnyTenant) -> Any:
     name: str = principal.actor
     scopes: Sequence[str] = principal.scopes
-    limits: dict[str, Any] = {}
+    limits: dict[str, object] = {**principal.limits.given}
     if (token := principal.token) is not None and token.user is not None:
-        limits = {"agents": token.agents, "graphs": token.graphs, "sessions": token.sessions}
+        allowed = principal.limits.agents
+        agents = [each for each in token.agents or () if allowed is None or each in allowed]
+        limits |= {} if token.agents is None else {"agents": agents}
+        limits |= {"graphs": token.graphs, "sessions": token.sessions}
         name, scopes = token.user, token.actions
     elif principal.person is not None:
         name = principal.person.name

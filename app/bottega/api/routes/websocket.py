@@ -434,6 +434,7 @@ async def create(
             expires_at=min([ends, *(each.expires_at for each in (parent, person) if each)]),
             scopes=tuple(principal.scopes),
             require_user=principal.require_user,
+            limits=principal.limits,
             opens=body.opens,
             run_id=body.run_id,
             parent="" if person else parent.jti if parent else None,

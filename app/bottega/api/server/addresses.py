@@ -67,13 +67,13 @@ class KeylessRates:
 
     def take(self, scope: Scope) -> Decision:
         """Decide on a request that arrives now."""
-        return self._limits.take(_place(self._client(scope)))
+        return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:
         """Decide on a request that arrives now, without counting it: its key may be valid."""
-        return self._limits.look(_place(self._client(scope)))
+        return self._limits.look(_place(self.client(scope)))
 
-    def _client(self, scope: Scope) -> _Address | None:
+    def client(self, scope: Scope) -> _Address | None:
         """Return the address behind all trusted proxies."""
         address = _address_of(scope.get("client"))
         named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")

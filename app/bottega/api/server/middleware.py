@@ -28,6 +28,7 @@ from bottega.api.server.connections import RECEIVED
 from bottega.api.server.headers import for_path, sent
 from bottega.clock import monotonic
 from bottega.db.failures import PAUSES_S, REPEAT_S, is_undone
+from bottega.tenants.limits import StoredLimits
 from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 from bottega.tracing import spans
 from bottega.tracing.spans import CANCELLED, Span
@@ -327,6 +328,7 @@ class LimitRequests:
         self.longer = longer
         self.open: Counter[UUID] = Counter()
         self.limits: RateLimits[UUID] = RateLimits(Rate.of(per_s), clock)
+        self.of_keys: RateLimits[UUID | None] = RateLimits(self.limits.rate, clock)
         rate = self.limits.rate
         self.policy = f'"requests";q={rate.burst};w={math.ceil(rate.window_s)}'.encode()
 
@@ -336,6 +338,9 @@ class LimitRequests:
             await self._with_body(_Bill(lambda further: None), scope, receive, send)
             return
         tenant = principal.tenant_id
+        if (refusal := self._refusal_of_key(principal.limits)) is not None:
+            await refuse(refusal, scope, receive, send)
+            return
         decision, is_stream = self.limits.take(tenant), _is_stream(scope)
         bill = _Bill(partial(self.limits.charge, tenant))
 
@@ -365,6 +370,20 @@ class LimitRequests:
             await refuse(limited("too_many_streams", detail, 1), scope, receive, send_with_headers)
         else:
             await self._stream(tenant, bill, scope, receive, send_with_headers)
+
+    def _refusal_of_key(self, limits: StoredLimits) -> Response | None:
+        """Return the refusal of a request above the rate of its key."""
+        if limits.requests_per_s is None:
+            return None
+        rate = Rate.of(limits.requests_per_s)
+        decision = self.of_keys.take(limits.payer, rate)
+        if decision.allowed:
+            return None
+        detail = (
+            f"this key may make {rate.per_s:g} requests per second here, {rate.burst} at once: "
+            "try again after Retry-After"
+        )
+        return limited("rate_limited", detail, decision.retry_after_s)
 
     async def _stream(
         self, tenant: UUID, bill: "_Bill", scope: Scope, receive: Receive, send: Send

@@ -72,7 +72,7 @@ async def submit(
         BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
             :func:`bottega.files.inputs.stored_input`; ``bad_schema``, ``user_required``.
     """
-    database, tenant = service.database, principal.tenant_id
+    database, tenant, limits = service.database, principal.tenant_id, principal.limits
     if principal.token is not None:
         principal.token.need_run_of(body.agent, body.graph, body.session_id)
     async with _checked(service, principal, body, channel) as (new, stored):
@@ -83,12 +83,12 @@ async def submit(
                 async with database.begin(tenant) as tx:
                     await before(tx)
                     driver = await driver_of(tx)
-                    return await submitting.submit(driver, service.pins, tenant, new, once)
+                    return await submitting.submit(driver, service.pins, tenant, new, once, limits)
             async with (
                 database.turn(tenant),
                 database.pool.acquire(timeout=database.patience_s) as connection,
             ):
-                return await submitting.submit(connection, service.pins, tenant, new, once)
+                return await submitting.submit(connection, service.pins, tenant, new, once, limits)
 
         try:
             run = await store()

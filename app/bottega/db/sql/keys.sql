@@ -28,9 +28,10 @@ $$;
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
-               require_user boolean)
+               require_user boolean, limits jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user FROM api_keys k
+    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user, k.limits
+    FROM api_keys k
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL
 $$;
 
@@ -38,9 +39,9 @@ $$;
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_keys(p_tenants uuid[], p_ids uuid[])
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
-               require_user boolean)
+               require_user boolean, limits jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user
+    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user, k.limits
     FROM unnest(p_tenants, p_ids) AS asked(tenant_id, id) JOIN api_keys k USING (tenant_id, id)
     WHERE k.revoked_at IS NULL
 $$;

@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION accept_run(
 DECLARE
     r runs%ROWTYPE;
     v_carried integer := jsonb_array_length(p_carried);
-    v_refusal jsonb := refuse_run(p_tenant, p_new #> '{pinned,operators}' = '[]');
+    v_refusal jsonb := refuse_run(p_tenant, p_new -> 'pinned');
     v_user text := p_new ->> 'user';
     v_of_session text;
     v_conversation uuid;
@@ -137,9 +137,9 @@ BEGIN
 END $$;
 
 -- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
--- another try makes sense; NULL if the run may come in. p_is_own: it calls only the tenant's own
--- model servers, which the operator's day does not pay.
-CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_is_own boolean) RETURNS jsonb
+-- another try makes sense; NULL if the run may come in. One that calls only the tenant's own model
+-- servers costs nothing of the operator's day, and nothing of its key's (the payer's).
+CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_pinned jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     v_queued bigint := bottega_limit('queued_runs', 1000);
@@ -147,22 +147,31 @@ DECLARE
     v_waiting bigint;
     v_today date := (now() AT TIME ZONE 'UTC')::date;
     v_limited text;
+    v_limit bigint;
+    v_payer jsonb := p_pinned -> 'payer';
+    v_is_own boolean := p_pinned -> 'operators' = '[]';
     v_storage bigint := storage_exceeded(p_tenant);
 BEGIN
     IF v_storage IS NOT NULL THEN
         RETURN jsonb_build_object(
             'refused', 'storage_quota', 'limit', v_storage, 'retry_after_s', 60);
     END IF;
-    IF p_is_own IS NOT TRUE AND (
+    IF v_is_own IS NOT TRUE AND (
         bottega_limit('tokens_per_day', NULL) > 0 OR bottega_limit('cost_per_day', NULL) > 0)
     THEN
-        SELECT unit || '_per_day' INTO v_limited FROM daily_spending
+        SELECT unit || '_per_day', bottega_limit(unit || '_per_day', NULL)
+        INTO v_limited, v_limit FROM daily_spending
         WHERE tenant_id = p_tenant AND day = v_today
           AND amount >= bottega_limit(unit || '_per_day', NULL) LIMIT 1;
     END IF;
+    IF v_limited IS NULL AND v_is_own IS NOT TRUE AND v_payer IS NOT NULL THEN
+        SELECT 'key_tokens_per_day', (v_payer -> 'tokens_per_day')::bigint
+        INTO v_limited, v_limit FROM daily_spending
+        WHERE tenant_id = p_tenant AND day = v_today AND unit = 'tokens:' || (v_payer ->> 'key')
+          AND amount >= (v_payer -> 'tokens_per_day')::bigint;
+    END IF;
     IF v_limited IS NOT NULL THEN
-        RETURN jsonb_build_object('refused', v_limited, 'limit', bottega_limit(v_limited, NULL),
-            'retry_after_s',
+        RETURN jsonb_build_object('refused', v_limited, 'limit', v_limit, 'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
     END IF;
     -- What its other limit permits to run now does not wait for a run of the tenant.

@@ -23,14 +23,14 @@ LANGUAGE sql AS $$
 $$;
 
 -- Called by processes that call models. Report what an account spent since it was made (p_reported:
--- reported before, for a slice that is gone), and exchange its slice of the tenant's day for one of
--- p_wanted, as far as available.
+-- reported before, for a slice that is gone), and exchange its slice of the day of the tenant, or
+-- of a key with p_limit, for one of p_wanted, as far as available.
 CREATE OR REPLACE FUNCTION draw_budget(
     p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
-    p_wanted bigint, p_lapses_s double precision, OUT held bigint, OUT others bigint
+    p_wanted bigint, p_lapses_s double precision, p_limit bigint, OUT held bigint, OUT others bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    v_limit bigint := bottega_limit(p_unit || '_per_day', NULL);
+    v_limit bigint := coalesce(p_limit, bottega_limit(p_unit || '_per_day', NULL));
     v_day date := (now() AT TIME ZONE 'UTC')::date;
     v_now timestamptz;
     v_used bigint;

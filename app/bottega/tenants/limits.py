@@ -1,0 +1,136 @@
+"""Limits of a key: what its requests may run, from where, how often and for how many tokens."""
+
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Annotated, NamedTuple
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from bottega.errors import ForbiddenError, InvalidInputError
+
+_Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=20)]
+_Network = IPv4Network | IPv6Network
+_Networks = Annotated[list[_Network], Field(max_length=20)]
+
+
+class RequestLimits(BaseModel):
+    """Limits of a key, which its tokens and the keys that it makes have too; null: none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    agents: _Names | None = None
+    """Names of the only agents that its runs may involve."""
+    models: _Names | None = None
+    """Names of the only models that the agents of its runs may have."""
+    addresses: _Networks | None = None
+    """Networks (CIDR) of the only addresses from which its requests may come."""
+    requests_per_s: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    """Requests per second at each API process, two seconds' worth at once."""
+    tokens_per_day: Annotated[int, Field(strict=True, gt=0, le=2**53)] | None = None
+    """Tokens of all its runs in a day (UTC), but those of the tenant's own model servers."""
+
+    def need_no_limit_of_runs(self) -> None:
+        """Check that runs that nobody starts, those of a schedule, evade no limit.
+
+        Raises:
+            ForbiddenError: ``beyond_limits``.
+        """
+        if any(name in self.given for name in ("agents", "models", "tokens_per_day")):
+            raise ForbiddenError(
+                "a key with limits of agents, models or tokens makes no schedules: their runs "
+                "would not have the limits",
+                code="beyond_limits",
+            )
+
+    @property
+    def given(self) -> dict[str, JsonValue]:
+        """The limits that there are, as JSON."""
+        return self.model_dump(
+            mode="json", include={*RequestLimits.model_fields}, exclude_none=True
+        )
+
+    def need_address(self, address: IPv4Address | IPv6Address | None) -> None:
+        """Check that a request comes from an allowed network.
+
+        Raises:
+            ForbiddenError: ``address_not_allowed``.
+        """
+        if self.addresses is None:
+            return
+        if address is None or not any(address in network for network in self.addresses):
+            raise ForbiddenError(
+                f"the limits of this key do not include the address {address or 'of its client'}",
+                code="address_not_allowed",
+            )
+
+    def need_names(self, agents: Iterable[str], models: Iterable[str]) -> None:
+        """Check that a run involves only allowed agents and models.
+
+        Raises:
+            ForbiddenError: ``beyond_limits``.
+        """
+        named = (("agent", agents, self.agents), ("model", models, self.models))
+        for what, names, allowed in named:
+            if allowed is not None and (others := sorted({*names} - {*allowed})):
+                raise ForbiddenError(
+                    f"the limits of this key do not include the {what} '{others[0]}', which the "
+                    "run involves",
+                    code="beyond_limits",
+                )
+
+
+class Payer(NamedTuple):
+    """API key whose day pays for a run, and the limit of that day."""
+
+    key: str
+    tokens_per_day: int
+
+
+class StoredLimits(RequestLimits):
+    """Limits of a key that exists.
+
+    Attributes:
+        payer: the key whose rate and day it uses: its own, or that of the key which made it.
+    """
+
+    payer: UUID | None = None
+
+    def pinned(self, versions: Mapping[str, object]) -> dict[str, object]:
+        """Return what a run pins: its versions, and the payer if the day of its key is limited."""
+        pinned = {name: value for name, value in versions.items() if name != "payer"}
+        if self.tokens_per_day is not None:
+            pinned["payer"] = Payer(str(self.payer), self.tokens_per_day)._asdict()
+        return pinned
+
+    def narrowed(self, new: RequestLimits) -> "StoredLimits":
+        """Return the limits of a key that one with these makes.
+
+        Raises:
+            InvalidInputError: the new limits are wider than these.
+        """
+        for name in ("agents", "models", "addresses"):
+            own, wanted = getattr(self, name), getattr(new, name)
+            if own is None or wanted is None:
+                continue
+            if wider := [each for each in wanted if not _is_in(each, own)]:
+                raise InvalidInputError(
+                    f"the limits of your own key do not include {wider[0]}",
+                    pointer=f"/limits/{name}",
+                )
+        values: dict[str, object] = {**self.given, **new.given}
+        for name in ("requests_per_s", "tokens_per_day"):
+            amounts = [getattr(self, name), getattr(new, name)]
+            values[name] = min((each for each in amounts if each is not None), default=None)
+        is_shared = self.requests_per_s is not None or self.tokens_per_day is not None
+        return StoredLimits.model_validate(values | {"payer": self.payer if is_shared else None})
+
+
+def _is_in(value: str | _Network, allowed: Iterable[str | _Network]) -> bool:
+    if isinstance(value, str):
+        return value in allowed
+    same = [each for each in allowed if type(each) is type(value)]
+    return any(value.subnet_of(each) for each in same)  # type: ignore[arg-type]
+
+
+NO_LIMITS = StoredLimits()
