@@ -104,6 +104,9 @@ class Recorder:
             self.sent |= {json.dumps([name, sent["json"]], sort_keys=True)}
         kind = answer.headers.get("content-type", "").partition(";")[0]
         body = answer.json() if kind == "application/json" and answer.content else answer.text
+        if kind == "text/event-stream":  # an example is one event
+            lines = answer.text.partition("\r\n\r\n")[0].split("\r\n")
+            body = dict(line.split(": ", 1) for line in lines)
         if answer.content and kind:
             kinds = self.answers.setdefault(name, {}).setdefault(str(answer.status_code), {})
             if is_empty(kinds.get(kind)):
