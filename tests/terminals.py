@@ -60,13 +60,19 @@ class Terminal:
         """Send SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Close the terminal, as when its window or its connection ends."""
+        os.close(self._ours)
+        self._ours = -1
+
     def ends(self, within: float = 30) -> int:
         """Wait until it has ended; return its exit status."""
         until = time.monotonic() + within
-        more = True
+        more = self._ours != -1
         while more and (left := until - time.monotonic()) > 0:
             more = self._read(left)
-        assert select.select([self._status], [], [], 5)[0], self.text
+        left = max(5.0, until - time.monotonic())
+        assert select.select([self._status], [], [], left)[0], self.text
         self.returncode = int(os.read(self._status, 16))
         return self.returncode
 
@@ -98,5 +104,6 @@ def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
         if started.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 started.kill()
-        os.close(ours)
+        if started._ours != -1:
+            os.close(ours)
         os.close(status)

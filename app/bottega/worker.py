@@ -20,8 +20,8 @@ async def work(
     on_ready: Callable[[], None] = lambda: None,
     *,
     port: int | None = None,
-) -> None:
-    """Execute runs until SIGINT or SIGTERM.
+) -> bool:
+    """Execute runs until SIGINT, SIGTERM or SIGHUP; return whether SIGHUP alone ended it.
 
     Args:
         url: of a database that is up and migrated.
@@ -30,12 +30,20 @@ async def work(
     """
     async with open_service(settings, url, api=False, worker=True) as service:
         loop = asyncio.get_running_loop()
+        received: set[signal.Signals] = set()
+
+        def stop(number: signal.Signals) -> None:
+            received.add(number)
+            service.stop_working.set()
+
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, service.stop_working.set)
+            loop.add_signal_handler(number, stop, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         settle()
         async with _metrics(service, port):
             on_ready()
             await service.stop_working.wait()
+    return received == {signal.SIGHUP}
 
 
 @asynccontextmanager

@@ -11,6 +11,8 @@ from tests.fake_model import FakeModel, gated
 from tests.processes import cold_command, command
 from tests.service import client_of, watch
 from tests.team import CALLS, asked_of, define, start
+from tests.terminals import terminal
+from tests.waiting import until
 
 TAKEOVER_S = "2"
 
@@ -104,6 +106,41 @@ async def test_a_stopping_worker_hands_its_run_back(database_url: str, model: Fa
     assert run["status"] == "completed"
     assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "drain"]
     assert len(model.requests) == CALLS + 1
+
+
+async def test_a_worker_alone_starts_again_at_a_hangup_and_loses_no_run(
+    database_url: str, model: FakeModel
+) -> None:
+    with_model = environment(database_url, model, BOTTEGA_DRAIN_GRACE_S="0")
+    gate = asyncio.Event()
+    gate_call(model, 2, gate)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+        command("worker", **with_model) as worker,
+    ):
+        await define(client)
+        run_id = await start(client)
+        await model.received(2)
+
+        def has_started_twice_more() -> bool:
+            worker.process.send_signal(signal.SIGHUP)  # at any moment of its end and its start
+            return sum("is ready" in line for line in worker.log) > 2
+
+        await until(has_started_twice_more)
+        gate.set()
+        assert (await watch(api.port, run_id))[-1]["type"] == "run.completed"
+        worker.process.send_signal(signal.SIGHUP)
+        worker.process.send_signal(signal.SIGTERM)
+        assert await worker.process.wait() == 0
+
+
+def test_a_worker_ends_with_its_terminal(database_url: str) -> None:
+    settings = {"DATABASE_URL": database_url, "OPENAI_API_KEY": "test-key"}
+    with terminal("worker", **settings) as worker:
+        worker.says("is ready")
+        worker.close()
+        assert worker.ends() in (0, 120)  # 120: there is no place for its last lines
 
 
 def gate_call(model: FakeModel, number: int, gate: asyncio.Event) -> None:

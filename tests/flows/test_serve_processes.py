@@ -161,6 +161,30 @@ async def supervised(*scripts: str) -> AsyncIterator[tuple[asyncio.subprocess.Pr
             assert await parent.wait() == 0
 
 
+CLOSED = """
+import os, pty, signal, sys
+from bottega.cli import processes
+pid, terminal = pty.fork()
+if pid == 0:
+    if sys.argv[1] == "nohup":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ends = processes.ends_with_terminal()
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+    print("started", flush=True)
+    signal.pause()
+    sys.exit(2 + (ends and not processes.has_terminal()))
+os.read(terminal, 64)
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("plain", 3), ("nohup", 2)])
+def test_what_ends_with_its_terminal_stays_below_nohup(how: str, status: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSED, how], timeout=60)
+    assert ended.returncode == status
+
+
 IDLE = """
 import sys
 from bottega.cli import processes

@@ -22,7 +22,7 @@ from bottega import __version__
 from bottega.cli import daily, doctor
 from bottega.cli.admin import keys, providers, prune, secrets, tenants
 from bottega.cli.daily import interrupts
-from bottega.cli.processes import Child, ParentLink, Plan
+from bottega.cli.processes import Child, ParentLink, Plan, ends_with_terminal, has_terminal
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import (
     AsJson,
@@ -132,6 +132,7 @@ def serve(
     from bottega.logs import is_json
 
     is_one = workers is None and api is None
+    with_terminal = ends_with_terminal()
     # Until the parent obeys it: a reload may come early.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with listen(settings) as listening, used_database(settings) as (url, lock):
@@ -154,6 +155,7 @@ def serve(
             logs_json=is_json(settings.log_format),
             metrics=metrics,
             database=lock,
+            ends_with_terminal=with_terminal,
         ).execute()
 
 
@@ -227,6 +229,8 @@ def _announcement(settings: "Settings", port: int) -> str:
 @cli.command()
 def worker(parent: _Descriptor = None) -> None:
     """Execute runs. Start any number of workers, on machines that reach the database."""
+    with_terminal = ends_with_terminal()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the event loop obeys it
     settings = start()
     from bottega import worker as process
 
@@ -244,7 +248,12 @@ def worker(parent: _Descriptor = None) -> None:
             _announce_models(settings)
         # Below a parent, the API's processes report what all of them did.
         port = settings.metrics_port if parent is None else None
-        run(process.work(settings, url, ready, port=port))
+        is_reload = run(process.work(settings, url, ready, port=port))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    if is_reload and parent is None and (has_terminal() or not with_terminal):
+        sys.stderr.flush()
+        command = [sys.executable, "-m", "bottega.cli.commands", *sys.argv[1:]]
+        os.execv(sys.executable, command)  # noqa: S606 (our own module)
 
 
 @cli.command()

@@ -66,6 +66,7 @@ class Plan:
             each keeps its own. A process that is restarted goes on with the counts of its name.
         database: folder and descriptor of the embedded database that is in use.
         logs_json: whether the log has lines of JSON.
+        ends_with_terminal: whether SIGHUP ends it once the terminal is gone.
     """
 
     children: Sequence[Child]
@@ -74,6 +75,7 @@ class Plan:
     logs_json: bool
     metrics: tuple[str, str] | None = None
     database: tuple[str, int] | None = None
+    ends_with_terminal: bool = False
 
     def execute(self) -> None:
         """Become the parent; does not return."""
@@ -141,14 +143,12 @@ class Supervisor:
     _announced: bool = False
     _stopping: bool = False
     _status: int = 0
-    _on_terminal: bool = False
 
     def run(self) -> int:
         """Keep the children running; return the exit status.
 
         A child that ends before it ever worked ends them all: its status is returned.
         """
-        self._on_terminal = _has_terminal()
         signals = _signals()
         self._slots = [_Slot(child) for child in self.plan.children]
         for slot in self._slots:
@@ -191,7 +191,7 @@ class Supervisor:
         return due
 
     def _obey(self, number: int) -> None:
-        if number == signal.SIGHUP and self._on_terminal and not _has_terminal():
+        if number == signal.SIGHUP and self.plan.ends_with_terminal and not has_terminal():
             number = signal.SIGTERM  # the terminal was closed
         if number == signal.SIGHUP:
             self._reload_wanted = True
@@ -373,7 +373,13 @@ def _signals() -> socket.socket:
     return ours
 
 
-def _has_terminal() -> bool:
+def ends_with_terminal() -> bool:
+    """Return whether this process has a terminal and ends with it: below ``nohup`` it does not."""
+    return has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
+def has_terminal() -> bool:
+    """Return whether there is a terminal to which this process belongs."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
