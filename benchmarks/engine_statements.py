@@ -97,8 +97,7 @@ def statements(tenants: Sequence[UUID], runs: Sequence[UUID]) -> dict[str, tuple
             tenants,
             *each("agent", "a", 1)[2:],
         ),
-        "linked_ends": ("SELECT * FROM linked_ends($1, $2)", *each()),
-        "cancel_linked": ("SELECT cancel_linked($1, $2)", *each()),
+        "ended_children": ("SELECT * FROM ended_children($1, $2)", *each()),
         "decided_interrupts": ("SELECT * FROM decided_interrupts($1, $2)", *each()),
         "messages_after": ("SELECT * FROM messages_after($1, $2, $3)", *each(0)),
     }

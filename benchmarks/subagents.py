@@ -5,7 +5,7 @@
 By one coordinator and by 100, with a model that takes a second and no CPU: time inside a dispatch,
 CPU per task beside the same queries asked directly, memory per queued task. Each child answers with
 its number, and every answer is checked. Absolute figures depend on the machine.
-``python -m benchmarks.linked_runs`` measures tasks through API, workers and journal.
+``python -m benchmarks.child_runs`` measures tasks through API, workers and journal.
 """
 
 import asyncio

@@ -233,7 +233,7 @@ async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | No
 def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
     from bottega.engine.async_tasks import SubagentRuntime
-    from bottega.engine.linked_runs import LinkedRuns
+    from bottega.engine.child_runs import ChildRuns
     from bottega.engine.plugins import subagent_plugins
     from bottega.engine.telemetry import MeasuredTotals
     from bottega.subagents.registry import SubagentRegistry
@@ -244,8 +244,8 @@ def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRun
     totals = MeasuredTotals()
     registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
     scheduler.places.source = models.task_places(registry.limits.tenant_max_concurrent)
-    linked = LinkedRuns(service.database.pool, service.listener)
-    return SubagentRuntime(registry, subagent_plugins(), totals, linked)
+    children = ChildRuns(service.database.pool)
+    return SubagentRuntime(registry, subagent_plugins(), totals, children)
 
 
 def _lease(
@@ -262,7 +262,7 @@ def _lease(
     settings, pool = service.settings, service.database.pool
 
     def places() -> int:  # a run that awaits others needs none
-        return settings.worker_concurrency + runtime.linked.resting()
+        return settings.worker_concurrency + runtime.children.resting()
 
     claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), executor.execute, places)
     lease = WorkerLease(
@@ -321,7 +321,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             lease.kept(database.connect, database.pool),
             service.services.running(
                 **{"wake-ups": notifier.run, "live text": live_text.run},
-                **{"linked runs": runtime.linked.run, "suspending": executor.hand_back_waiting},
+                **{"child runs": runtime.children.run, "suspending": executor.hand_back_waiting},
                 inbox=WorkerInbox(database.pool, worker_id, executor).run,
                 secrets=secrets.run,
                 **{work.name: work.run for work in checks.stages},

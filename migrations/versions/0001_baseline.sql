@@ -418,11 +418,12 @@ CREATE TABLE runs (
     assigned_as uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
     task_root uuid,
-    -- The run one of whose tasks this run does: it is a linked run.
+    -- The run of which this child run does a part, and the run above all; null: it is no child run.
     parent_run_id uuid,
-    -- Of a linked run: {"helper_of", "instructions", "most_steps", "files"}; with its end
-    -- "written": the files that it wrote.
-    link jsonb,
+    root_run_id uuid,
+    -- Of a child run that does a task: {"helper_of", "instructions", "most_steps", "files"}; with its
+    -- end "written": the files that it wrote.
+    parent_task jsonb,
     priority smallint NOT NULL DEFAULT '5',
     mode text NOT NULL,
     -- Permitted use of memory: the strictest of the run's and its agents' settings.
@@ -485,8 +486,8 @@ CREATE TABLE runs (
     output_json jsonb,
     -- Number of the messages that were sent to it.
     messages smallint NOT NULL DEFAULT 0,
-    -- Whether it has linked runs.
-    links boolean NOT NULL DEFAULT false,
+    -- How many of its child runs may be queued or running; null: it has none.
+    child_limit integer,
     -- Of its request; with its end also of its log and its answer.
     bytes bigint NOT NULL DEFAULT 0,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
@@ -505,8 +506,27 @@ CREATE INDEX ix_runs_conversation ON runs (tenant_id, conversation_id, id)
     WHERE ended_at IS NULL AND conversation_id IS NOT NULL;
 CREATE INDEX ix_runs_parent ON runs (tenant_id, parent_run_id, id)
     WHERE parent_run_id IS NOT NULL;
-CREATE INDEX ix_runs_linked ON runs (tenant_id, parent_run_id)
+CREATE INDEX ix_runs_open_children ON runs (tenant_id, parent_run_id)
     WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
+CREATE INDEX ix_runs_root ON runs (tenant_id, root_run_id) WHERE root_run_id IS NOT NULL;
+
+-- The child runs of a run, in order. One that is held has no row in runs yet (see child_runs.sql).
+CREATE TABLE run_children (
+    tenant_id uuid NOT NULL,
+    -- The parent.
+    run_id uuid NOT NULL,
+    number bigint NOT NULL,
+    child_id uuid NOT NULL,
+    -- What its run is made of, beside what it inherits: {"agent", "input", "metadata", "timeout_s",
+    -- "token_budget", "cost_budget", "task", "messages"}.
+    request jsonb NOT NULL,
+    is_held boolean NOT NULL DEFAULT true,
+    -- Whether it was cancelled while it was held.
+    is_cancelled boolean NOT NULL DEFAULT false,
+    CONSTRAINT pk_run_children PRIMARY KEY (tenant_id, run_id, number),
+    CONSTRAINT uq_run_children_child_id UNIQUE (tenant_id, child_id)
+);
+CREATE INDEX ix_run_children_held ON run_children (tenant_id, run_id, number) WHERE is_held;
 
 -- The runs that no worker holds, but for those that wait.
 CREATE TABLE run_queue (
@@ -514,7 +534,7 @@ CREATE TABLE run_queue (
     run_id uuid NOT NULL,
     -- The order in its tenant: its time of acceptance, and 30 s for each priority below the first.
     rank timestamptz NOT NULL,
-    -- A linked run: it counts in no limit of its tenant.
+    -- A child run: it counts in no limit of its tenant.
     is_child boolean NOT NULL,
     -- Whether a worker may claim it; if not, from due_at on. Infinity: when its conversation's turn
     -- comes.
@@ -642,6 +662,9 @@ CREATE TABLE run_waits (
     until timestamptz,
     -- Ids of interrupts; it goes on when all of one group are decided on.
     groups jsonb NOT NULL,
+    -- It goes on when at most so many of its child runs have not ended; null: it awaits none.
+    children integer,
+    is_child boolean NOT NULL,
     CONSTRAINT pk_run_waits PRIMARY KEY (tenant_id, run_id),
     CONSTRAINT ck_run_waits_reason
         CHECK (reason IN ('person', 'client', 'children', 'model', 'time'))
@@ -656,11 +679,11 @@ CREATE TABLE run_inbox (
     -- The worker that is to read it; null: not known yet.
     worker_id uuid,
     kind text NOT NULL,
-    -- The task, or the interrupt.
+    -- The task, the interrupt, or the child run.
     subject uuid,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT pk_run_inbox PRIMARY KEY (tenant_id, run_id, id),
-    CONSTRAINT ck_run_inbox_kind CHECK (kind IN ('cancel', 'task', 'message', 'decision'))
+    CONSTRAINT ck_run_inbox_kind CHECK (kind IN ('cancel', 'task', 'message', 'decision', 'child'))
 );
 CREATE INDEX ix_run_inbox_worker ON run_inbox (worker_id, id);
 

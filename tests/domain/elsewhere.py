@@ -1,4 +1,4 @@
-"""Stand-in for the other workers: linked runs that begin and end when the test says so."""
+"""Stand-in for the other workers: child runs that begin and end when the test says so."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from bottega.agents import AgentUsage
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.handle import SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.shared_context import folder_of
-from bottega.subagents.swarm import LinkedEnd, LinkedWork
+from bottega.subagents.swarm import ChildEnd, ChildWork
 from tests.domain.scripted import COST
 
 
-class LinkedRun:
-    """Linked run of a task.
+class ChildRun:
+    """Child run of a task.
 
     Attributes:
         told: messages that it got, by id; ``None``: it has not begun.
@@ -20,15 +20,15 @@ class LinkedRun:
         is_left: its parent cancelled it.
     """
 
-    def __init__(self, handle: SubagentHandle, work: LinkedWork) -> None:
+    def __init__(self, handle: SubagentHandle, work: ChildWork) -> None:
         self.handle = handle
         self.work = work
         self.told: dict[str, str] | None = None
-        self.end: LinkedEnd | None = None
+        self.end: ChildEnd | None = None
         self.is_left = False
         loop = asyncio.get_running_loop()
         self.budget: asyncio.Future[None] = loop.create_future()
-        self.news: asyncio.Future[LinkedEnd] = loop.create_future()
+        self.news: asyncio.Future[ChildEnd] = loop.create_future()
 
     @property
     def folder(self) -> str:
@@ -64,7 +64,7 @@ class LinkedRun:
             code = "model_unavailable" if status is SubagentStatus.FAILED else str(status)
             outcome = SubagentOutcome(status, error=f"no {prompt}", error_code=code)
         usage = AgentUsage(calls * COST.input, calls * COST.output, model_calls=calls)
-        self.end = LinkedEnd(outcome, usage, {self.path: f"seen {prompt}"})
+        self.end = ChildEnd(outcome, usage, {self.path: f"seen {prompt}"})
 
     def be_heard(self) -> None:
         assert self.end is not None
@@ -75,21 +75,21 @@ class Others:
     """The other workers, as the run of a parent sees them.
 
     Args:
-        begins: linked runs begin at once, instead of when the test says so.
+        begins: child runs begin at once, instead of when the test says so.
 
     Attributes:
-        runs: all linked runs, by the task's prompt.
+        runs: all child runs, by the task's prompt.
     """
 
     def __init__(self, *, begins: bool) -> None:
         self.begins = begins
-        self.runs: dict[str, LinkedRun] = {}
+        self.runs: dict[str, ChildRun] = {}
 
     async def do(
-        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
-    ) -> LinkedEnd:
+        self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
+    ) -> ChildEnd:
         assert handle.prompt not in self.runs
-        run = self.runs[handle.prompt] = LinkedRun(handle, work)
+        run = self.runs[handle.prompt] = ChildRun(handle, work)
         if self.begins:
             run.begin()
         try:

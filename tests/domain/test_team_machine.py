@@ -15,7 +15,7 @@ from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.swarm import Swarm, SwarmOptions
-from tests.domain.elsewhere import LinkedRun, Others
+from tests.domain.elsewhere import ChildRun, Others
 from tests.domain.puppet import Asked, Ears, Marks, Puppet, Softens, guarded
 from tests.domain.scripted import Notes, call
 from tests.domain.subagents import coordinator, is_empty, passed, registry, results, settled
@@ -50,7 +50,7 @@ TASK = st.fixed_dictionaries(
 
 
 class Team(RuleBasedStateMachine):
-    """Machine that answers model calls and ends linked runs.
+    """Machine that answers model calls and ends child runs.
 
     The root's query begins again after its end.
     """
@@ -194,12 +194,12 @@ class Team(RuleBasedStateMachine):
             assert not (for_want_of_place and self.spreads(task, here))
 
     def spreads(self, task: dict[str, Any], here: int) -> bool:
-        """Return true if a linked run does a task of a parent with so many under way here."""
+        """Return true if a child run does a task of a parent with so many under way here."""
         is_leaf = task.get("agent") != "nest"
         return is_leaf and not task["retries"] and here >= self.limits.spread_above
 
     def here(self, parent: Parent) -> list[SubagentHandle]:
-        """Return a parent's tasks under way, without linked runs."""
+        """Return a parent's tasks under way, without child runs."""
         own = [handle for handle in self.handles.values() if handle.parent is parent]
         return [handle for handle in own if not (handle.spread or handle.status.is_final)]
 
@@ -284,14 +284,14 @@ class Team(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read_a_file(self, data: st.DataObject) -> None:
-        if asked := self.some_call(data, self.linked_of):
-            run = self.others.runs[data.draw(st.sampled_from(self.linked_of(asked)), "run")]
+        if asked := self.some_call(data, self.children_of):
+            run = self.others.runs[data.draw(st.sampled_from(self.children_of(asked)), "run")]
             known = run.end.files if run.end is not None and run.is_heard else {}
             self.files[asked.prompt] = known.get(run.path)
             self.use(asked, "read_file", path=run.path)
 
-    def linked_of(self, asked: Asked) -> list[str]:
-        """Return the prompts of a caller's own tasks that are linked runs."""
+    def children_of(self, asked: Asked) -> list[str]:
+        """Return the prompts of a caller's own tasks that are child runs."""
         ids = asked.ids
         return [name for name, run in self.others.runs.items() if str(run.handle.task_id) in ids]
 
@@ -312,7 +312,7 @@ class Team(RuleBasedStateMachine):
 
         self.loop.run_until_complete(pass_())
 
-    # What linked runs do
+    # What child runs do
 
     @rule(
         data=st.data(),
@@ -320,7 +320,7 @@ class Team(RuleBasedStateMachine):
         how=st.sampled_from([S.COMPLETED, S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED]),
         calls=st.integers(0, 3),
     )
-    def a_linked_run_goes_on(self, data: st.DataObject, until: str, how: S, calls: int) -> None:
+    def a_child_run_goes_on(self, data: st.DataObject, until: str, how: S, calls: int) -> None:
         if (run := self.some_run(data)) is None:
             return
         if run.told is None and until == "refused":
@@ -337,8 +337,8 @@ class Team(RuleBasedStateMachine):
             self.do(run.be_heard)
             assert run.handle.status.is_final
 
-    def some_run(self, data: st.DataObject) -> LinkedRun | None:
-        """Choose a linked run under way."""
+    def some_run(self, data: st.DataObject) -> ChildRun | None:
+        """Choose a child run under way."""
         runs = [name for name, run in self.others.runs.items() if run.is_awaited]
         return self.others.runs[data.draw(st.sampled_from(runs), "run")] if runs else None
 
@@ -379,7 +379,7 @@ class Team(RuleBasedStateMachine):
         ]
 
     def unread(self, handle: SubagentHandle) -> int:
-        """Count the messages that a task's last try has not read; a linked run does not tell."""
+        """Count the messages that a task's last try has not read; a child run does not tell."""
         if handle.spread:
             return 0
         sent, read = set(), set()
@@ -459,13 +459,13 @@ class Team(RuleBasedStateMachine):
         assert self.where.active_count == self.count_here(S.RUNNING)
 
     @invariant()
-    def linked_runs_are_as_their_tasks(self) -> None:
+    def child_runs_are_as_their_tasks(self) -> None:
         linked = {prompt for prompt, handle in self.handles.items() if handle.spread}
         assert linked == self.others.runs.keys()
         for run in self.others.runs.values():
             self.is_as_its_task(run)
 
-    def is_as_its_task(self, run: LinkedRun) -> None:
+    def is_as_its_task(self, run: ChildRun) -> None:
         handle, outcome = run.handle, None if run.end is None else run.end.outcome
         if run.told is not None:
             assert list(run.told.values()) == self.sent_to(handle)
@@ -480,7 +480,7 @@ class Team(RuleBasedStateMachine):
             assert handle.token_usage.input == 10 * self.answered[handle.prompt]
 
     @invariant()
-    def linked_runs_get_their_work(self) -> None:
+    def child_runs_get_their_work(self) -> None:
         for prompt, run in self.others.runs.items():
             task = self.wanted[prompt]
             caller = "lead" if run.handle.parent.owner is None else "nest"

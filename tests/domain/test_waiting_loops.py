@@ -36,7 +36,7 @@ class Team:
         return query
 
     def task(self, status: S, path: Path, holds: Any = None) -> Any:
-        handle = SimpleNamespace(status=status, path=path, holds=holds)
+        handle = SimpleNamespace(status=status, path=path, holds=holds, spread=False)
         self.tasks.append(handle)
         return handle
 

@@ -174,8 +174,12 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     )
     for row in (
         (
-            "run_waits (tenant_id, run_id, reason, since, until, groups)"
-            " SELECT tenant_id, id, 'children', now(), 'infinity', '[]'"
+            "run_waits (tenant_id, run_id, reason, since, until, groups, is_child)"
+            " SELECT tenant_id, id, 'children', now(), 'infinity', '[]', false"
+        ),
+        (
+            "run_children (tenant_id, run_id, number, child_id, request)"
+            " SELECT tenant_id, id, 1, gen_random_uuid(), '{}'"
         ),
         (
             "run_inbox (tenant_id, run_id, worker_id, kind)"

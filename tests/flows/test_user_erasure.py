@@ -141,6 +141,10 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
             " SELECT tenant_id, id, 1, 'trial', at, id, jsonb_build_object('said', $2::text)"
         ),
         (
+            "run_children (tenant_id, run_id, number, child_id, request)"
+            " SELECT tenant_id, run_id, 1, gen_random_uuid(), jsonb_build_object('input', $2::text)"
+        ),
+        (
             "run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline,"
             " is_child) SELECT tenant_id, run_id, 1, 1, gen_random_uuid(), now(), now(), false"
         ),

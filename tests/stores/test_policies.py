@@ -26,6 +26,7 @@ from tests.tenants import holder
 
 NEVER_FILLED = {  # by a run that is over
     *("run_heads", "run_queue", "run_waits", "run_inbox", "live_text", "budget_slices"),
+    "run_children",
     *("model_shares", "retention"),
     *("storage_changes", "tenant_storage"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),

@@ -223,11 +223,11 @@ async def test_child_runs_count_in_no_limit_and_wait_for_no_other_run(
     async with open_database(database_url, limits={"concurrent_runs": 1}) as database:
         parent, *waiting = await accept_all(database, DEFAULT_TENANT, 40)
         assert await take(database.pool, 10) == [parent]
-        new = {"agent": "a", "input": "x", "timeout_s": 60, "left_s": 60, "link": {}}
+        new = {"agent": "a", "input": "x", "timeout_s": 60, "task": {}}
         children = [uuid4() for _ in range(3)]
         about = to_json([new | {"id": child} for child in children]).decode()
         await database.pool.execute(
-            "SELECT link_runs($1, $2, 1, $3)", DEFAULT_TENANT, parent, about
+            "SELECT add_children($1, $2, 1, 20, $3)", DEFAULT_TENANT, parent, about
         )
         assert set(await take(database.pool, 10)) == set(children)
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:

@@ -17,7 +17,7 @@ from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes import embedding_worker, maintenance
 from bottega.memory.patterns import application_rows
 from tests.claims import leased
-from tests.stores.test_linked_runs import LINK, new
+from tests.stores.test_child_runs import ADD, new
 from tests.stores.test_neighbours import claimed
 from tests.stores.test_queue import tenants
 
@@ -84,8 +84,7 @@ async def read(connection: asyncpg.Connection, table: str) -> int:
 @pytest.mark.parametrize(
     ("query", "table"),
     [
-        ("SELECT * FROM linked_ends($1, $2)", "runs"),
-        ("SELECT cancel_linked($1, $2)", "runs"),
+        ("SELECT * FROM ended_children($1, $2)", "runs"),
         ("SELECT * FROM decided_interrupts($1, $2)", "interrupts"),
         ("SELECT * FROM messages_after($1, $2, array_fill(0, ARRAY[50]))", "run_messages"),
     ],
@@ -152,7 +151,7 @@ async def test_links_and_live_text_read_no_other_runs(
     known = [uuid4() for _ in range(5)]
     for _ in range(2):
         texts = ",".join(map(new, known))
-        await acting.fetchval(LINK, DEFAULT_TENANT, run.run_id, f"[{texts}]")
+        await acting.fetchval(ADD, DEFAULT_TENANT, run.run_id, f"[{texts}]")
     assert await read(acting, "runs") <= 100
     await acting.fetchval("SELECT sweep(60)")
     assert await read(acting, "runs") <= 200
@@ -284,8 +283,8 @@ async def test_a_page_of_expired_runs_reads_no_other_conversation(
     [
         "SELECT status FROM runs WHERE tenant_id = $1 AND id = $2",
         "SELECT unfinished_in($1, $2)",
-        "SELECT * FROM linked_ends(ARRAY[$1::uuid], ARRAY[$2::uuid])",
-        # As end_run finds the linked runs of a run.
+        "SELECT * FROM ended_children(ARRAY[$1::uuid], ARRAY[$2::uuid])",
+        # As end_run finds the child runs of a run.
         "SELECT id FROM runs WHERE tenant_id = $1 AND parent_run_id = $2 AND ended_at IS NULL",
         "SELECT request_cancel($1, ARRAY[$2::uuid])",
     ],

@@ -229,6 +229,8 @@ class Here:
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
         return set()
 
+    def child_ended(self, run_id: UUID) -> None: ...
+
 
 @pytest.mark.usefixtures("never_polls")
 async def test_a_cancellation_between_a_claim_and_the_run_s_begin_is_not_missed(

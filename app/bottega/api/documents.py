@@ -276,7 +276,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "replace_provider": f"{_SECRETS} {_STORES} egress_forbidden exists",
     "replace_schedule": f"{_RUNS} {_PATTERNS} too_many",
     "resolve_interrupt": f"{_OWNED} cancelled expired resolved",
-    "retry_run": f"{_RUNS} {_ONCE} linked_run not_final",
+    "retry_run": f"{_RUNS} {_ONCE} child_run not_final",
     "rotate_webhook_secret": "too_many",
     "search_episodes": "user_required",
     "send_run_message": f"{_OWNED} bad_data egress_refused file_quota file_too_large "

@@ -4,10 +4,13 @@ A transaction that stores something sends no NOTIFY: that takes one lock for the
 its commit is flushed. What it has to tell, the SQL function ``send_signal`` gives to its session as
 a notice, and the process sends it when the transaction is over: the first at once, and what comes
 within the next 10 ms together. A process that dies before costs its readers one poll.
+
+The end of a child run is an arrival for its parent. The process that stored it then lets the parent
+take it, in a transaction of its own, which locks the parent; if it dies before, the sweep does.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import asyncpg
 import structlog
@@ -16,6 +19,9 @@ SIGNAL = "BT021"
 """SQLSTATE of the notice of ``send_signal``; its message is the channel, its detail the payload."""
 _TOGETHER_S = 0.01
 _PATIENCE_S = 3.0
+ARRIVALS = "bottega_arrivals"
+"""Channel of arrivals, which are not sent; the payload is the tenant and the run."""
+_ARRIVE = "SELECT arrive($1, $2)"
 _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
 
 log = structlog.get_logger(__name__)
@@ -56,12 +62,20 @@ class NotifySender:
     async def _send(self) -> None:
         try:
             while self._pending and self.pool is not None:
-                channels, payloads = zip(*self._pending, strict=True)
-                self._pending.clear()
+                pending = self.take()
                 try:
-                    await self.pool.execute(_SEND, channels, payloads, timeout=_PATIENCE_S)
+                    await self._deliver(pending)
                 except Exception as error:
                     log.warning("signals.lost", error=str(error), kind=type(error).__name__)
                 await asyncio.sleep(_TOGETHER_S)
         finally:
             self._sending = None
+
+    async def _deliver(self, pending: Sequence[tuple[str, str]]) -> None:
+        assert self.pool is not None
+        for channel, payload in pending:
+            if channel == ARRIVALS:
+                await self.pool.execute(_ARRIVE, *payload.split(), timeout=_PATIENCE_S)
+        if signals := [each for each in pending if each[0] != ARRIVALS]:
+            channels, payloads = zip(*signals, strict=True)
+            await self.pool.execute(_SEND, channels, payloads, timeout=_PATIENCE_S)

@@ -142,13 +142,12 @@ user_erasures = _table(
 )
 runs = _table(
     "runs",
-    uuid="tenant_id id retry_of task_root parent_run_id conversation_id",
+    uuid="tenant_id id retry_of task_root parent_run_id root_run_id conversation_id",
     text="status mode agent graph session_id user_id stop_reason webhook_url memory memory_used "
     "principal traceparent tracestate",
     json="session_base turn input goals constraints success_criteria pinned cost_budget overrides "
-    "output_schema output output_json error usage spent spent_beside metadata attempts link",
-    flag="links",
-    number="priority token_budget carried_seq attempt last_seq messages",
+    "output_schema output output_json error usage spent spent_beside metadata attempts parent_task",
+    number="priority token_budget carried_seq attempt last_seq messages child_limit",
     real="timeout_s queue_timeout_s",
     time="created_at queued_at cancel_requested_at started_at deadline ended_at",
 )

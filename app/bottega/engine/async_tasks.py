@@ -15,9 +15,9 @@ from bottega.agents.messages import AgentUsage
 from bottega.agents.query import current_call
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
+from bottega.engine.child_runs import ChildRuns, Spreading, give_files
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import CANCELLED, Journal, TaskPlace
-from bottega.engine.linked_runs import LinkedRuns, Spreading, give_files
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import ENDS, RestoredTasks, RunReplay, replay_tasks
 from bottega.engine.workers import Load
@@ -25,7 +25,7 @@ from bottega.events.types import EventType
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.plugins import sees_dispatches
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.swarm import LinkedEnd, Swarm, SwarmOptions
+from bottega.subagents.swarm import ChildEnd, Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
 from bottega.subagents.tool_base import screening, shown_usage
 
@@ -47,8 +47,10 @@ class ResumedTasks:
         self._left = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
-        """Write that each task is queued again."""
+        """Write that each task is queued again, but for child runs, which went on."""
         for task_id in self._left:
+            if self._restored[task_id].params.spread:
+                continue
             data = {"attempt": self._restored[task_id].attempt}
             self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
 
@@ -114,18 +116,18 @@ class SubagentRuntime:
     Attributes:
         plugins: called before each dispatch and after each end.
         totals: counters since the worker started.
-        linked: the linked runs that its runs await.
+        children: the child runs that its runs await.
     """
 
     registry: SubagentRegistry
     plugins: Sequence[object]
     totals: Totals
-    linked: LinkedRuns
+    children: ChildRuns
 
     def serves(self, run: ClaimedRun) -> bool:
         """Check if a run has asynchronous sub-agents, or plugins that see its synchronous calls."""
         seen = any(map(sees_dispatches, self.plugins))
-        return run.uses_subagents or run.link is not None or seen
+        return run.uses_subagents or run.parent_task is not None or seen
 
     def load(self, runs: int) -> Load:
         """Return the current load of this worker; ``runs`` is the number under way."""
@@ -187,9 +189,9 @@ async def running_subagents(
     me = asyncio.current_task()
     assert me is not None
     journal = recorder.journal
-    spreading = Spreading(runtime.linked, recorder, run)
-    linked = await spreading.ends_of(journal.replay.linked_runs())
-    used = {task_id: end.usage for task_id, end in linked.items()}
+    spreading = Spreading(runtime.children, recorder, run)
+    ends = await spreading.ends_of(journal.replay.child_runs())
+    used = {task_id: end.usage for task_id, end in ends.items()}
     restored = replay_tasks(journal.replay, run.claimed_at, used)
     resumed = ResumedTasks(recorder, restored, runtime.registry)
     began, left = monotonic(), run.remaining_s
@@ -212,7 +214,7 @@ async def running_subagents(
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)
-    _restore_files(swarm, run, journal.replay, restored, linked.values())
+    _restore_files(swarm, run, journal.replay, restored, ends.values())
     recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
     recorder.repeat(restored.usage, restored.paid)
     resumed.resume()
@@ -236,11 +238,11 @@ def _restore_files(
     run: ClaimedRun,
     replay: RunReplay,
     restored: RestoredTasks,
-    linked: Iterable[LinkedEnd],
+    ends: Iterable[ChildEnd],
 ) -> None:
-    """Restore the files of earlier attempts and of their linked runs, and those a run gets."""
+    """Restore the files of earlier attempts and of their child runs, and those a run gets."""
     give_files(swarm, run)
-    for end in linked:
+    for end in ends:
         for path, text in end.files.items():
             swarm.context.restore(path, text)
     for write in replay.writes:
@@ -280,7 +282,7 @@ class JournalListener:
         if kind is EventType.SUBAGENT_DISPATCHED:
             data = _dispatched(handle) | data
             if handle.spread:
-                data["linked_run_id"] = str(self._spreading.id_of(handle.task_id))
+                data["child_run_id"] = str(self._spreading.id_of(handle.task_id))
         elif kind in ENDS:
             data = self._ended(handle, data)
         tasks = self._recorder.tasks
@@ -299,7 +301,7 @@ class JournalListener:
 
     def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
         """Add the answer to an end; only refer to it if ``agent.completed`` has it already."""
-        if (usage := self._recorder.linked_usage.pop(handle.task_id, None)) is not None:
+        if (usage := self._recorder.child_usage.pop(handle.task_id, None)) is not None:
             data = data | {"usage": usage.to_dict()}
         if handle.status is not SubagentStatus.COMPLETED:
             return data

@@ -207,7 +207,7 @@ async def compiled(
     async def equip(
         name: str, definition: Mapping[str, Any]
     ) -> tuple[LLMProvider, Sequence[ToolBase]]:
-        is_called = name not in names or run.link is not None
+        is_called = name not in names or run.parent_task is not None
         models = await dependencies.models_for(run, definition, is_called=is_called)
         return models, _tools(run, definition, dependencies)
 

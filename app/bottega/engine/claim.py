@@ -65,7 +65,7 @@ class ClaimedRun:
         salt: of the tenant, for random assignments.
         messages: number of those that were sent to it.
         assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
-        link: of a linked run: what it needs to do a task of another run.
+        parent_task: of a child run: what it needs to do a task of another run.
     """
 
     tenant_id: UUID
@@ -110,7 +110,7 @@ class ClaimedRun:
     salt: UUID
     assigned_as: UUID
     messages: int = 0
-    link: Mapping[str, Any] | None = None
+    parent_task: Mapping[str, Any] | None = None
     payer: Payer | None = None
 
     @classmethod
@@ -172,14 +172,14 @@ class ClaimedRun:
 
     @property
     def has_checks(self) -> bool:
-        """True if its root agent has a ``success_check``; a linked run checks nothing."""
+        """True if its root agent has a ``success_check``; a child run checks nothing."""
         defined = self.agents.get(self.agent or "", {})
-        return self.link is None and bool(defined.get("success_check"))
+        return self.parent_task is None and bool(defined.get("success_check"))
 
     @property
     def own_task(self) -> UUID | None:
-        """The task that it does, if it is a linked run."""
-        return None if self.link is None else UUID(self.link["task_id"])
+        """The task that it does, if it is a child run."""
+        return None if self.parent_task is None else UUID(self.parent_task["task_id"])
 
     @property
     def uses_subagents(self) -> bool:
@@ -224,9 +224,10 @@ async def hand_back(
     """Give a claimed run back to the queue; repeated while the database is away.
 
     Args:
-        cause: why it needs another attempt: ``drain``, ``message``, ``model`` or ``interrupt``.
+        cause: why it needs another attempt: ``drain``, ``message``, ``model``, ``children`` or
+            ``interrupt``.
         pause_s: seconds until it may be claimed.
-        wait: what it waits for: ``reason``, ``groups`` of interrupts, and perhaps ``until_s``.
+        wait: what it waits for: see the SQL function ``begin_wait``.
     """
     fence = run.tenant_id, run.run_id, run.attempt
     waits = None if wait is None else to_json(wait).decode()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -30,10 +30,10 @@ from bottega.db.failures import is_outage, is_transient
 from bottega.engine.async_tasks import SubagentRuntime, end_all, running_subagents
 from bottega.engine.budget import DayBudgets
 from bottega.engine.build_agents import Teams
+from bottega.engine.child_runs import agent_of_task, written
 from bottega.engine.claim import ClaimedRun, hand_back
 from bottega.engine.conversation import broken, conversation_of, end_of
 from bottega.engine.journal import CANCELLED, End, Journal, RunEpisode
-from bottega.engine.linked_runs import agent_of_task, written
 from bottega.engine.live_text import LiveText
 from bottega.engine.mcp import McpSessions
 from bottega.engine.memory import facts_of, use_memory
@@ -275,6 +275,11 @@ class Executor:
             await take_decisions(self.pool, asking)
         return set(open_here)
 
+    def child_ended(self, run_id: UUID) -> None:
+        """Let the parent of a child run know that it has ended. Idempotent."""
+        if self.runtime is not None:
+            self.runtime.children.note_end(run_id)
+
     async def hand_back_waiting(self) -> None:
         """Hand back the runs that only wait for a model that is down, when this worker stops."""
         await self.stopping.wait()
@@ -282,7 +287,7 @@ class Executor:
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
-        """Hand back a run that only waits: for people, long for a model, or while this stops."""
+        """Hand back a run that only waits: for people, long for others, or while this stops."""
         is_over = entry.lease is None or entry.is_leaving
         if entry.recorder is None or is_over or entry.task.cancelling():
             return
@@ -294,7 +299,7 @@ class Executor:
         elif wait.left_s <= 0:
             entry.wait = wait
             entry.task.cancel()
-        elif wait.until_s is not None and wait.left_s < wait.until_s:
+        elif wait.until_s is None or wait.left_s < wait.until_s:
             asyncio.get_running_loop().call_later(wait.left_s, self._hand_back_if_waiting, entry)
 
     def lose(self, run: RunLease) -> None:
@@ -433,9 +438,8 @@ class Executor:
         if wait is None:
             await hand_back(self.pool, run, cause)
             return
-        waits = {"reason": wait.reason, "until_s": wait.until_s, "groups": wait.groups}
-        cause = "model" if wait.reason == "model" else "interrupt"
-        await hand_back(self.pool, run, cause, wait=waits)
+        causes = {"model": "model", "children": "children"}
+        await hand_back(self.pool, run, causes.get(wait.reason, "interrupt"), wait=asdict(wait))
 
     async def _break(self, recorder: JournalRecorder, run: ClaimedRun, error: Exception) -> None:
         """End a run for an error that is a bug."""
@@ -542,7 +546,7 @@ class Executor:
             end = await run_dag(team.graph, team.agents, question, recorder)
         else:
             (agent,) = team.agents.values()
-            if run.link is not None:
+            if run.parent_task is not None:
                 agent = agent_of_task(agent, run, self.teams.helped)
             if run.memory != "off":
                 await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)

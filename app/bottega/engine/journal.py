@@ -81,7 +81,7 @@ class End:
         answer_seq: ``seq`` of the event that holds the answer.
         turn: the run's turn of its conversation; ``None``: it is none.
         messages: number of those sent to the run that its agent got.
-        files: of a linked run: what it wrote, by path.
+        files: of a child run: what it wrote, by path.
     """
 
     status: RunStatus

@@ -245,7 +245,7 @@ class JournalRecorder(Recorder):
     Attributes:
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
-        linked_usage: of tasks that linked runs did, by task.
+        child_usage: of tasks that child runs did, by task.
         accounts: budgets of the run and of its tenant's day.
         spent: by all agents of the run, in all its attempts.
         lessons: memory about failures for the root; ``None``: the run has no memory.
@@ -270,7 +270,7 @@ class JournalRecorder(Recorder):
         self._failed_tasks = FailedTasks()
         journal.observers.append(self._failed_tasks)
         self.answered: dict[UUID | None, int] = {}
-        self.linked_usage: dict[UUID, AgentUsage] = {}
+        self.child_usage: dict[UUID, AgentUsage] = {}
         self.accounts = RunAccounts(run, day)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._calls: dict[Query, ModelCall] = {}

@@ -103,6 +103,7 @@ _ABOUT = (
     "version",
     "interrupt_id",
     "message_id",
+    "to",
 )
 _ABOUT_WARNING = ("code", "message")
 
@@ -184,7 +185,7 @@ class TaskReplay:
         dispatched, dequeued, ended: events of an asynchronous task.
         resumed: number of attempts that queued it again.
         last_try: index in ``said`` at which its present try begins.
-        usage: of its model calls, and of the linked run that did it.
+        usage: of its model calls, and of the child run that did it.
         paid: the part that this run paid, not the run that it repeats.
         is_received: its parent has read its outcome.
     """
@@ -306,16 +307,16 @@ class RunReplay:
             task_id = self.task(task_id).parent_id
         return line
 
-    def linked_runs(self) -> dict[UUID, UUID | None]:
-        """Return the linked runs of finished tasks, by task.
+    def child_runs(self) -> dict[UUID, UUID | None]:
+        """Return the child runs of finished tasks, by task.
 
-        ``None``: the task ended in this run, which gave it a linked run of its own.
+        ``None``: the task ended in this run, which gave it a child run of its own.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
             if task_id is None or task.dispatched is None or task.ended is None:
                 continue
-            if (run_id := SubagentDispatched.of(task.dispatched.data).linked_run_id) is not None:
+            if (run_id := SubagentDispatched.of(task.dispatched.data).child_run_id) is not None:
                 is_carried = task.ended.seq <= self.carried_seq
                 found[task_id] = UUID(run_id) if is_carried else None
         return found
@@ -486,7 +487,7 @@ def _task_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _task_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.ended = event
-    if (usage := _usage_of_linked_run(event)) is not None:
+    if (usage := _usage_of_child_run(event)) is not None:
         task.use(usage, is_paid=event.seq > replay.carried_seq)
 
 
@@ -536,8 +537,8 @@ def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> l
     ]
 
 
-def _usage_of_linked_run(event: Event) -> AgentUsage | None:
-    """Return the usage of the linked run that did the task, at the task's end."""
+def _usage_of_child_run(event: Event) -> AgentUsage | None:
+    """Return the usage of the child run that did the task, at the task's end."""
     usage = SubagentEnded.of(event.data).usage
     return None if usage is None else AgentUsage.from_dict(usage)
 
@@ -700,19 +701,19 @@ class RestoredTasks:
 def replay_tasks(
     replay: RunReplay,
     now: datetime,
-    linked: Mapping[UUID, AgentUsage] = MappingProxyType({}),
+    of_children: Mapping[UUID, AgentUsage] = MappingProxyType({}),
 ) -> RestoredTasks:
     """Return the state of a run's tasks.
 
     Args:
         now: by the clock of the events' times.
-        linked: usage of linked runs by task; the log lacks it if the task was cancelled before.
+        of_children: usage of child runs by task; the log lacks it if the task was cancelled before.
     """
     tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
     late = {
-        task_id: linked[task_id]
-        for task_id in tasks.keys() & linked.keys()
-        if (ended := tasks[task_id].ended) is not None and _usage_of_linked_run(ended) is None
+        task_id: of_children[task_id]
+        for task_id in tasks.keys() & of_children.keys()
+        if (ended := tasks[task_id].ended) is not None and _usage_of_child_run(ended) is None
     }
     below = _finished(replay, tasks)
     over = frozenset(each for of_one in below.values() for each in of_one)
@@ -775,7 +776,7 @@ def restored_task(
         metadata=asked.metadata,
         shared=tuple(asked.shared),
         retries=asked.retries,
-        spread=asked.linked_run_id is not None,
+        spread=asked.child_run_id is not None,
     )
     remaining = None
     if begun is not None and ran is not None:
@@ -786,7 +787,8 @@ def restored_task(
         spent = Usage.from_dict(ended.token_usage)  # with the agents that it called
     return RestoredTask(
         params,
-        attempt=1 + task.resumed + (task.ended is None),
+        # A child run goes on: its task makes no further attempt.
+        attempt=1 + task.resumed + (task.ended is None and not params.spread),
         waited=seconds(dispatched.at, now),
         remaining=remaining,
         outcome=None if task.ended is None else _outcome(task, task.ended),

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -32,6 +32,8 @@ from bottega.subagents.swarm import QueryScope, TaskOfQuery
 
 _AFTER = "SELECT * FROM messages_after($1, $2, $3)"
 _PATIENCE_S = 3.0
+AWAITED_HERE_S = 5.0
+"""A run that has only waited for its child runs for so long is suspended."""
 
 
 class Inbox:
@@ -112,15 +114,19 @@ class Wait:
 
     Attributes:
         left_s: seconds until the run is suspended; may be negative.
-        reason: ``person``, ``client`` (its tools alone), or ``model``.
-        until_s: seconds until a model is tried again; ``None``: only people end the wait.
+        reason: ``person``, ``client`` (its tools alone), ``children``, or ``model``.
+        until_s: seconds until a model is tried again, or a wait for tasks times out; ``None``: no
+            time ends the wait.
         groups: interrupts by model message: the run goes on when one of these is decided on.
+        children: the run goes on when at most so many of its child runs have not ended; ``None``:
+            it awaits none.
     """
 
     left_s: float
     reason: str
     until_s: float | None = None
     groups: tuple[tuple[UUID, ...], ...] = ()
+    children: int | None = None
 
 
 class Loops:
@@ -146,6 +152,7 @@ class Loops:
         self._askers: Counter[Query] = Counter()
         self._decided: set[tuple[Query, int]] = set()
         self._delegated: dict[tuple[Path, int], tuple[Path, SubAgentWrapper]] = {}
+        self._awaits_children_since: float | None = None
 
     @contextmanager
     def admission(self, query: Query) -> Iterator[Callable[[], None]]:
@@ -207,7 +214,14 @@ class Loops:
     @property
     def wait(self) -> Wait | None:
         """The wait of all loops together; ``None``: one is at work."""
-        now = monotonic()
+        wait, since = self._wait_at(now := monotonic()), self._awaits_children_since
+        if wait is None or wait.children is None:
+            self._awaits_children_since = None
+            return wait
+        self._awaits_children_since = now if since is None else since
+        return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
+
+    def _wait_at(self, now: float) -> Wait | None:
         if not self._queries or self.between():
             return None
         if not all(self._rests(query, now) for query in self._queries):
@@ -217,13 +231,24 @@ class Loops:
         if self._calls:
             found = waits_of(self._calls.values(), now)
             return None if found is None else Wait(found[0], "model", found[1])
-        if not self._asking or self._admitted:
+        children = sum(handle.spread for handle in self.tasks())
+        if self._admitted or not (self._asking or children):
             return None
         groups: dict[Query, tuple[UUID, ...]] = {}
         for interrupt_id, (query, _) in self._asking.items():
             groups[query] = (*groups.get(query, ()), interrupt_id)
+        if children:
+            return self._wait_for_children(children, tuple(groups.values()))
         of_client = all(kind == "client_tool" for _, kind in self._asking.values())
         return Wait(0.0, "client" if of_client else "person", groups=tuple(groups.values()))
+
+    def _wait_for_children(self, unended: int, groups: tuple[tuple[UUID, ...], ...]) -> Wait | None:
+        """Return the wait of loops that await tasks, of which child runs do at least one."""
+        waits = [wait for query in self._queries for wait in _waits_of(query)]
+        fewest = min((wait.fewest_ends for wait in waits), default=unended)
+        due = [at for wait in waits if (at := wait.limit.when()) is not None]
+        until_s = min(due) - asyncio.get_running_loop().time() if due else None
+        return Wait(0.0, "children", until_s, groups, max(0, unended - fewest))
 
     @property
     def any_asks(self) -> bool:
@@ -260,6 +285,8 @@ class Loops:
         """Check if an asynchronous task neither begins nor ends now."""
         if any(query.path == handle.path for query in self._queries):
             return True
+        if handle.spread:
+            return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
         # While models are away, their calls may hold the slots that it needs.

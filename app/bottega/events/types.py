@@ -383,7 +383,7 @@ class SubagentDispatched(NamedTuple):
     Attributes:
         agent: ``None`` for a helper without a definition.
         shared: the part of the metadata that the task reads too.
-        linked_run_id: the run that does it; ``None``: its parent's.
+        child_run_id: the run that does it; ``None``: its parent's.
     """
 
     agent: str | None
@@ -396,7 +396,7 @@ class SubagentDispatched(NamedTuple):
     queue_position: int
     shared: Data
     retries: int
-    linked_run_id: str | None
+    child_run_id: str | None
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -411,7 +411,7 @@ class SubagentDispatched(NamedTuple):
             data.get("queue_position") or 0,
             {key: data["metadata"][key] for key in data.get("share_metadata") or ()},
             data.get("retries") or 0,
-            data.get("linked_run_id"),
+            data.get("child_run_id"),
         )
 
 
@@ -431,7 +431,7 @@ class SubagentEnded(NamedTuple):
 
     Attributes:
         output: ``None`` if ``answer_seq`` refers to it.
-        usage: of the linked run that did the task.
+        usage: of the child run that did the task.
     """
 
     duration_ms: int

@@ -86,9 +86,12 @@ class RunsHere(Protocol):
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
         """Let runs have what was sent to them; return those that could take it."""
 
+    def child_ended(self, run_id: UUID) -> None:
+        """Let the parent of a child run know that it has ended. Idempotent."""
+
 
 class WorkerInbox:
-    """A worker's inbox: cancellations, messages and decisions for the runs that it executes.
+    """A worker's inbox: cancellations, messages, decisions, and ends of child runs, for its runs.
 
     A row of a run that cannot take it yet stays, as does a cancellation, until the run has ended.
     """
@@ -109,6 +112,9 @@ class WorkerInbox:
         for row in rows:
             if row["kind"] in ("cancel", "task"):
                 self._runs.cancel(row["run_id"], row["subject"])
+            elif row["kind"] == "child":
+                self._runs.child_ended(row["subject"])
+                self._read.append(row["id"])
         for kind in ("message", "decision"):
             if sent := [row for row in rows if row["kind"] == kind]:
                 taken = await self._runs.take(kind, {row["run_id"] for row in sent})

@@ -187,10 +187,19 @@ OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_
 _OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
-_HIDDEN = ("pinned", "session_base", "spent", "spent_beside", "turn", "link")
+_HIDDEN = (
+    "pinned",
+    "session_base",
+    "spent",
+    "spent_beside",
+    "turn",
+    "parent_task",
+    "root_run_id",
+    "child_limit",
+)
 """Columns that lists leave out; some are large."""
 _ABOVE = UUID(int=4 << 120)
-"""Above all ids of runs until the year 2109, but for most of linked runs (UUIDv5)."""
+"""Above all ids of runs until the year 2109, but for most of child runs (UUIDv5)."""
 _BLOCKED_BY = func.blocked_by(
     runs.c.tenant_id, func.unfinished_in(runs.c.tenant_id, runs.c.conversation_id), type_=JSONB
 )
@@ -228,7 +237,7 @@ def _of_run(table: Table) -> ColumnElement[bool]:
 
 
 # Statements of frequent requests are made once: that costs more than the rest of such a request.
-_RUN = _runs("spent", "link").where(
+_RUN = _runs("spent", "parent_task", "root_run_id", "child_limit").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
 )
 _EXISTS = select(runs.c.id).where(
@@ -259,7 +268,7 @@ class RunFilter:
     """Conditions on listed runs; ``None`` and empty mean any.
 
     Attributes:
-        parent_run_id: the run for which linked runs work; ``None``: only runs that work for none.
+        parent_run_id: the run for which child runs work; ``None``: only runs that work for none.
         created_after, created_before: exclusive.
         metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
             string, or the number, boolean or null that it spells.

@@ -93,7 +93,7 @@ async def retry(
     Raises:
         NotFoundError: unknown, or another tenant's.
         ForbiddenError: ``beyond_limits``.
-        ConflictError: ``not_final``; ``linked_run``: it does a task of another run.
+        ConflictError: ``not_final``; ``child_run``: it does a task of another run.
     """
     # A delete of the old run waits for this lock, and then deletes the new run too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
@@ -108,7 +108,7 @@ async def retry(
     if old["parent_run_id"] is not None:
         raise ConflictError(
             f"run {run_id} does a task of run {old['parent_run_id']}: retry that one",
-            code="linked_run",
+            code="child_run",
         )
     new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
     if (conversation_id := old["conversation_id"]) is not None:

@@ -549,7 +549,7 @@ class Settings(BaseSettings):
         Field(
             ge=0,
             le=1_000_000,
-            description="Tasks of one parent from which further ones become linked runs, which any "
+            description="Tasks of one parent from which further ones become child runs, which any "
             "worker takes.",
         ),
     ] = 50

@@ -17,8 +17,8 @@ from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOut
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import GLOBAL, Workspace, file_tools, folder_of
 from bottega.subagents.swarm import (
+    ChildWork,
     DispatchingTool,
-    LinkedWork,
     QueryScope,
     Swarm,
     TaskOfQuery,
@@ -154,7 +154,7 @@ class ChildTask:
         source = self.agents.get(params.agent) if params.named else None
         configure = self.configure
         if params.spread:
-            return self._linked_work(params)
+            return self._child_work(params)
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
@@ -171,20 +171,20 @@ class ChildTask:
         return work
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Check if a new task becomes a linked run: leaf work beyond what runs here already."""
+        """Check if a new task becomes a child run: leaf work beyond what runs here already."""
         parent, swarm = self.scope.parent, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
         if parent.ancestors is not None or params.retries:
             return False
         return (not params.named or is_leaf(self.agents[params.agent])) and (
-            sum(map(len, self._files().values())) <= 64_000  # characters that one linked run gets
+            sum(map(len, self._files().values())) <= 64_000  # characters that one child run gets
         )
 
     def _files(self) -> dict[str, str]:
         return self.scope.swarm.context.texts(GLOBAL, folder_of(self.task_id))
 
-    def _linked_work(
+    def _child_work(
         self, params: DispatchParams
     ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
         swarm, query, limits = self.scope.swarm, self.query, self.scope.parent.limits
@@ -199,7 +199,7 @@ class ChildTask:
                     account.spend(usage)
 
             caller = query.agent.agent_id or query.agent.agent_name
-            work = LinkedWork(
+            work = ChildWork(
                 agent=params.agent if params.named else caller,
                 is_helper=not params.named,
                 instructions=params.instructions,

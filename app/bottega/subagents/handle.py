@@ -120,7 +120,7 @@ class DispatchParams:
         timeout: in seconds; ``None``: the default.
         shared: keys of the metadata that the task reads too.
         retries: tries after the first, if that fails.
-        spread: a linked run does the task, on any worker.
+        spread: a child run does the task, on any worker.
     """
 
     prompt: str
@@ -223,7 +223,7 @@ class Parent:
         durations: seconds for which its latest tasks held their slots, by agent; infinite for one
             that gave its slot up meanwhile.
         here, remote: number of its unfinished tasks in this process, and of those that are
-            linked runs.
+            child runs.
     """
 
     parent_id: UUID
@@ -287,7 +287,8 @@ class SubagentHandle:
         named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
         shared_keys: keys of the metadata that the task reads too.
         retries: tries after the first, if that fails.
-        spread: a linked run does the task: it needs no slot, and that run has its timeout.
+        spread: a child run does the task: it needs no slot, and that run has its timeout.
+        is_stored: that child run is stored.
         mailbox: messages of its parent.
         has_answered: it has looked for messages for the last time.
         work: coroutine function that does the task; the scheduler runs it.
@@ -329,6 +330,7 @@ class SubagentHandle:
     shared_keys: tuple[str, ...] = ()
     retries: int = 0
     spread: bool = False
+    is_stored: bool = False
     mailbox: Mailbox | None = None
     has_answered: bool = False
     status: SubagentStatus = SubagentStatus.QUEUED
@@ -454,8 +456,12 @@ class Waiter:
     @property
     def needs_people(self) -> bool:
         """True if it cannot end before people have decided."""
-        wanted = min(1, self.missing) if self.for_success else self.missing
-        return stands_still((handle.status for handle in self.handles), wanted)
+        return stands_still((handle.status for handle in self.handles), self.fewest_ends)
+
+    @property
+    def fewest_ends(self) -> int:
+        """Fewest further ends of tasks that may end it."""
+        return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:
         """Count the end of one of the tasks."""

@@ -23,7 +23,7 @@ from bottega.subagents.telemetry import Telemetry
 _ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 
 MOST_SPREAD = 10_000
-"""Unfinished tasks of one parent that are linked runs."""
+"""Unfinished tasks of one parent that are child runs."""
 
 
 class TaskCounts:
@@ -69,7 +69,7 @@ class TaskCounts:
         return list(self._queued.get(key, {}).values())
 
     def enter(self, handle: SubagentHandle) -> None:
-        """Count a task in its current state; one that is a linked run takes no place here."""
+        """Count a task in its current state; one that is a child run takes no place here."""
         if handle.spread:
             handle.parent.remote += not handle.status.is_final
             return
@@ -154,7 +154,7 @@ def check_dispatch(
         counts: counts of the registry's tasks.
         room: number of tasks of this parent that may start at once, and of those that wait so far.
         wait: seconds until the breaker lets a task of this agent through; ``None``: now.
-        spread: it becomes a linked run, which needs no place here.
+        spread: it becomes a child run, which needs no place here.
 
     Raises:
         SubagentRefusedError: a subclass per limit; the text is for the model.

@@ -269,7 +269,7 @@ class SubagentScheduler:
     def position(self, handle: SubagentHandle) -> int:
         """Count the tenant's waiting tasks that go before a task.
 
-        None go before a linked run, which waits elsewhere; all before a task that is held back.
+        None go before a child run, which waits elsewhere; all before a task that is held back.
         """
         if handle.spread:
             return 0

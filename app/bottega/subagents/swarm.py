@@ -36,7 +36,7 @@ from bottega.subagents.shared_context import SharedContext, VirtualFileSystem, W
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedWork:
+class ChildWork:
     """The work of a task, as strings.
 
     Attributes:
@@ -56,8 +56,8 @@ class LinkedWork:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedEnd:
-    """The end of a linked run.
+class ChildEnd:
+    """The end of a child run.
 
     Attributes:
         files: what it wrote below its task's folder, by path.
@@ -69,19 +69,19 @@ class LinkedEnd:
 
 
 class RemoteRuns(Protocol):
-    """The linked runs of one run's tasks."""
+    """The child runs of one run's tasks."""
 
     async def do(
-        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
-    ) -> LinkedEnd:
-        """Do a task's work as a linked run, and wait for its end.
+        self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
+    ) -> ChildEnd:
+        """Do a task's work as a child run, and wait for its end.
 
         Args:
             pay: called with what it used, even if the task is cancelled before its end.
         """
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
-        """Send a message to a task's linked run, once; return false if that is over."""
+        """Send a message to a task's child run, once; return false if that is over."""
 
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
@@ -111,8 +111,8 @@ class SwarmOptions:
             run.
         broke: called with the first error of a task that must end the run.
         awaits: called when a query begins to await tasks.
-        remote: does tasks as linked runs; ``None``: all tasks run here.
-        own_task: the task for which this run is the linked run.
+        remote: does tasks as child runs; ``None``: all tasks run here.
+        own_task: the task for which this run is the child run.
     """
 
     run_id: UUID | None = None

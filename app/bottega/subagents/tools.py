@@ -383,7 +383,7 @@ class SendTool(SubagentTool):
 
 
 async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:
-    """Send a message on if a linked run does the task; return false if that is over."""
+    """Send a message on if a child run does the task; return false if that is over."""
     remote = scope.swarm.options.remote if handle.spread else None
     return remote is None or await remote.tell(handle, message_id, text)
 

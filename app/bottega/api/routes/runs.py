@@ -386,7 +386,7 @@ class RunQuery(ViewQuery):
     user: QueriedUser = None
     parent_run_id: Annotated[
         UUID | None,
-        Query(description="Only this run's linked runs, which are not listed else."),
+        Query(description="Only this run's child runs, which are not listed else."),
     ] = None
     created_after: PlaceInTime | None = None
     created_before: PlaceInTime | None = None

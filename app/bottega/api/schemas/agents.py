@@ -194,7 +194,7 @@ class SubAgentLimits(Body):
     max_depth: Annotated[int, Field(ge=1, le=20), WHOLE] | None = None
     """Levels of tasks below the run."""
     spread_above: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
-    """Tasks from which further ones become linked runs, on any worker."""
+    """Tasks from which further ones become child runs, on any worker."""
     default_timeout: _Seconds | None = None
     """Timeout of a task that asks for none."""
     max_timeout: _Seconds | None = None

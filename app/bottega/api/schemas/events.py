@@ -41,7 +41,7 @@ class RunQueuedData(EventData):
     retry_of: UUID | None
     """Id of the run that this one repeats; null: none."""
     parent_run_id: UUID | None = None
-    """Id of the run that a linked run works for; null: it is not linked."""
+    """Id of the run that a child run works for; null: it is none."""
 
 
 class RunClaimedData(EventData):
@@ -319,7 +319,7 @@ class SubagentDispatchedData(EventData):
     """Number of tries after a failure; null: none."""
     queue_position: int | None = None
     """Place in the queue at the dispatch; null: it starts at once."""
-    linked_run_id: UUID | None = None  # it does the task
+    child_run_id: UUID | None = None  # it does the task
     """Id of the run that does the task; null: this one does."""
 
 
@@ -391,7 +391,7 @@ class SubagentEndedData(EventData):
     duration_ms: int | None
     token_usage: Usage
     """What the task itself spent."""
-    usage: AgentUsage | None = None  # of the linked run that did it
+    usage: AgentUsage | None = None  # of the child run that did it
 
 
 class SubagentCompletedData(SubagentEndedData):

@@ -105,7 +105,7 @@ TaskStatus = Literal[
     "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
 ]
 LearningStatus = Literal["pending", "done", "failed"]
-Cause = Literal["start", "crash", "lost", "drain", "model", "interrupt", "message"]
+Cause = Literal["start", "crash", "lost", "drain", "model", "children", "interrupt", "message"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = (
     "Your own name for your end user, whose memory and files the run uses; in a session, the "
@@ -251,7 +251,7 @@ class Waiting(Answer):
     """Arrival that a run awaits without a worker."""
 
     reason: WaitReason
-    """A `person`'s decision, the `client`'s tools, its `children` (linked runs), a `model` that is
+    """A `person`'s decision, the `client`'s tools, its `children` (child runs), a `model` that is
     away, or a `time`. Only the first two stop its `timeout_s`."""
     since: datetime
     """When it began to wait."""
@@ -310,7 +310,7 @@ class RunSummary(Answer):
     retry_of: UUID | None
     """The run that this one repeats."""
     parent_run_id: UUID | None = None
-    """Set: a linked run of it."""
+    """Set: a child run of it."""
     learning: LearningStatus | None
     """Status of learning from the run; null: it is not over, or left no episode."""
     created_at: datetime

@@ -81,7 +81,7 @@ BEGIN
         'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
-        'messages', r.messages, 'link', r.link - 'written',
+        'messages', r.messages, 'parent_task', r.parent_task - 'written',
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
         'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
             THEN '[]' ELSE (

@@ -14,16 +14,14 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
         'quotas', jsonb_build_array(
             jsonb_build_object(
                 'name', 'concurrent_runs', 'limit', bottega_limit('concurrent_runs', 100),
-                'used', (SELECT count(*) FROM run_heads
-                         WHERE tenant_id = p_tenant AND NOT is_child)),
+                'used', count_running(p_tenant)),
             jsonb_build_object(
                 'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
                 -- Those that its other limit permits to run now wait for no other run of it.
                 'used', greatest(0, (
                     SELECT count(*) FROM run_queue
                     WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
-                ) + (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
-                - bottega_limit('concurrent_runs', 100))))
+                ) + count_running(p_tenant) - bottega_limit('concurrent_runs', 100))))
         || (SELECT jsonb_agg(jsonb_build_object(
                 'name', u || '_per_day', 'limit', nullif(bottega_limit(u || '_per_day', NULL), 0),
                 'used', coalesce((SELECT amount FROM daily_spending

@@ -35,7 +35,7 @@ $$;
 CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    -- Linked runs that outlive the run that they work for.
+    -- Child runs that outlive their parent.
     PERFORM request_cancel(o.tenant_id, array_agg(o.id)) FROM (
         SELECT l.tenant_id, l.id FROM runs l
         LEFT JOIN runs p ON p.tenant_id = l.tenant_id AND p.id = l.parent_run_id

@@ -18,7 +18,8 @@
 -- acceptance, plus 30 s for each priority below the first. The rank never changes, so a run that
 -- comes back keeps its position. Child runs of a tenant take turns with its other runs.
 -- Limit: counted is the number of a tenant's running runs at the last count, claimed what came
--- since. A claim counts again before both could pass concurrent_runs. Child runs do not count.
+-- since. A claim counts again before both could pass concurrent_runs. Child runs do not count; a
+-- run that waits for its own does.
 
 -- Called by statements that have locked the run's row. Store that a run may be claimed from p_due
 -- on; infinity: the run before it in its conversation must end first.
@@ -65,6 +66,14 @@ CREATE OR REPLACE FUNCTION next_due(p_tenant uuid, p_child boolean) RETURNS uuid
 LANGUAGE sql STABLE AS $$
     SELECT run_id FROM run_queue WHERE is_due AND tenant_id = p_tenant AND is_child = p_child
     ORDER BY rank, run_id LIMIT 1
+$$;
+
+-- Return how many runs of a tenant count in concurrent_runs: those that workers execute, and those
+-- that wait for their child runs.
+CREATE OR REPLACE FUNCTION count_running(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
+        + (SELECT count(*) FROM run_waits
+           WHERE tenant_id = p_tenant AND reason = 'children' AND NOT is_child)
 $$;
 
 -- Return whether one of these tenants has due runs that its limit permits, or due child runs.
@@ -132,8 +141,7 @@ BEGIN
             q.counted + q.claimed < v_limit OR q.tenant_id = ANY (p_ended)
             OR q.served_at < clock_timestamp() - interval '1 second')
         THEN
-            SELECT count(*) INTO q.counted FROM run_heads h
-            WHERE h.tenant_id = q.tenant_id AND NOT h.is_child;
+            q.counted := count_running(q.tenant_id);
             UPDATE tenant_queues t SET counted = q.counted, claimed = 0, served_at = CASE
                 WHEN q.counted < v_limit THEN t.served_at ELSE clock_timestamp() END
             WHERE t.tenant_id = q.tenant_id;
@@ -226,7 +234,7 @@ CREATE OR REPLACE FUNCTION report(
 $$;
 
 -- Called by a worker that stops executing a run, or by the sweep in its place. Queue it, due in
--- p_pause_s; or let it wait (p_wait: {"reason", "until_s", "groups"}); or end it, if it is to be
+-- p_pause_s; or let it wait (p_wait: see begin_wait); or end it, if it is to be
 -- cancelled or with an error. p_cause of the next attempt: drain, message, model, interrupt, …
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text,

@@ -28,7 +28,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Return whether a finished run must stay for now: it waits for a webhook or a check, a run that is
--- not over may read it as an earlier turn or is linked with it, or a file of it was used lately.
+-- not over may read it as an earlier turn or is above or below it, or a file of it was used lately.
 CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id

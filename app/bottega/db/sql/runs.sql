@@ -105,7 +105,7 @@ END $$;
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
         - '{pinned,session_base,principal,spent,spent_beside,turn,queued_at}'::text[]
-        - '{link,links,bytes,assigned_as}'::text[]
+        - '{parent_task,root_run_id,child_limit,bytes,assigned_as}'::text[]
 $$;
 
 -- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
@@ -179,8 +179,7 @@ BEGIN
         SELECT FROM run_queue
         WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
         LIMIT v_queued + v_running) AS q);
-    IF v_waiting >= v_queued AND v_waiting - v_queued >= v_running - (  -- few look at the heads
-        SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
+    IF v_waiting >= v_queued AND v_waiting - v_queued >= v_running - count_running(p_tenant)
     THEN
         RETURN jsonb_build_object('refused', 'queued_runs', 'limit', v_queued, 'retry_after_s', 5);
     END IF;

@@ -214,12 +214,12 @@ $$;
 
 -- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
 -- whose final event is stored: its row, tasks and episode. Nobody needs to decide for it any more;
--- its linked runs are cancelled, but for locked ones: the sweep finds those.
+-- its child runs are cancelled, but for locked ones: the sweep finds those. Its own parent is told.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_links boolean;
+    v_has_children boolean;
     v_parent uuid;
 BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
@@ -240,12 +240,13 @@ BEGIN
             + coalesce(pg_column_size(p_outcome -> 'output'), 0)
             + coalesce(pg_column_size(p_outcome -> 'output_json'), 0)
             + coalesce(pg_column_size(p_outcome -> 'turn'), 0),
-        link = link - 'files' || jsonb_build_object('written', p_outcome -> 'files'),
+        parent_task = parent_task - 'files' || jsonb_build_object(
+            'written', p_outcome -> 'files'),
         attempts = CASE WHEN attempts #>> '{-1,ended_at}' IS NULL
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)) ELSE attempts END,
         ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING links, parent_run_id INTO v_links, v_parent;
+    RETURNING child_limit IS NOT NULL, parent_run_id INTO v_has_children, v_parent;
     IF p_outcome -> 'episode' <> 'null' THEN
         PERFORM store_episode(p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
     END IF;
@@ -257,13 +258,17 @@ BEGIN
     UPDATE interrupts SET status = 'cancelled', resolved_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending';
     DELETE FROM run_inbox WHERE tenant_id = p_tenant AND run_id = p_run;
-    IF v_links THEN
+    IF v_has_children THEN
+        UPDATE run_children SET is_held = false, is_cancelled = true
+        WHERE tenant_id = p_tenant AND run_id = p_run AND is_held;
         PERFORM request_cancel(p_tenant, ARRAY(
             SELECT id FROM runs
             WHERE tenant_id = p_tenant AND parent_run_id = p_run AND ended_at IS NULL));
     END IF;
     IF v_parent IS NOT NULL THEN
-        PERFORM send_signal('bottega_linked', p_run::text);
+        INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
+        VALUES (p_tenant, v_parent, 'child', p_run);
+        PERFORM send_signal('bottega_arrivals', p_tenant || ' ' || v_parent);
     END IF;
 END $$;
 

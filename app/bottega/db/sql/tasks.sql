@@ -98,6 +98,7 @@ BEGIN
     UPDATE interrupts i SET status = 'cancelled', resolved_at = v_now
     WHERE i.tenant_id = p_tenant AND i.run_id = p_run AND i.status = 'pending'
       AND i.task_id = ANY (v_below);
+    PERFORM request_cancel(p_tenant, v_below);  -- the child runs that do them have their ids
     INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
     VALUES (p_tenant, p_run, 'task', p_task);
     PERFORM arrive(p_tenant, p_run, p_at_once => true);

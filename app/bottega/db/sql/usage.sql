@@ -50,7 +50,7 @@ BEGIN
 END $$;
 
 -- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
--- spent, with their linked runs, by agent, model, session, day, key or user, in the order of these.
+-- spent, with their child runs, by agent, model, session, day, key or user, in the order of these.
 -- Their ids are between p_first and p_last.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid
@@ -72,8 +72,8 @@ CREATE OR REPLACE FUNCTION usage_by(
     FROM runs r CROSS JOIN LATERAL (
         SELECT r.spent || r.spent_beside AS spent
         UNION ALL
-        SELECT l.spent FROM runs l
-        WHERE r.links AND l.tenant_id = p_tenant AND l.parent_run_id = r.id) AS paid
+        SELECT c.spent || c.spent_beside FROM runs c
+        WHERE r.child_limit IS NOT NULL AND c.tenant_id = p_tenant AND c.root_run_id = r.id) AS paid
     CROSS JOIN LATERAL jsonb_to_recordset(paid.spent) AS s(
         agent text, model text, input bigint, output bigint, cached bigint, reasoning bigint,
         estimated boolean, cost jsonb)

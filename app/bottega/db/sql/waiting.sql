@@ -2,28 +2,40 @@
 --
 -- A run that waits has no worker, no place in the queue and no head. Its row of run_waits says what
 -- it awaits. A row of run_inbox says that something arrived for a run: of kind cancel, task (to be
--- cancelled), message or decision. A worker reads those of its runs several times a second; for
--- other runs they are dealt with at once, or by the sweep. They are hints: a claim reads the facts.
+-- cancelled), message, decision or child (it ended). A worker reads those of its runs several times
+-- a second; for other runs they are dealt with at once, or by the sweep. They are hints: a claim
+-- reads the facts.
 
--- Return whether a wait is over: at its time, or when all interrupts of one of its groups (those of
--- one model message) are decided on. One that was not stored is asked again.
+-- Return whether a wait is over: at its time, when few enough child runs are left, or when all
+-- interrupts of one of its groups (those of one model message) are decided on. One that was not
+-- stored is asked again.
 CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce(w.until <= clock_timestamp(), false) OR EXISTS (
+    SELECT coalesce(w.until <= clock_timestamp(), false)
+        OR coalesce(w.children >= (SELECT count(*) FROM (
+            (SELECT FROM runs WHERE tenant_id = w.tenant_id AND parent_run_id = w.run_id
+             AND ended_at IS NULL LIMIT w.children + 1)
+            UNION ALL
+            (SELECT FROM run_children WHERE tenant_id = w.tenant_id AND run_id = w.run_id
+             AND is_held LIMIT w.children + 1)) AS c), false)
+        OR EXISTS (
         SELECT FROM jsonb_array_elements(w.groups) AS g(ids) WHERE NOT EXISTS (
             SELECT FROM interrupts i WHERE i.tenant_id = w.tenant_id AND i.status = 'pending'
               AND i.id = ANY (ARRAY(SELECT jsonb_array_elements_text(g.ids)::uuid))))
 $$;
 
--- Called by hand_back, with the run's row. Let the run wait, unless that wait would be over, or its
--- worker may not know of a task that is to be cancelled: then return false.
+-- Called by hand_back, with the run's row. p_wait: as run_waits, but "until_s" from now. Let it
+-- wait, unless that wait would be over, or its worker may not know of a task that is to be
+-- cancelled: then return false. Waits for child runs end at the deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_form text := 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"';
     v_now timestamptz := clock_timestamp();
     w run_waits%ROWTYPE := ROW(r.tenant_id, r.id, p_wait ->> 'reason', v_now, CASE
-        WHEN p_wait ->> 'until_s' IS NOT NULL THEN least(r.deadline, v_now + make_interval(
-            secs => (p_wait ->> 'until_s')::double precision)) END, p_wait -> 'groups');
+        WHEN p_wait ->> 'until_s' IS NOT NULL OR p_wait ->> 'children' IS NOT NULL
+        THEN least(r.deadline, v_now + make_interval(
+            secs => (p_wait ->> 'until_s')::double precision)) END, p_wait -> 'groups',
+        (p_wait ->> 'children')::integer, r.parent_run_id IS NOT NULL);
 BEGIN
     IF is_over(w) OR EXISTS (
         SELECT FROM tasks WHERE tenant_id = r.tenant_id AND run_id = r.id AND ended_at IS NULL
@@ -60,6 +72,9 @@ DECLARE
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    IF r.child_limit IS NOT NULL THEN
+        PERFORM queue_children(p_tenant, p_run);
+    END IF;
     IF r.status = 'running' THEN
         UPDATE run_inbox o SET worker_id = h.worker_id FROM run_heads h
         WHERE o.tenant_id = p_tenant AND o.run_id = p_run
@@ -115,9 +130,11 @@ BEGIN
 END $$;
 
 -- Cancel some of a tenant's runs, but for locked ones, which the sweep finds. Their workers end
--- them, and those that are queued are ended by the worker that claims them.
+-- them, and those that are queued are ended by the worker that claims them. Held child runs, too.
 CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
+    UPDATE run_children SET is_held = false, is_cancelled = true
+    WHERE tenant_id = p_tenant AND child_id = ANY (p_runs) AND is_held;
     WITH requested AS (
         UPDATE runs SET cancel_requested_at = clock_timestamp()
         WHERE tenant_id = p_tenant AND id = ANY (ARRAY(

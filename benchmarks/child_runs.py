@@ -1,6 +1,6 @@
 """Wall time and cost of a large fan-out, in one worker and over several.
 
-python -m benchmarks.linked_runs [--children 1000] [--seconds 1] [--workers 1 2 4]
+python -m benchmarks.child_runs [--children 1000] [--seconds 1] [--workers 1 2 4]
 
 A coordinator dispatches its children in one step, and awaits them all. Each child is one model call
 that takes a second and no CPU. First all children are tasks of one worker; then they are linked
@@ -136,7 +136,7 @@ async def main(
         cost = await measured(
             url, postmaster, model, workers=count, spread=spread, children=children
         )
-        title = f"linked runs, {count} worker(s)" if spread else "tasks of one worker"
+        title = f"child runs, {count} worker(s)" if spread else "tasks of one worker"
         print(
             f"{title:28}{cost.wall_s:8.1f}{cost.workers:9.2f}{cost.database:10.2f}{cost.api:7.2f}"
         )

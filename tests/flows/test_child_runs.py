@@ -1,6 +1,7 @@
-"""Tests of tasks that become linked runs, which any worker takes."""
+"""Tests of tasks that become child runs, which any worker takes."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def writes_note(request: dict[str, Any]) -> Reply:
     return calls(("write_file", {"path": f"{folder_of(request)}/output/note", "content": "x"}))
 
 
-async def linked_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
+async def children_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
     page = (await bottega.client.get(f"/v1/runs?parent_run_id={run_id}&view=full")).json()
     items: list[dict[str, Any]] = page["items"]
     return items
@@ -78,10 +79,10 @@ async def test_tasks_above_the_limit_are_runs_of_their_own(
     run = (await guest.client.get(f"/v1/runs/{run_id}")).json()
     assert run["output"] == "maps and gold"
     ids = swarm.dispatched(frames)
-    linked = {each["id"]: each for each in await linked_of(guest, run_id)}
-    assert linked.keys() == {ids["two"], ids["three"]}
-    assert {each["parent_run_id"] for each in linked.values()} == {run_id}
-    assert linked[ids["two"]]["output"] == "TWO"
+    children = {each["id"]: each for each in await children_of(guest, run_id)}
+    assert children.keys() == {ids["two"], ids["three"]}
+    assert {each["parent_run_id"] for each in children.values()} == {run_id}
+    assert children[ids["two"]]["output"] == "TWO"
     listed = (await guest.client.get("/v1/runs")).json()["items"]
     assert [each["id"] for each in listed] == [run_id]
     tasks = {each["id"]: each for each in await swarm.tasks_of(guest.client, run_id)}
@@ -90,7 +91,7 @@ async def test_tasks_above_the_limit_are_runs_of_their_own(
     assert [f["type"] for f in log if f["type"].startswith("tool.completed")] == [
         "tool.completed"
     ] * 2
-    # The parent's usage has that of its linked runs; in all, nothing is counted twice.
+    # The parent's usage has that of its child runs; in all, nothing is counted twice.
     assert run["usage"]["model_calls"] == 4 + 1 + 3 + 1
     used = (await guest.client.get("/v1/usage?by=agent")).json()["items"]
     total = sum(each["input"] + each["output"] for each in used)
@@ -98,7 +99,7 @@ async def test_tasks_above_the_limit_are_runs_of_their_own(
     assert sum(each["runs"] for each in used) >= 1
 
 
-async def test_the_ends_of_linked_runs_are_those_of_their_tasks(
+async def test_the_ends_of_child_runs_are_those_of_their_tasks(
     guest: Running, guest_model: FakeModel
 ) -> None:
     guest_model.decide = swarm.plays(
@@ -122,7 +123,7 @@ async def test_the_ends_of_linked_runs_are_those_of_their_tasks(
     )
     await swarm.coordinator(guest.client, subagents=SPREAD)
     run_id = await swarm.start(guest.client)
-    found = await until(lambda: linked_of(guest, run_id), lambda runs: len(runs) == 4)
+    found = await until(lambda: children_of(guest, run_id), lambda runs: len(runs) == 4)
     stopped = next(each for each in found if each["input"].startswith("stopped"))
     await guest.client.post(f"/v1/runs/{stopped['id']}/cancel")
     frames = await guest.watch(run_id)
@@ -139,7 +140,7 @@ async def test_the_ends_of_linked_runs_are_those_of_their_tasks(
     assert codes == ["model_bad_request", "timeout", "budget_exhausted", "cancelled"]
 
 
-async def test_cancelled_tasks_and_ended_parents_take_their_linked_runs_along(
+async def test_cancelled_tasks_and_ended_parents_take_their_child_runs_along(
     guest: Running, guest_model: FakeModel
 ) -> None:
     never = [swarm.never]
@@ -148,7 +149,7 @@ async def test_cancelled_tasks_and_ended_parents_take_their_linked_runs_along(
     await swarm.coordinator(guest.client, subagents=SPREAD)
     run_id = await swarm.start(guest.client)
     is_running = lambda runs: [each["status"] for each in runs] == ["running"] * 2  # noqa: E731
-    one, two = await until(lambda: linked_of(guest, run_id), is_running)
+    one, two = await until(lambda: children_of(guest, run_id), is_running)
 
     async def status(run_id: str) -> str:
         run: dict[str, Any] = (await guest.client.get(f"/v1/runs/{run_id}")).json()
@@ -163,7 +164,7 @@ async def test_cancelled_tasks_and_ended_parents_take_their_linked_runs_along(
     swarm.assert_whole(frames, "run.cancelled")
 
 
-async def test_what_a_cancelled_linked_run_used_counts_for_its_parent(
+async def test_what_a_cancelled_child_run_used_counts_for_its_parent(
     guest: Running, guest_model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -183,7 +184,7 @@ async def test_what_a_cancelled_linked_run_used_counts_for_its_parent(
     )
     await swarm.coordinator(guest.client, subagents=SPREAD)
     run_id = await swarm.start(guest.client)
-    (one,) = await until(lambda: linked_of(guest, run_id), bool)
+    (one,) = await until(lambda: children_of(guest, run_id), bool)
 
     async def asked() -> int:
         events = (await guest.client.get(f"/v1/runs/{one['id']}/events")).json()["items"]
@@ -193,15 +194,15 @@ async def test_what_a_cancelled_linked_run_used_counts_for_its_parent(
     gate.set()
     frames = await guest.watch(run_id)
     swarm.assert_whole(frames)
-    run, linked = [
+    run, child = [
         (await guest.client.get(f"/v1/runs/{each}")).json() for each in (run_id, one["id"])
     ]
-    assert linked["status"] == "cancelled"
-    assert linked["usage"]["model_calls"] == 1
+    assert child["status"] == "cancelled"
+    assert child["usage"]["model_calls"] == 1
     assert run["usage"]["model_calls"] == 3 + 1 + 1
 
 
-async def test_a_linked_run_reads_a_message_of_its_parent(
+async def test_a_child_run_reads_a_message_of_its_parent(
     guest: Running, guest_model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -243,7 +244,7 @@ async def test_a_linked_run_reads_a_message_of_its_parent(
     assert "look twice" in run["output"]
 
 
-async def test_odd_characters_and_many_messages_stop_no_linked_run(
+async def test_odd_characters_and_many_messages_stop_no_child_run(
     guest: Running, guest_model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -274,7 +275,7 @@ async def test_odd_characters_and_many_messages_stop_no_linked_run(
     assert output.count("completed") == 2
 
 
-async def test_a_retried_parent_keeps_what_its_linked_runs_found(
+async def test_a_retried_parent_keeps_what_its_child_runs_found(
     guest: Running, guest_model: FakeModel
 ) -> None:
     is_broken = True
@@ -298,21 +299,21 @@ async def test_a_retried_parent_keeps_what_its_linked_runs_found(
     await swarm.coordinator(guest.client, subagents={"limits": {"spread_above": 0}})
     failed = await swarm.start(guest.client, session_id="s")
     assert (await guest.watch(failed))[-1]["type"] == "run.failed"
-    linked = await linked_of(guest, failed)
-    assert len(linked) == 2
-    refused = await guest.client.post(f"/v1/runs/{linked[0]['id']}/retry", json={})
-    assert (refused.status_code, refused.json()["code"]) == (409, "linked_run")
+    children = await children_of(guest, failed)
+    assert len(children) == 2
+    refused = await guest.client.post(f"/v1/runs/{children[0]['id']}/retry", json={})
+    assert (refused.status_code, refused.json()["code"]) == (409, "child_run")
 
     is_broken = False
     body = {"from": "last_step"}
     run_id = (await guest.client.post(f"/v1/runs/{failed}/retry", json=body)).json()["id"]
     assert (await guest.watch(run_id))[-1]["type"] == "run.completed"
     assert (await guest.client.get(f"/v1/runs/{run_id}")).json()["output"] == "x"
-    assert await linked_of(guest, run_id) == []
+    assert await children_of(guest, run_id) == []
     said = (await guest.client.get("/v1/sessions/s/messages")).json()["items"]
     assert {each["run_id"] for each in said} <= {failed, run_id}
     await guest.client.delete("/v1/sessions/s")
-    gone = [await guest.client.get(f"/v1/runs/{each['id']}") for each in linked]
+    gone = [await guest.client.get(f"/v1/runs/{each['id']}") for each in children]
     assert [answer.status_code for answer in gone] == [404, 404]
 
 
@@ -328,13 +329,13 @@ async def test_tasks_share_their_runs_budget_in_equal_parts(
     run_id = await swarm.start(guest.client)
     frames = await guest.watch(run_id)
     swarm.assert_whole(frames)
-    parts = sorted(each["token_budget"] for each in await linked_of(guest, run_id))
+    parts = sorted(each["token_budget"] for each in await children_of(guest, run_id))
     assert parts[0] > 20_000
     assert parts[-1] - parts[0] < 3_000
     assert sum(parts) <= 90_000
 
 
-async def test_a_worker_full_of_parents_has_room_for_linked_runs(
+async def test_a_worker_full_of_parents_has_room_for_child_runs(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     model.decide = swarm.plays(
@@ -346,14 +347,14 @@ async def test_a_worker_full_of_parents_has_room_for_linked_runs(
         runs = [await swarm.start(bottega.client) for _ in range(2)]
         for run_id in runs:
             swarm.assert_whole(await bottega.watch(run_id))
-            assert len(await linked_of(bottega, run_id)) == 3
+            assert len(await children_of(bottega, run_id)) == 3
 
 
-_LINKED = "SELECT count(*) = 3 FROM runs WHERE parent_run_id IS NOT NULL AND status = 'running'"
+_CHILDREN = "SELECT count(*) = 3 FROM runs WHERE parent_run_id IS NOT NULL AND status = 'running'"
 
 
-@pytest.mark.parametrize("killed", ["parent", "child"])
-async def test_linked_runs_survive_the_death_of_either_worker(
+@pytest.mark.parametrize("killed", ["parent", "child", "child of a waiting one"])
+async def test_child_runs_survive_the_death_of_either_worker(
     database_url: str, model: FakeModel, killed: str
 ) -> None:
     gate = asyncio.Event()
@@ -390,9 +391,11 @@ async def test_linked_runs_survive_the_death_of_either_worker(
         await swarm.coordinator(client, subagents={"limits": {"spread_above": 0}})
         async with command("worker", **few) as first:
             run_id = await swarm.start(client)
-            await swarm.until(database_url, "SELECT count(*) > 0 FROM runs WHERE links")
+            await swarm.until(database_url, "SELECT count(*) > 0 FROM runs WHERE child_limit > 0")
             async with command("worker", **with_model) as second:
-                await swarm.until(database_url, _LINKED)
+                await swarm.until(database_url, _CHILDREN)
+                if killed == "child of a waiting one":
+                    await swarm.until(database_url, "SELECT count(*) > 0 FROM run_waits")
                 dead = first if killed == "parent" else second
                 dead.kill()
                 await dead.process.wait()
@@ -401,6 +404,172 @@ async def test_linked_runs_survive_the_death_of_either_worker(
         swarm.assert_whole(frames)
         run = (await client.get(f"/v1/runs/{run_id}")).json()
         assert run["output"] == "gold gold gold"
-        linked = (await client.get(f"/v1/runs?parent_run_id={run_id}")).json()["items"]
-        assert [each["status"] for each in linked] == ["completed"] * 3
+        children = (await client.get(f"/v1/runs?parent_run_id={run_id}")).json()["items"]
+        assert [each["status"] for each in children] == ["completed"] * 3
         assert run["usage"]["model_calls"] == 4 + 3 * 2
+
+
+@pytest.fixture
+async def bottega(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
+    """A service with one place and one run at a time, which suspends runs soon."""
+    monkeypatch.setattr("bottega.engine.waiting.AWAITED_HERE_S", 0.1)
+    one = configured(settings, model, worker_concurrency=1, concurrent_runs=1)
+    async with running(one, database_url, worker=True) as server:
+        yield server
+
+
+async def run_of(bottega: Running, run_id: str) -> dict[str, Any]:
+    run: dict[str, Any] = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    return run
+
+
+async def waiting(bottega: Running, run_id: str) -> dict[str, Any]:
+    """Return a run once it waits."""
+    is_waiting = lambda run: run["status"] == "waiting"  # noqa: E731
+    found: dict[str, Any] = await until(lambda: run_of(bottega, run_id), is_waiting)
+    return found
+
+
+async def heads(bottega: Running) -> set[str]:
+    rows = await bottega.owner.fetch("SELECT run_id FROM run_heads")
+    return {str(row["run_id"]) for row in rows}
+
+
+async def test_a_parent_waits_for_its_child_runs_without_a_worker(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.decide = swarm.plays(
+        {
+            "root": [fans_out("one", "two"), awaits_all, swarm.reports],
+            **{name: [swarm.held(gate, text("found"))] for name in ("one", "two")},
+        }
+    )
+    await swarm.coordinator(bottega.client, subagents={"limits": {"spread_above": 0}})
+    run_id = await swarm.start(bottega.client)
+    run = await waiting(bottega, run_id)
+    assert run["waiting"]["reason"] == "children"
+    assert run["waiting"]["until"] is not None
+    listed = (await bottega.client.get("/v1/runs?waiting_for=children")).json()["items"]
+    assert [each["id"] for each in listed] == [run_id]
+    assert run_id not in await heads(bottega)
+    # It counts in the limit of one run, and so no other run of the tenant begins.
+    other = await swarm.start(bottega.client, "other")
+    gate.set()
+    frames = await bottega.watch(run_id)
+    swarm.assert_whole(frames)
+    kinds = [frame["type"] for frame in frames]
+    assert kinds.count("run.waiting") == kinds.count("run.resumed") == 1
+    resumed = next(frame["data"] for frame in frames if frame["type"] == "run.resumed")
+    assert (resumed["cause"], resumed["reason"]) == ("children", "children")
+    assert kinds.count("subagent.resumed") == 0
+    run = await run_of(bottega, run_id)
+    assert run["output"] == "completed: found\ncompleted: found"
+    assert run["usage"]["model_calls"] == 3 + 2
+    await bottega.watch(other)
+    began = (await run_of(bottega, other))["started_at"]
+    assert began >= run["ended_at"]
+
+
+@pytest.mark.parametrize("polls", [False, True], ids=["awaiting", "polling"])
+async def test_one_place_and_one_run_at_a_time_suffice_for_three_levels(
+    bottega: Running, model: FakeModel, polls: bool
+) -> None:
+    def look(request: dict[str, Any]) -> Reply:
+        if not polls:
+            return awaits_all(request)
+        last = swarm.results_in(request)[-1]["tasks"]
+        if "status" in last[0] and all(each["status"] == "completed" for each in last):
+            return swarm.reports(request)
+        return calls(("poll_subagent", {"task_ids": started(request)}))
+
+    def is_over() -> Awaitable[Any]:
+        ended = "SELECT count(*) = 2 FROM runs WHERE parent_run_id IS NOT NULL AND ended_at < now()"
+        return until(lambda: bottega.owner.fetchval(ended))
+
+    def asks(*tasks: Any) -> list[swarm.Step]:
+        return [fans_out(*tasks), look, swarm.after(is_over, look) if polls else swarm.reports]
+
+    model.decide = swarm.plays(
+        {
+            "root": asks({"prompt": "middle", "agent": "lead"}),
+            "middle": asks({"prompt": "low", "agent": "under"}),
+            "low": asks("one", "two"),
+        }
+    )
+    limits = {"limits": {"spread_above": 0}}
+    for name, below in (("under", []), ("lead", ["under"]), ("boss", ["lead"])):
+        await swarm.coordinator(
+            bottega.client, name, subagents={**limits, "names": below}, max_iterations=100
+        )
+    run_id = await swarm.start(bottega.client)
+    frames = await bottega.watch(run_id)
+    swarm.assert_whole(frames)
+    assert "is done" in (await run_of(bottega, run_id))["output"]
+    assert len(await children_of(bottega, run_id)) == 2
+
+
+async def test_no_more_child_runs_than_the_limit_are_queued_or_running(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    names = [str(n) for n in range(6)]
+    held = {name: [swarm.held(gate, text("found"))] for name in names}
+    model.decide = swarm.plays({"root": [fans_out(*names), awaits_all, swarm.reports], **held})
+    limits = {"limits": {"spread_above": 0, "max_concurrent": 2}}
+    await swarm.coordinator(bottega.client, subagents=limits)
+    run_id = await swarm.start(bottega.client)
+    await waiting(bottega, run_id)
+    assert len(await children_of(bottega, run_id)) == 2
+    gate.set()
+    frames = await bottega.watch(run_id)
+    swarm.assert_whole(frames)
+    assert [frame["type"] for frame in frames].count("run.waiting") == 1
+    assert (await run_of(bottega, run_id))["output"].count("found") == 6
+
+
+@pytest.mark.parametrize("ended_by", ["cancel", "deadline"])
+async def test_a_waiting_parent_ends_and_takes_its_child_runs_along(
+    bottega: Running, model: FakeModel, ended_by: str
+) -> None:
+    names = ["one", "two", "three"]
+    never = {name: [swarm.never] for name in names}
+    model.decide = swarm.plays({"root": [fans_out(*names), awaits_all], **never})
+    limits = {"limits": {"spread_above": 0, "max_concurrent": 2}}
+    await swarm.coordinator(bottega.client, subagents=limits)
+    run_id = await swarm.start(bottega.client, timeout_s=600 if ended_by == "cancel" else 3)
+    await waiting(bottega, run_id)
+    children = await children_of(bottega, run_id)
+    if ended_by == "cancel":
+        await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+    expected = {"cancel": "cancelled", "deadline": "timeout"}[ended_by]
+    frames = await bottega.watch(run_id)
+    swarm.assert_whole(frames, f"run.{expected}")
+    assert len(children) == 2
+    open_ones = "SELECT count(*) = 0 FROM runs WHERE ended_at IS NULL"
+    await until(lambda: bottega.owner.fetchval(open_ones))
+    ends = {each["status"] for each in await children_of(bottega, run_id)}
+    assert ends <= {"cancelled", expected}
+
+
+async def test_a_task_that_a_client_cancels_wakes_the_waiting_parent(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.decide = swarm.plays(
+        {
+            "root": [fans_out("one", "two"), awaits_all, swarm.reports],
+            "one": [swarm.never],
+            "two": [swarm.held(gate, text("TWO"))],
+        }
+    )
+    await swarm.coordinator(bottega.client, subagents={"limits": {"spread_above": 0}})
+    run_id = await swarm.start(bottega.client)
+    await waiting(bottega, run_id)
+    first = (await swarm.tasks_of(bottega.client, run_id))[0]["id"]
+    await bottega.client.post(f"/v1/runs/{run_id}/tasks/{first}/cancel")
+    gate.set()
+    swarm.assert_whole(await bottega.watch(run_id))
+    assert "TWO" in (await run_of(bottega, run_id))["output"]

@@ -1,7 +1,7 @@
-"""Linked runs: tasks of this worker's runs that any worker does, as runs of their own.
+"""Child runs: tasks of this worker's runs that any worker does, as runs of their own.
 
 They are stored, cancelled and read many at a time. A task's budgets, agents and files cross to its
-linked run, and its result comes back.
+child run, and its result comes back.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid5
@@ -19,106 +20,108 @@ from pydantic_core import from_json
 
 from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage
+from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient, persist
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.recorder import JournalRecorder
 from bottega.errors import BudgetExhaustedError, FencedError
-from bottega.events.listener import NotifyListener, happens
 from bottega.events.log import encoded
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.child import EMPTY, copy_for_task, helper_of
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.shared_context import folder_of
-from bottega.subagents.swarm import LinkedEnd, LinkedWork, Swarm
+from bottega.subagents.swarm import ChildEnd, ChildWork, Swarm
 
-CHANNEL = "bottega_linked"
-_LINK = "SELECT link_runs($1, $2, $3, $4)"
-_ENDS = "SELECT run_id, status, ending FROM linked_ends($1, $2)"
-_CANCEL = "SELECT cancel_linked($1, $2)"
-_TELL = """
-SELECT send_message($1::uuid, $2, $3, NULL, '{}', $4)
-FROM set_config('bottega.tenant', $1::uuid::text, true)
-"""
+_ADD = "SELECT add_children($1, $2, $3, $4, $5)"
+_ENDS = "SELECT run_id, status, ending FROM ended_children($1, $2)"
+_CANCEL = "SELECT request_cancel($1, $2)"
+_TELL = "SELECT tell_child($1, $2, $3, $4)"
 _BATCH = 100
 _LINGER_S = 0.003
-"""Time in which requests and notices come together."""
-_NET_S = 5.0
-"""Longest time until an end is read whose notice was lost."""
+"""Time in which requests and ends come together."""
 _PATIENCE_S = 10.0
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Linking:
-    """The run that awaits linked runs, as this worker claimed it."""
+class ParentRun:
+    """The run that awaits child runs, as this worker claimed it.
+
+    Attributes:
+        limit: the number of its child runs that may be queued or running.
+    """
 
     tenant_id: UUID
     run_id: UUID
     attempt: int
+    limit: int
 
 
-def linked_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
-    """Return the id of a task's linked run: the task's own, but for a run that repeats another."""
+def child_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
+    """Return the id of a task's child run: the task's own, but for a run that repeats another."""
     return task_id if task_root == run_id else uuid5(run_id, str(task_id))
 
 
 @dataclass(slots=True)
 class _New:
-    """A linked run that is to be stored.
+    """A child run that is to be stored.
 
     Attributes:
         is_sent: the statement that stores it has begun.
+        on_stored: called once it is stored.
     """
 
     about: str
+    on_stored: Callable[[], object] = lambda: None
     is_sent: bool = False
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class LinkedRuns:
-    """The linked runs that this worker awaits.
+class ChildRuns:
+    """The child runs that this worker awaits.
 
     All requests of a moment are one statement for each run, and one for all ends.
     """
 
-    def __init__(self, pool: asyncpg.Pool, listener: NotifyListener) -> None:
+    def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
-        self._awaited: dict[UUID, tuple[Linking, asyncio.Future[LinkedEnd]]] = {}
+        self._awaited: dict[UUID, tuple[ParentRun, asyncio.Future[ChildEnd]]] = {}
         self._new: dict[UUID, _New] = {}
         self._cancelled: dict[UUID, UUID] = {}
         self._ended: set[UUID] = set()
         self._wake = asyncio.Event()
-        listener.subscribe(CHANNEL, self._notice)
 
     def resting(self) -> int:
-        """Return the number of runs here that await linked runs: they need little of a worker."""
-        return len({linking.run_id for linking, _ in self._awaited.values()})
+        """Return the number of runs here that await child runs: they need little of a worker."""
+        return len({parent.run_id for parent, _ in self._awaited.values()})
 
     def end_of(
         self,
-        linking: Linking,
+        parent: ParentRun,
         run_id: UUID,
         new: str,
         told: Mapping[str, str] = MappingProxyType({}),
-    ) -> "asyncio.Future[LinkedEnd]":
-        """Start a linked run, unless it exists already; return the future of its end.
+        on_stored: Callable[[], object] = lambda: None,
+    ) -> "asyncio.Future[ChildEnd]":
+        """Start a child run, unless it exists already; return the future of its end.
 
         Args:
-            new: what ``link_runs`` stores of it, as JSON.
+            new: what ``add_children`` stores of it, as JSON.
             told: messages to it by id, as JSON; those that it has got are not sent again.
+            on_stored: called once it is stored.
 
         Raises:
             FencedError: another worker has the run that awaits it.
         """
-        future: asyncio.Future[LinkedEnd] = asyncio.get_running_loop().create_future()
-        self._awaited[run_id] = linking, future
-        self._new[run_id] = asked = _New(new)
+        future: asyncio.Future[ChildEnd] = asyncio.get_running_loop().create_future()
+        self._awaited[run_id] = parent, future
+        self._new[run_id] = asked = _New(new, on_stored)
         self._wake.set()
 
-        async def end() -> LinkedEnd:
+        async def end() -> ChildEnd:
             for message_id, content in told.items():
-                await self.tell(linking, run_id, message_id, content)
+                await self.tell(parent.tenant_id, run_id, message_id, content)
             return await future
 
         ending = asyncio.ensure_future(end())
@@ -126,86 +129,84 @@ class LinkedRuns:
         ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
         return ending
 
-    def _forget(self, run_id: UUID, future: "asyncio.Future[LinkedEnd]", asked: _New) -> None:
+    def _forget(self, run_id: UUID, future: "asyncio.Future[ChildEnd]", asked: _New) -> None:
         if self._awaited.get(run_id, (None, None))[1] is future:
             del self._awaited[run_id]
         asked.stored.set()
         if self._new.get(run_id) is asked:
             del self._new[run_id]
 
-    async def tell(self, linking: Linking, run_id: UUID, message_id: str, content: str) -> bool:
-        """Send a message, as JSON, to a linked run, once; return false if that is over."""
+    async def tell(self, tenant_id: UUID, run_id: UUID, message_id: str, content: str) -> bool:
+        """Send a message, as JSON, to a child run, once; return false if that is over."""
         if (new := self._new.get(run_id)) is not None:
             await new.stored.wait()
-        about = linking.tenant_id, run_id, content, message_id
+        about = tenant_id, run_id, content, message_id
         answer = await persist(lambda: self._pool.fetchval(_TELL, *about))
         return "id" in from_json(answer)
 
-    def cancel(self, linking: Linking, run_id: UUID) -> None:
-        """Cancel a linked run. If it is not stored yet, it never is."""
+    def cancel(self, tenant_id: UUID, run_id: UUID) -> None:
+        """Cancel a child run. If it is not stored yet, it never is."""
         new = self._new.get(run_id)
         if new is not None and not new.is_sent:
             del self._new[run_id]
             new.stored.set()
-            _settle(self._awaited[run_id][1], LinkedEnd(_NOT_BEGUN))
+            _settle(self._awaited[run_id][1], ChildEnd(_NOT_BEGUN))
         else:
-            self._cancelled[run_id] = linking.tenant_id
+            self._cancelled[run_id] = tenant_id
             self._wake.set()
 
-    async def ends(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, LinkedEnd]:
-        """Return the ends of linked runs that are over."""
+    async def ends(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, ChildEnd]:
+        """Return the ends of child runs that are over."""
         about = [tenant_id] * len(ids), ids
         rows = await persist(lambda: self._pool.fetch(_ENDS, *about))
         return {row["run_id"]: _end(row["status"], row["ending"]) for row in rows}
+
+    def note_end(self, run_id: UUID) -> None:
+        """Read soon how a child run ended, if a run here awaits it."""
+        if run_id in self._awaited:
+            self._ended.add(run_id)
+            self._wake.set()
 
     async def run(self) -> None:
         """Carry out what was asked for, until cancelled."""
         self._wake.set()  # what an error has left is done first
         while True:
-            if not await happens(self._wake, _NET_S):
-                self._ended |= self._awaited.keys()
+            await self._wake.wait()
             self._wake.clear()
             await asyncio.sleep(_LINGER_S)
             async with asyncio.timeout(_PATIENCE_S):
-                await self._link()
+                await self._add()
                 await self._cancel()
                 await self._read_ends()
 
-    def _notice(self, payload: str | None) -> None:
-        if payload is None:  # some may have been missed
-            self._ended |= self._awaited.keys()
-        elif (run_id := UUID(payload)) in self._awaited:
-            self._ended.add(run_id)
-        if self._ended:
-            self._wake.set()
-
-    async def _link(self) -> None:
-        groups: defaultdict[Linking, list[UUID]] = defaultdict(list)
+    async def _add(self) -> None:
+        groups: defaultdict[ParentRun, list[UUID]] = defaultdict(list)
         for run_id in self._new:
             groups[self._awaited[run_id][0]].append(run_id)
-        for linking, ids in groups.items():
+        for parent, ids in groups.items():
             for first in range(0, len(ids), _BATCH):
                 some = ids[first : first + _BATCH]
                 try:
-                    await self._link_some(linking, some)
+                    await self._add_some(parent, some)
                 except Exception as error:
                     if is_transient(error):
                         raise
-                    logger.exception("linked_runs.not_stored", run_id=str(linking.run_id))
+                    logger.exception("child_runs.not_stored", run_id=str(parent.run_id))
                     self._fail(some, error)  # one run's must not stop those of the others
 
-    async def _link_some(self, linking: Linking, ids: Sequence[UUID]) -> None:
+    async def _add_some(self, parent: ParentRun, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
         for one in sent.values():
             one.is_sent = True
         new = f"[{','.join(one.about for one in sent.values())}]"
-        about = linking.tenant_id, linking.run_id, linking.attempt
-        known = await self._pool.fetchval(_LINK, *about, new)
+        about = parent.tenant_id, parent.run_id, parent.attempt, parent.limit
+        known = await self._pool.fetchval(_ADD, *about, new)
         if known is None:
-            self._fail(ids, FencedError(f"run {linking.run_id} is another worker's now"))
+            self._fail(ids, FencedError(f"run {parent.run_id} is another worker's now"))
             return
         for run_id, one in sent.items():
             one.stored.set()
+            one.on_stored()
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -220,21 +221,25 @@ class LinkedRuns:
         if not self._cancelled:
             return
         cancelled = dict(self._cancelled)
-        await self._pool.execute(_CANCEL, list(cancelled.values()), list(cancelled))
+        for tenant_id in set(cancelled.values()):
+            ids = [run_id for run_id, of in cancelled.items() if of == tenant_id]
+            async with acting_as(self._pool, tenant_id) as connection:
+                await connection.execute(_CANCEL, tenant_id, ids)
         for run_id in cancelled:
             del self._cancelled[run_id]
+        self._ended |= cancelled.keys() & self._awaited.keys()  # those that were held are over
 
     async def _read_ends(self) -> None:
         asked = {each: self._awaited[each] for each in self._ended if each in self._awaited}
         if asked:
-            tenants = [linking.tenant_id for linking, _ in asked.values()]
+            tenants = [parent.tenant_id for parent, _ in asked.values()]
             for row in await self._pool.fetch(_ENDS, tenants, list(asked)):
                 _settle(asked[row["run_id"]][1], _end(row["status"], row["ending"]))
         self._ended -= asked.keys()
         self._ended &= self._awaited.keys()
 
 
-def _settle(future: "asyncio.Future[LinkedEnd]", result: LinkedEnd | Exception) -> None:
+def _settle(future: "asyncio.Future[ChildEnd]", result: ChildEnd | Exception) -> None:
     if future.done():
         return
     if isinstance(result, Exception):
@@ -253,8 +258,8 @@ _NOT_BEGUN = SubagentOutcome(SubagentStatus.CANCELLED, error_code="cancelled")
 _CANCELLED = {"code": "cancelled", "message": "somebody cancelled the run that did this task"}
 
 
-def _end(status: str | None, ending: str) -> LinkedEnd:
-    """Return a task's end from that of its linked run. ``None``: it was deleted."""
+def _end(status: str | None, ending: str) -> ChildEnd:
+    """Return a task's end from that of its child run. ``None``: it was deleted."""
     told = from_json(ending)
     is_cancelled = status == "cancelled"
     error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
@@ -271,57 +276,56 @@ def _end(status: str | None, ending: str) -> LinkedEnd:
             stop_reason=told["stop_reason"],
         )
     usage = AgentUsage() if told["usage"] is None else AgentUsage.from_dict(told["usage"])
-    return LinkedEnd(outcome, usage, told["files"] or {})
+    return ChildEnd(outcome, usage, told["files"] or {})
 
 
 _CANCELS_S = 2.0
-"""Longest wait for the end of a linked run whose task was cancelled."""
+"""Longest wait for the end of a child run whose task was cancelled."""
 _LEAST_TOKENS = 2_000
 """Smallest part of a budget: less does not pay for a call of most models."""
 
 
 class Spreading:
-    """The tasks of one run that linked runs do.
+    """The tasks of one run that child runs do.
 
     Args:
         recorder: of the run.
     """
 
-    def __init__(self, linked: LinkedRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
-        self._linked = linked
+    def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
+        self._children = children
         self._recorder = recorder
         self._run = run
-        self._linking = Linking(run.tenant_id, run.run_id, run.attempt)
         self._with_parts: defaultdict[Parent, dict[UUID, SubagentHandle]] = defaultdict(dict)
         self._begun: set[UUID] = set()
 
     def id_of(self, task_id: UUID) -> UUID:
-        """Return the id of a task's linked run."""
-        return linked_id(self._run.task_root, self._run.run_id, task_id)
+        """Return the id of a task's child run."""
+        return child_id(self._run.task_root, self._run.run_id, task_id)
 
     async def do(
-        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
-    ) -> LinkedEnd:
-        """Do a task's work as a linked run: see :class:`bottega.subagents.swarm.work.Elsewhere`.
+        self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
+    ) -> ChildEnd:
+        """Do a task's work as a child run: see :class:`bottega.subagents.swarm.work.Elsewhere`.
 
         A message of before a crash, which the run may not have got, is sent again. If the task is
-        cancelled, this returns when its linked run is over, so that its part of the budgets stays
+        cancelled, this returns when its child run is over, so that its part of the budgets stays
         reserved until then, but after :data:`_CANCELS_S` at the latest.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
-        await recorder.journal.commit()  # a linked run needs its task
-        left = handle.parent.remaining()
+        await recorder.journal.commit()  # a child run needs its task
+        limit = handle.parent.limits.max_concurrent
+        parent = ParentRun(self._run.tenant_id, self._run.run_id, self._run.attempt, limit)
         async with self._parts(handle) as (tokens, dollars):
             new = {
                 "id": run_id,
                 "agent": work.agent,
                 "input": work.question,
                 "timeout_s": handle.timeout,
-                "left_s": self._run.timeout_s if left is None else max(0.0, left),
                 "token_budget": tokens,
                 "cost_budget": _cost(dollars),
-                "link": {
+                "task": {
                     "helper_of": work.agent if work.is_helper else None,
                     "instructions": work.instructions,
                     "most_steps": work.most_steps,
@@ -333,24 +337,29 @@ class Spreading:
             told = {key: encoded(text, known) for key, text in unread.items()}
             self._begun.add(handle.task_id)
             text = encoded(new, known)
-            ending = self._linked.end_of(self._linking, run_id, text, told)
+            stored = partial(self._stored, handle)
+            ending = self._children.end_of(parent, run_id, text, told, stored)
             try:
                 end = await asyncio.shield(ending)
             except asyncio.CancelledError:
                 if handle.status.is_final:  # its parent cancelled it
-                    self._linked.cancel(self._linking, run_id)
+                    self._children.cancel(parent.tenant_id, run_id)
                     await self._pay_cancelled(run_id, ending, pay)
                 raise
             finally:
                 ending.cancel()
         self._paid_for(end.usage, pay)
-        recorder.linked_usage[handle.task_id] = end.usage
+        recorder.child_usage[handle.task_id] = end.usage
         return end
+
+    def _stored(self, handle: SubagentHandle) -> None:
+        handle.is_stored = True
+        self._recorder.looks_if_it_waits()
 
     async def _pay_cancelled(
         self,
         run_id: UUID,
-        ending: "asyncio.Future[LinkedEnd]",
+        ending: "asyncio.Future[ChildEnd]",
         pay: Callable[[AgentUsage], None],
     ) -> None:
         try:
@@ -359,7 +368,7 @@ class Spreading:
         except (TimeoutError, FencedError):
             pass
         except Exception:
-            logger.exception("linked_run.usage_unknown", run_id=str(run_id))
+            logger.exception("child_run.usage_unknown", run_id=str(run_id))
         else:
             self._paid_for(end.usage, pay)
 
@@ -372,24 +381,24 @@ class Spreading:
         if handle.task_id not in self._begun:
             return True  # it gets the message when it begins
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
-        return await self._linked.tell(self._linking, run_id, message_id, content)
+        return await self._children.tell(self._run.tenant_id, run_id, message_id, content)
 
-    async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, LinkedEnd]:
-        """Return the ends of finished tasks' linked runs, by task; cancel those under way.
+    async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, ChildEnd]:
+        """Return the ends of finished tasks' child runs, by task; cancel those under way.
 
         Args:
-            tasks: the linked run of each; ``None``: the one that this run gave it.
+            tasks: the child run of each; ``None``: the one that this run gave it.
         """
         runs = {run_id or self.id_of(task_id): task_id for task_id, run_id in tasks.items()}
-        ends = await self._linked.ends(self._run.tenant_id, list(runs)) if runs else {}
+        ends = await self._children.ends(self._run.tenant_id, list(runs)) if runs else {}
         for run_id in runs.keys() - ends.keys():
-            self._linked.cancel(self._linking, run_id)
+            self._children.cancel(self._run.tenant_id, run_id)
         return {runs[run_id]: end for run_id, end in ends.items()}
 
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
         """Reserve a task's part of the budgets above it; yield its tokens and its money."""
-        day = set(map(id, self._recorder.accounts.day))  # a linked run itself pays from the day
+        day = set(map(id, self._recorder.accounts.day))  # a child run itself pays from the day
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
@@ -446,13 +455,13 @@ def _cost(billionths: int | None) -> dict[str, Any] | None:
 def agent_of_task(
     agent: BaseAgent, run: ClaimedRun, configure: Callable[[BaseAgent], object]
 ) -> BaseAgent:
-    """Return the agent of a linked run's task.
+    """Return the agent of a child run's task.
 
     Args:
         agent: the defined one, or that whose helper does the task.
         configure: called with a new helper.
     """
-    link = run.link
+    link = run.parent_task
     assert link is not None
     if link["helper_of"] is None:
         return copy_for_task(agent, link["instructions"], link["most_steps"])
@@ -462,15 +471,15 @@ def agent_of_task(
 
 
 def give_files(swarm: Swarm, run: ClaimedRun) -> None:
-    """Give a linked run the shared files that its parent had when it was dispatched."""
-    for path, content in (run.link or {}).get("files", {}).items():
+    """Give a child run the shared files that its parent had when it was dispatched."""
+    for path, content in (run.parent_task or {}).get("files", {}).items():
         swarm.context.restore(path, content)
 
 
 def written(swarm: object, run: ClaimedRun) -> dict[str, Any]:
-    """Return the files of a linked run's own folder that it got otherwise or not at all."""
-    if run.link is None or run.own_task is None or not isinstance(swarm, Swarm):
+    """Return the files of a child run's own folder that it got otherwise or not at all."""
+    if run.parent_task is None or run.own_task is None or not isinstance(swarm, Swarm):
         return {}
-    folder, given = folder_of(run.own_task), run.link["files"]
+    folder, given = folder_of(run.own_task), run.parent_task["files"]
     texts = swarm.context.texts(folder)
     return {path: text for path, text in texts.items() if given.get(path) != text}

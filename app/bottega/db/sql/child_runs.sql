@@ -1,0 +1,138 @@
+-- Child runs: runs that do a part of another run, and that any worker claims. run_children lists
+-- them in order. At most child_limit of a parent's are queued or running; the others have only
+-- their row there. They count in no limit of their tenant, and take turns with its other runs.
+--
+-- The end of a child run is a row in its parent's inbox; the process that stored it calls arrive()
+-- for the parent after that transaction, or else the sweep does. It queues the next child runs.
+
+-- Called by a worker for a run that it executes. Add those child runs that do not exist yet; p_most
+-- in all may be queued or running. Return the ids of the others; NULL, if the caller's attempt is
+-- not the current one.
+CREATE OR REPLACE FUNCTION add_children(
+    p_tenant uuid, p_parent uuid, p_attempt integer, p_most integer, p_new jsonb
+) RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_added uuid[];
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    -- With its row locked the run cannot end: its end cancels the child runs that it finds.
+    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
+    PERFORM FROM run_heads
+    WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    UPDATE runs SET child_limit = p_most WHERE tenant_id = p_tenant AND id = p_parent
+        AND coalesce(child_limit, 0) < p_most;
+    WITH added AS (
+        INSERT INTO run_children (tenant_id, run_id, number, child_id, request)
+        SELECT p_tenant, p_parent, n.number + (
+                   SELECT coalesce(max(number), 0) FROM run_children
+                   WHERE tenant_id = p_tenant AND run_id = p_parent),
+               (n.request ->> 'id')::uuid, n.request
+        FROM jsonb_array_elements(p_new) WITH ORDINALITY AS n(request, number)
+        ON CONFLICT (tenant_id, child_id) DO NOTHING RETURNING child_id)
+    SELECT array_agg(child_id) INTO v_added FROM added;
+    PERFORM queue_children(p_tenant, p_parent);
+    RETURN ARRAY(SELECT (n ->> 'id')::uuid FROM jsonb_array_elements(p_new) AS n
+                 EXCEPT SELECT unnest(v_added));
+END $$;
+
+-- Called with the parent's row locked. Make runs of its next child runs, as many as may be queued
+-- or running beside those that are. They inherit what makes them a part of the parent.
+CREATE OR REPLACE FUNCTION queue_children(p_tenant uuid, p_parent uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_room bigint;
+    v_queued uuid[];
+    p runs%ROWTYPE;
+BEGIN
+    SELECT * INTO p FROM runs WHERE tenant_id = p_tenant AND id = p_parent;
+    v_room := p.child_limit - (
+        SELECT count(*) FROM runs
+        WHERE tenant_id = p_tenant AND parent_run_id = p_parent AND ended_at IS NULL);
+    IF v_room <= 0 OR p.ended_at IS NOT NULL OR p.cancel_requested_at IS NOT NULL
+        OR p.deadline <= clock_timestamp()
+    THEN
+        RETURN;
+    END IF;
+    WITH next AS (
+        UPDATE run_children SET is_held = false
+        WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held AND number IN (
+            SELECT number FROM run_children
+            WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held
+            ORDER BY number LIMIT v_room)
+        RETURNING number, child_id, request
+    ), stored AS (
+        INSERT INTO runs (tenant_id, id, parent_run_id, root_run_id, parent_task, mode, agent,
+                          session_id, user_id, session_base, input, metadata, pinned, priority,
+                          timeout_s, queue_timeout_s, token_budget, cost_budget, overrides, memory,
+                          principal, last_seq, traceparent, tracestate, bytes)
+        SELECT p_tenant, n.child_id, p_parent, coalesce(p.root_run_id, p.id),
+               n.request -> 'task', 'orchestrated', q.agent, p.session_id, p.user_id, '[]',
+               n.request -> 'input', coalesce(q.metadata, '{}'), p.pinned, p.priority,
+               coalesce(q.timeout_s, p.timeout_s),
+               least(p.queue_timeout_s, extract(epoch FROM p.deadline - clock_timestamp())),
+               q.token_budget, q.cost_budget, p.overrides, 'off', p.principal, 1, p.traceparent,
+               p.tracestate, octet_length(n.request ->> 'input')
+        FROM next n CROSS JOIN LATERAL jsonb_to_record(n.request) AS q(
+            agent text, metadata jsonb, timeout_s double precision, token_budget bigint,
+            cost_budget jsonb)
+        ORDER BY n.number
+        RETURNING *
+    ), queued AS (
+        INSERT INTO run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)
+        SELECT p_tenant, id, created_at + (priority - 1) * interval '30 seconds', true, true,
+               created_at, queued_at + make_interval(secs => queue_timeout_s) FROM stored
+    ), logged AS (
+        INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+        SELECT p_tenant, s.id, 1, 1, 0, s.created_at, event_line('run.queued', jsonb_build_object(
+            'mode', s.mode, 'agent', s.agent, 'graph', s.graph, 'session_id', s.session_id,
+            'priority', s.priority, 'retry_of', NULL, 'parent_run_id', p_parent))
+        FROM stored s)
+    SELECT array_agg(id) INTO v_queued FROM stored;
+    IF v_queued IS NOT NULL THEN
+        PERFORM send_message(p_tenant, c.child_id, m.value -> 'content', NULL, '{}',
+                             (m.value ->> 'id')::uuid)
+        FROM unnest(v_queued) AS q(id)
+        JOIN run_children c ON c.tenant_id = p_tenant AND c.child_id = q.id
+        CROSS JOIN jsonb_array_elements(c.request -> 'messages') WITH ORDINALITY AS m(value, n)
+        ORDER BY c.number, m.n;
+        PERFORM wake_worker();
+    END IF;
+END $$;
+
+-- Called by workers. Return how child runs that they await ended: those that are over, were
+-- cancelled before they began, or were deleted (status NULL).
+CREATE OR REPLACE FUNCTION ended_children(p_tenants uuid[], p_children uuid[])
+RETURNS TABLE (run_id uuid, status text, ending jsonb) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..cardinality(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        RETURN QUERY
+        SELECT p_children[i], CASE WHEN c.is_cancelled THEN 'cancelled' ELSE r.status END,
+               jsonb_build_object(
+                   'output', r.output, 'stop_reason', r.stop_reason, 'error', r.error,
+                   'usage', r.usage, 'files', r.parent_task -> 'written')
+        FROM (SELECT) AS asked
+        LEFT JOIN runs r ON r.tenant_id = p_tenants[i] AND r.id = p_children[i]
+        LEFT JOIN run_children c ON c.tenant_id = p_tenants[i] AND c.child_id = p_children[i]
+        WHERE c.is_held IS NOT TRUE AND (r.id IS NULL OR r.ended_at IS NOT NULL);
+    END LOOP;
+END $$;
+
+-- Called by workers. Send a message to a child run, once for each p_id; one that is held gets it
+-- when it is queued. Return as send_message does.
+CREATE OR REPLACE FUNCTION tell_child(p_tenant uuid, p_child uuid, p_content jsonb, p_id uuid)
+RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    UPDATE run_children SET request = request || jsonb_build_object(
+        'messages', coalesce(request -> 'messages', '[]')
+            || jsonb_build_object('id', p_id, 'content', p_content))
+    WHERE tenant_id = p_tenant AND child_id = p_child AND is_held;
+    IF FOUND THEN
+        RETURN jsonb_build_object('id', p_id);
+    END IF;
+    RETURN send_message(p_tenant, p_child, p_content, NULL, '{}', p_id);
+END $$;
