@@ -1,5 +1,7 @@
 """The embedded PostgreSQL with real processes."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bottega.db import embedded
+from bottega.db import embedded, migrate
 from bottega.db.connect import connect
 from bottega.db.embedded import DataFolderError
 from tests.waiting import until_now
@@ -21,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 HOLD = """
 import pathlib, sys
-from bottega.db import embedded
+from bottega.db import embedded, migrate
 from bottega.db.connect import connect
 with embedded.running(pathlib.Path(sys.argv[1])) as url:
     print(url, flush=True)
@@ -93,6 +95,21 @@ def test_a_server_whose_users_were_all_killed_is_used_again(folder: Path) -> Non
     assert postmaster(folder) is None
 
 
+def test_a_server_that_was_killed_with_its_users_is_started_again(folder: Path) -> None:
+    with holder(folder) as first:
+        server = postmaster(folder)
+        assert server is not None
+        for each in (server, *server.children(), first):
+            each.kill()
+        first.wait()
+        psutil.wait_procs([server], timeout=30)
+    assert (folder / "postgres" / "postmaster.pid").exists()
+    with holder(folder) as second:
+        assert postmaster(folder) not in (None, server)
+        leave(second)
+    assert postmaster(folder) is None
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -102,8 +119,9 @@ def test_a_server_whose_users_were_all_killed_is_used_again(folder: Path) -> Non
         pytest.param("99999999999999999999\n", marks=pytest.mark.deep),
         "",
         pytest.param("\x00\x00\x00\x00", marks=pytest.mark.deep),
+        pytest.param("\xff words\n\n\n\n\n\n\nready\n", marks=pytest.mark.deep),
     ],
-    ids=["whole", "number", "negative", "huge", "empty", "zeros"],
+    ids=["whole", "number", "negative", "huge", "empty", "zeros", "words"],
 )
 def test_process_that_has_the_number_of_a_dead_server_is_left_alone(
     folder: Path, text: str
@@ -157,6 +175,67 @@ def test_first_start_that_is_killed_leaves_nothing_that_holds_the_next(
         leave(second)
     if whole:  # else children that live on may write for a moment: the next start cleans up
         assert [each.name for each in folder.glob("postgres*")] == ["postgres"]
+
+
+def written(folder: Path) -> int:
+    """Return the bytes in a folder, without PostgreSQL's log of writes: that has a fixed length."""
+    found = 0
+    for path, _, names in os.walk(folder):
+        for name in names if "pg_wal" not in path else ():
+            with contextlib.suppress(OSError):  # it was removed at this moment
+                found += os.stat(os.path.join(path, name)).st_size
+    return found
+
+
+@contextmanager
+def migrating(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``bottega migrate``, which makes, starts and migrates an embedded database."""
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "bottega.cli.commands", "migrate"],
+        env=environment | {"BOTTEGA_DATA_DIR": str(folder)},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        yield process
+
+
+def runs_until(process: subprocess.Popen[bytes], folder: Path, size: int) -> bool:
+    """Wait until a folder has so many bytes; return false if the process ended before."""
+    until_now(lambda: written(folder) >= size or process.poll() is not None)
+    return process.poll() is None
+
+
+@pytest.mark.deep
+def test_a_start_that_is_killed_at_any_moment_is_made_up_for_by_the_next(folder: Path) -> None:
+    """Kill it at moments from the first file to the last table; later ones find what was left."""
+    with migrating(folder / "whole") as process:
+        assert process.wait(60) == 0
+    whole, cut = written(folder / "whole"), folder / "cut"
+    cut.mkdir()
+    reached = []
+    for moment in range(1, 20):
+        with migrating(cut) as process:
+            reached.append(runs_until(process, cut, whole * moment // 20))
+            if moment % 4:  # with initdb, or whatever it started that is not a server yet
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+    assert all(reached[:15]), reached
+    with migrating(cut) as process:
+        assert process.wait(60) == 0
+    assert [each.name for each in cut.glob("postgres*")] == ["postgres"]
+    with embedded.running(cut) as url:
+        assert asyncio.run(migrate.is_current(url))
+        assert asyncio.run(is_intact(url))
+
+
+async def is_intact(url: str) -> bool:
+    session = await connect(url)
+    try:
+        return await migrate.is_intact(session)
+    finally:
+        await session.close()
 
 
 def test_an_impossible_folder_is_an_error_with_advice() -> None:
