@@ -99,8 +99,9 @@ def test_a_server_that_was_killed_with_its_users_is_started_again(folder: Path) 
     with holder(folder) as first:
         server = postmaster(folder)
         assert server is not None
-        for each in (server, *server.children(), first):
-            each.kill()
+        for process in (server, *server.children()):
+            process.kill()
+        first.kill()
         first.wait()
         psutil.wait_procs([server], timeout=30)
     assert (folder / "postgres" / "postmaster.pid").exists()
