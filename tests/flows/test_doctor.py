@@ -127,6 +127,10 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
         code, said = command("migrate", DATABASE_URL=url)
         return said if code else ""
 
+    _, checks = examined(tmp_path, DATABASE_URL=url)
+    hints = failed(checks)  # all that an administrator must do
+    assert "CREATE EXTENSION vector SCHEMA public in the database" in hints["extension"]
+    assert "TO " + login in hints["rights"]
     assert "CREATE EXTENSION vector" in told()
     asyncio.run(execute(admin, "CREATE EXTENSION vector"))
     assert "GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO" in told()

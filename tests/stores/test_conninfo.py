@@ -233,6 +233,11 @@ async def test_what_the_server_refuses_is_told_with_what_to_do(
     assert "no role" not in refused.value.detail
 
 
+async def test_a_host_without_an_address_may_be_a_part_of_the_password() -> None:
+    with pytest.raises(BottegaError, match="%40 %3A %2F"):
+        await connect("postgresql://user:p@ss.invalid/w#rd@127.0.0.1/agents")
+
+
 async def test_a_login_that_may_not_connect_is_told_so(server: str, database_url: str) -> None:
     owner = await asyncpg.connect(database_url)
     await owner.execute("CREATE ROLE stranger LOGIN")

@@ -161,7 +161,7 @@ def _unchecked(names: tuple[str, ...]) -> Iterator[Check]:
 
 async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
     from bottega.db.connect import check_same, connect
-    from bottega.db.migrate import SERVER, server_problems
+    from bottega.db.migrate import SERVER, roles_script, server_problems
 
     try:
         if settings.pooler_url is not None:
@@ -186,8 +186,7 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         )
         yield found("encoding", server["encoding"])
         if server["vector"] is None:
-            hint = "run `bottega migrate`, or let an administrator run CREATE EXTENSION vector"
-            yield Check("extension", False, "the extension vector is missing", hint)
+            yield await _missing_extension(session, server["database"])
         else:
             yield found("extension", f"vector {server['vector']}")
         schema = await _schema(url)
@@ -198,12 +197,39 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
             rights = Check("rights", True, served)
+        if rights.ok and not schema.ok and (error := await _refusal(session, roles_script())):
+            rights = _failed("rights", error)
         yield rights
         async for check in _of_session(settings, session):
             yield check
     finally:
         await session.close()
     yield await _secrets_key(settings, url)
+
+
+async def _missing_extension(session: "asyncpg.Connection", database: str) -> Check:
+    hint = "run `bottega migrate`, which creates it"
+    if error := await _refusal(session, "CREATE EXTENSION vector SCHEMA public"):
+        hint = (
+            f"install pgvector on the server ({error}), and let an administrator run "
+            f"CREATE EXTENSION vector SCHEMA public in the database {database!r}"
+        )
+    return Check("extension", False, "the extension vector is missing", hint)
+
+
+async def _refusal(session: "asyncpg.Connection", script: str) -> "asyncpg.PostgresError | None":
+    """Try a part of `bottega migrate`, and take it back; return the error, if there is one."""
+    import asyncpg
+
+    attempt = session.transaction()
+    await attempt.start()
+    try:
+        await session.execute(script)
+    except asyncpg.PostgresError as error:
+        return error
+    finally:
+        await attempt.rollback()
+    return None
 
 
 async def _schema(url: str) -> Check:

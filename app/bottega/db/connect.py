@@ -1,6 +1,7 @@
 """Start of a session of PostgreSQL, also with a pooler: its address, role, and tenants' limits."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -247,6 +248,11 @@ def _advice(error: Exception) -> str:
             return "check the user and the password in DATABASE_URL, and the server's pg_hba.conf"
         case asyncpg.InsufficientPrivilegeError():
             return "let this login in (GRANT CONNECT ON DATABASE … TO …)"
+        case socket.gaierror():
+            return (
+                "check the host in DATABASE_URL. In a URL, write @ : / ? # % of a password as "
+                "%40 %3A %2F %3F %23 %25"
+            )
         case ssl.SSLError():
             return "check sslmode and sslrootcert in DATABASE_URL"
     return "check DATABASE_URL (and BOTTEGA_LISTEN_URL, if set) and that the server is up"

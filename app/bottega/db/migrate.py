@@ -60,6 +60,12 @@ def signatures() -> list[str]:
     ]
 
 
+def roles_script() -> str:
+    """Return the SQL that makes the roles, which a login without rights may not do."""
+    statement, end, _ = texts()["policies.sql"].partition("END $$;")
+    return statement + end
+
+
 def script() -> str:
     """Return the SQL that applies all files."""
     first, *others = texts().values()
