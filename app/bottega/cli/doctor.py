@@ -197,8 +197,8 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
             rights = Check("rights", True, served)
-        if rights.ok and not schema.ok and (error := await _refusal(session, roles_script())):
-            rights = _failed("rights", error)
+        if rights.ok and not schema.ok and (refusal := await _refusal(session, roles_script())):
+            rights = _failed("rights", refusal)
         yield rights
         async for check in _of_session(settings, session):
             yield check
