@@ -217,10 +217,11 @@ _AGENTS = (
     f"{_SECRETS} {_STORES} {_PATTERNS} cycle limit_above_operator reserved_field "
     "stateful_subagent unknown_plugin unsupported_param"
 )
+_GRAPHS = f"{_SECRETS} {_STORES} {_PATTERNS} cycle exists invalid_condition"
 _OWNED = "session_user user_required"
 _OPERATION_CODES: Mapping[str, str] = {
-    "add_graph_edge": f"{_STORES} cycle exists",
-    "apply": f"{_AGENTS} {_RUNS} exists unknown_command unknown_reference",
+    "add_graph_edge": f"{_STORES} cycle exists invalid_condition",
+    "apply": f"{_AGENTS} {_GRAPHS} {_RUNS} unknown_command unknown_reference",
     "cancel_run": _OWNED,
     "cancel_run_task": _OWNED,
     "change_pattern": "invalid_condition stale_version",
@@ -229,7 +230,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "create_agent": f"{_AGENTS} {_ONCE} exists",
     "create_file": "bad_multipart file_quota file_too_large object_store storage_quota "
     "too_many_uploads upload_stopped user_erasing user_required session_user",
-    "create_graph": f"{_STORES} {_ONCE} cycle exists",
+    "create_graph": f"{_GRAPHS} {_ONCE}",
     "create_key": "too_many_keys",
     "create_mcp_server": f"{_SECRETS} {_STORES} {_ONCE} egress_forbidden exists unknown_command",
     "create_pattern": f"{_ONCE} invalid_condition",
@@ -271,7 +272,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "mcp_unreachable no_secrets_key unknown_command unknown_secret",
     "remove_graph_edge": _STORES,
     "replace_agent": f"{_AGENTS} exists",
-    "replace_graph": f"{_STORES} cycle exists",
+    "replace_graph": _GRAPHS,
     "replace_mcp_server": f"{_SECRETS} {_STORES} egress_forbidden exists unknown_command",
     "replace_provider": f"{_SECRETS} {_STORES} egress_forbidden exists",
     "replace_schedule": f"{_RUNS} {_PATTERNS} too_many",

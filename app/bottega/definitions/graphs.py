@@ -1,29 +1,66 @@
 """Checks and changes of graphs: nodes, and edges that must not form a cycle."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
 from typing import Any
 
+from bottega.conditions import ConditionCheck, kind_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.graph.decisions import (
+    EdgeRule,
+    GraphRules,
+    is_plain,
+    is_reference,
+    name_of_node,
+    route_schema,
+    steps_of,
+)
 from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
 
 MOST_NODES = 500
+RESERVED = ("run", "item")
+"""Names that no node may have: arguments refer to them."""
+FEATURE = re.compile(r"status|output|input|(output_json|metadata)(\.[^.\x00-\x1f]{1,64}){0,8}")
+FEATURE_RULE = "the features are status, output, input, output_json[.NAME…] and metadata[.NAME…]"
+
+_ALWAYS = ("agent", "ttl_s", "source", "target", "policy")
+_NODE = {"type": "agent", "join": "any", "on_error": "fail", "router": False, "who": "run"}
+_EDGE = {"else": False}
+_NEEDED = {"agent": ("agent",), "tool": ("name", "tool"), "human": ("name", "ask", "schema")}
+_OF_TYPES = {
+    **dict.fromkeys(("agent", "router", "memory", "success_check", "budget"), ("agent",)),
+    **dict.fromkeys(("tool", "arguments"), ("tool",)),
+    **dict.fromkeys(("ask", "schema", "who", "expires_s"), ("human",)),
+    **dict.fromkeys(("retry", "timeout_s"), ("agent", "tool")),
+}
+"""The types of nodes on which a field has an effect; others: all."""
+_KINDS = {
+    "string": "text",
+    "number": "number",
+    "integer": "number",
+    "boolean": "truth",
+    "array": "list",
+    "object": "",
+}
+"""Kinds of values that conditions compare, by the type in a schema."""
+_WHOLE = ("eq", "ne", "in", "not_in")
 
 
 def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
     """Build the graph of a definition, without publications.
 
     Args:
-        content: ``{"nodes": [{"agent", "ttl_s"}], "edges": [{"source", "target", "policy"}],
-            "ttl_s"}``.
+        content: as :func:`normalised` returns it.
 
     Raises:
         CycleError: its edges form a cycle.
     """
     graph = SharedMemoryGraph(ttl_s=content["ttl_s"])
     for node in content["nodes"]:
-        graph.add_agent(node["agent"], ttl_s=node["ttl_s"])
+        graph.add_agent(name_of_node(node), ttl_s=node["ttl_s"])
     graph.add_edges(
         [
             (edge["source"], edge["target"], PropagationPolicy(edge["policy"]))
@@ -33,32 +70,281 @@ def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
     return graph
 
 
-def normalised(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition with all nodes listed, including nodes that only edges name.
+def normalised(
+    content: Mapping[str, Any],
+    schemas: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
+    *,
+    adds_nodes: bool = False,
+) -> dict[str, Any]:
+    """Return the definition as it is stored, checked.
+
+    Each node is listed, also those that only edges name, with ``agent``, ``ttl_s`` and what differs
+    from the defaults; each edge with ``source``, ``target``, ``policy`` and its condition.
+
+    Args:
+        schemas: schemas of the answers of existing agents; ``None``: answers are text.
+        adds_nodes: edges may name new nodes although others are listed, as in plain graphs.
 
     Raises:
         CycleError: its edges form a cycle.
         ConflictError: ``exists``: a node or an edge is listed twice.
-        InvalidInputError: more than :data:`MOST_NODES` nodes.
+        InvalidInputError: with the pointer to what cannot be.
     """
-    names = [node["agent"] for node in content["nodes"]]
-    pairs = [(edge["source"], edge["target"]) for edge in content["edges"]]
+    nodes = [_stored_node(node, f"/nodes/{at}") for at, node in enumerate(content["nodes"])]
+    edges = [_without_defaults(edge, _EDGE) for edge in content["edges"]]
+    names = [name_of_node(node) for node in nodes]
+    pairs = [(edge["source"], edge["target"]) for edge in edges]
     for what, listed in (("node", names), ("edge", [" -> ".join(pair) for pair in pairs])):
         twice = next((item for item, times in Counter(listed).items() if times > 1), None)
         if twice is not None:
             raise ConflictError(f"the graph lists the {what} {twice} twice", code="exists")
     known = set(names)
+    if names and not adds_nodes and not is_plain({**content, "nodes": nodes, "edges": edges}):
+        _refuse_unlisted(edges, known)
     ends = dict.fromkeys(end for pair in pairs for end in pair)
-    added = [{"agent": name, "ttl_s": None} for name in ends if name not in known]
-    if len(names) + len(added) > MOST_NODES:
+    nodes += [{"agent": name, "ttl_s": None} for name in ends if name not in known]
+    if len(nodes) > MOST_NODES:
         raise InvalidInputError(
-            f"the graph has {len(names) + len(added)} nodes, with those that only edges name; "
+            f"the graph has {len(nodes)} nodes, with those that only edges name; "
             f"the maximum is {MOST_NODES}: leave some out",
             pointer="/edges",
         )
+    stored = {"nodes": nodes, "edges": edges, "ttl_s": content["ttl_s"]}
+    if content.get("output") is not None:
+        stored["output"] = content["output"]
     if _has_cycle(pairs):
-        to_graph(content)  # raises, and names the cycle; to build each graph takes far longer
-    return {**content, "nodes": [*content["nodes"], *added]}
+        to_graph(stored)  # raises, and names the cycle; to build each graph takes far longer
+    if not is_plain(stored):
+        _Checks(GraphRules.of(stored), nodes, schemas).refuse_wrong(edges)
+    return stored
+
+
+def _refuse_unlisted(edges: Sequence[Mapping[str, Any]], known: Collection[str]) -> None:
+    for index, edge in enumerate(edges):
+        for end in ("source", "target"):
+            if edge[end] not in known:
+                raise _wrong(f"'{edge[end]}' is none of the graph's nodes", f"/edges/{index}/{end}")
+
+
+def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Check a node's own fields; return what is stored of it."""
+    kept = _without_defaults(node, _NODE)
+    kind = kept.get("type", "agent")
+    for needed in _NEEDED[kind]:
+        if kept.get(needed) is None:
+            raise _wrong(f"a node of type '{kind}' needs '{needed}'", f"{place}/{needed}")
+    for field in kept:
+        if field in _OF_TYPES and kind not in _OF_TYPES[field] and kept[field] is not None:
+            raise _wrong(f"'{field}' has no effect on a node of type '{kind}'", f"{place}/{field}")
+    if kept.get("name") == kept["agent"]:
+        kept.pop("name", None)
+    if (name := name_of_node(kept)) in RESERVED:
+        at = "name" if "name" in kept else "agent"
+        raise _wrong(f"'{name}' is reserved: give the node another 'name'", f"{place}/{at}")
+    return kept
+
+
+def _without_defaults(given: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the defaults, and the fields that are always stored."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name in _ALWAYS or (value is not None and value != shape.get(name))
+    }
+
+
+def _wrong(detail: str, pointer: str) -> InvalidInputError:
+    return InvalidInputError(detail, pointer=pointer)
+
+
+class _Checks:
+    """Checks of what a graph decides.
+
+    Attributes:
+        outputs: schema of the parsed output of each node that has one; ``None``: it has none. A
+            node that is not in it may have any.
+    """
+
+    def __init__(
+        self,
+        rules: GraphRules,
+        nodes: Sequence[Mapping[str, Any]],
+        schemas: Mapping[str, Mapping[str, Any] | None],
+    ) -> None:
+        self.rules = rules
+        self.nodes = nodes
+        self.outputs: dict[str, Mapping[str, Any] | None] = {}
+        for node, rule in zip(nodes, rules.nodes.values(), strict=True):
+            if rule.is_router:
+                targets = [edge.target for edge in rules.outgoing[rule.name]]
+                self.outputs[rule.name] = route_schema(targets)
+            elif rule.type == "human":
+                self.outputs[rule.name] = node["schema"]
+            elif rule.type == "tool":
+                if (schema := node["tool"].get("output_schema")) is not None:
+                    self.outputs[rule.name] = schema
+            elif rule.agent is not None and rule.agent in schemas:
+                self.outputs[rule.name] = schemas[rule.agent]
+
+    def refuse_wrong(self, edges: Sequence[Mapping[str, Any]]) -> None:
+        """Check conditions, routers, arguments, and that each node may run."""
+        output = self.rules.output
+        if output is not None and output not in self.rules.nodes:
+            raise _wrong(f"'{output}' is none of the graph's nodes", "/output")
+        checked = ConditionCheck(FEATURE, FEATURE_RULE)
+        for index, edge in enumerate(edges):
+            self._edge(edge, f"/edges/{index}")
+            if (when := edge.get("when")) is not None:
+                checked.condition(when, f"/edges/{index}/when")
+                self._compared(when, edge["source"], f"/edges/{index}/when")
+        for index, (node, rule) in enumerate(
+            zip(self.nodes, self.rules.nodes.values(), strict=True)
+        ):
+            if rule.is_router and len(self.rules.outgoing[rule.name]) < 2:
+                raise _wrong("a router needs two targets or more", f"/nodes/{index}/router")
+            self._arguments(rule.name, node.get("arguments", {}), f"/nodes/{index}/arguments")
+        self._refuse_unreachable()
+
+    def _edge(self, edge: Mapping[str, Any], place: str) -> None:
+        chosen = next((each for each in ("when", "else") if each in edge), None)
+        if chosen is None:
+            return
+        source = edge["source"]
+        siblings = [each for each in self.rules.outgoing[source] if each.target != edge["target"]]
+        if self.rules.nodes[source].is_router:
+            raise _wrong("a router's answer alone decides its edges", f"{place}/{chosen}")
+        if chosen == "when" and "else" in edge:
+            raise _wrong("an edge has either 'when' or 'else'", f"{place}/when")
+        if chosen == "else" and not siblings:
+            raise _wrong(f"'else' needs another edge of {source}", f"{place}/else")
+        if chosen == "else" and any(each.is_else for each in siblings):
+            raise _wrong(f"two edges of {source} have 'else'", f"{place}/else")
+        if chosen == "else" and any(each.when is None for each in siblings):
+            text = f"it is never taken: another edge of {source} has no 'when'"
+            raise _wrong(text, f"{place}/else")
+
+    def _compared(self, condition: Any, source: str, place: str) -> None:
+        """Check that the tests of a checked condition compare what its features have."""
+        for group in ("all", "any"):
+            for index, each in enumerate(condition.get(group, ())):
+                self._compared(each, source, f"{place}/{group}/{index}")
+        if "not" in condition:
+            self._compared(condition["not"], source, f"{place}/not")
+        if "feature" not in condition:
+            return
+        first, *path = condition["feature"].split(".")
+        kind, allowed = "text", ["completed", "failed"] if first == "status" else None
+        if first == "output_json":
+            schema = self._schema_at(source, path, f"{place}/feature")
+            named = schema.get("type")
+            kind = _KINDS.get(named, "") if isinstance(named, str) else ""
+            values = schema.get("enum")
+            allowed = values if isinstance(values, list) else None
+        elif first == "metadata":
+            return
+        op, value = condition["op"], condition.get("value")
+        if op == "exists" or not kind:
+            return
+        if op in ("lt", "le", "gt", "ge") and kind != "number":
+            raise _wrong(f"'{op}' compares numbers, and '{first}' is none there", f"{place}/op")
+        for each in value if op in ("in", "not_in") else [value]:
+            if kind != "list" and kind_of(each) != kind:
+                raise _wrong(f"the feature's type is {kind}", f"{place}/value")
+            if allowed is not None and op in _WHOLE and each not in allowed:
+                known = ", ".join(map(str, allowed[:20]))
+                raise _wrong(f"the feature's values are: {known}", f"{place}/value")
+
+    def _schema_at(self, node: str, path: Sequence[str], pointer: str) -> Mapping[str, Any]:
+        """Return the schema of a place in a node's parsed output; empty: anything."""
+        schema: Any = self.outputs.get(node, {})
+        if schema is None:
+            raise _wrong(f"the answer of '{node}' is text: its agent has no schema", pointer)
+        for step in path:
+            if not isinstance(schema, Mapping):
+                return {}
+            kind, known = schema.get("type"), schema.get("properties")
+            if kind == "array" and step.isdecimal():
+                schema = schema.get("items", {})
+            elif isinstance(known, Mapping) and step in known:
+                schema = known[step]
+            elif (kind in _KINDS and kind != "object") or (
+                isinstance(known, Mapping)
+                and not (schema.get("additionalProperties") or "patternProperties" in schema)
+            ):
+                raise _wrong(f"the schema of '{node}' has no '{step}' there", pointer)
+            else:
+                return {}
+        return schema if isinstance(schema, Mapping) else {}
+
+    def _arguments(self, name: str, arguments: Mapping[str, Any], place: str) -> None:
+        for argument, value in arguments.items():
+            if not is_reference(value):
+                continue
+            at, source = f"{place}/{argument}", value["from"]
+            if source == "run":
+                continue
+            below = source in self.rules.nodes and self.rules.below(source)
+            if not below or all(edge.target != name for edge in below):
+                raise _wrong(f"'{source}' is no node before '{name}'", f"{at}/from")
+            self._schema_at(source, steps_of(value.get("pointer", "")), f"{at}/pointer")
+
+    def _refuse_unreachable(self) -> None:
+        """Refuse nodes that need edges of which only one can be taken."""
+        needed: dict[str, dict[str, frozenset[str]]] = {}
+        numbers = {name: index for index, name in enumerate(self.rules.nodes)}
+        for name in _order(self.rules):
+            ways = [
+                _both(needed[edge.source], self._choice(edge)) for edge in self.rules.incoming[name]
+            ]
+            if not ways:
+                needed[name] = {}
+                continue
+            if self.rules.nodes[name].needs_all:
+                found: dict[str, frozenset[str]] | None = {}
+                for way in ways:
+                    found = None if found is None or way is None else _both(found, way)
+            else:
+                found = _any_of([way for way in ways if way is not None])
+            if found is None:
+                text = f"'{name}' can never run: its edges exclude each other"
+                raise _wrong(text, f"/nodes/{numbers[name]}")
+            needed[name] = found
+
+    def _choice(self, edge: EdgeRule) -> dict[str, frozenset[str]]:
+        """Return what an edge needs: the route of its router, or which side of an ``else``."""
+        source = edge.source
+        if self.rules.nodes[source].is_router and not self.rules.nodes[source].goes_on:
+            return {source: frozenset((edge.target,))}
+        if any(each.is_else for each in self.rules.outgoing[source]):
+            return {source: frozenset(("else" if edge.is_else else "when",))}
+        return {}
+
+
+def _order(rules: GraphRules) -> Iterable[str]:
+    """Return the nodes, each after those that it depends on."""
+    return TopologicalSorter(
+        {name: [edge.source for edge in edges] for name, edges in rules.incoming.items()}
+    ).static_order()
+
+
+_Needed = Mapping[str, frozenset[str]]
+"""Choices by source, one of which must have been made."""
+
+
+def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
+    """Return the choices with which both hold; ``None``: there are none."""
+    found = {**one, **other}
+    for each in one.keys() & other.keys():
+        found[each] = one[each] & other[each]
+    return found if all(found.values()) else None
+
+
+def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
+    """Return the choices with which one of several holds; ``None``: there are none."""
+    if not ways:
+        return None
+    common = set.intersection(*(set(way) for way in ways))
+    return {each: frozenset().union(*(way[each] for way in ways)) for each in common}
 
 
 def _has_cycle(edges: Iterable[tuple[str, str]]) -> bool:
@@ -79,7 +365,7 @@ def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CycleError, ConflictError: as :func:`normalised`.
     """
-    return normalised({**content, "edges": [*content["edges"], edge]})
+    return normalised({**content, "edges": [*content["edges"], edge]}, adds_nodes=True)
 
 
 def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str, Any]:

@@ -161,16 +161,22 @@ async def get(
 
 
 async def named(
-    connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, names: Sequence[str]
+    connection: AsyncConnection,
+    kind: DefinitionKind,
+    tenant_id: UUID,
+    names: Sequence[str],
+    *,
+    lock: bool = True,
 ) -> dict[str, Definition]:
-    """Return the current versions of those names that exist, and lock their rows."""
+    """Return the current versions of those names that exist; ``lock``: their rows, too."""
     table = kind.table.c
     query = (
         _current(kind)
         .where(table.tenant_id == tenant_id, table.name.in_(names), table.deleted_at.is_(None))
         .order_by(table.name)
-        .with_for_update(of=kind.table)
     )
+    if lock:
+        query = query.with_for_update(of=kind.table)
     return {row.name: _definition(row) for row in await connection.execute(query)}
 
 

@@ -197,6 +197,7 @@ def _sent_secrets(asked: Apply) -> Iterator[Sending]:
         ("providers", providers.sent_secrets),
         ("mcp_servers", servers.sent_secrets),
         ("agents", agents.sent_secrets),
+        ("graphs", graphs.sent_secrets),
     ):
         for number, body in enumerate(getattr(asked, section)):
             for each in of(body):
@@ -213,21 +214,27 @@ def _named(asked: Apply) -> Iterator[Place]:
             if isinstance(tool, McpToolDefinition):
                 yield f"{place}/tools/{index}/server", MCP_SERVERS, tool.server
     for number, graph in enumerate(asked.graphs):
-        place = f"/graphs/{number}"
-        for index, node in enumerate(graph.nodes):
-            at = f"{place}/nodes/{index}"
-            yield (
-                (at, AGENTS, node) if isinstance(node, str) else (f"{at}/agent", AGENTS, node.agent)
-            )
-        for pointer, name in _ends(number, graph):
-            if not graph.nodes:
-                yield pointer, AGENTS, name
+        yield from _named_by_graph(number, graph)
     for number, schedule in enumerate(asked.schedules):
         place = f"/schedules/{number}/run"
         if schedule.run.agent is not None:
             yield f"{place}/agent", AGENTS, schedule.run.agent
         if schedule.run.graph is not None:
             yield f"{place}/graph", GRAPHS, schedule.run.graph
+
+
+def _named_by_graph(number: int, graph: NewGraph) -> Iterator[Place]:
+    for index, node in enumerate(graph.nodes):
+        at = f"/graphs/{number}/nodes/{index}"
+        if isinstance(node, str):
+            yield at, AGENTS, node
+        elif node.agent is not None:
+            yield f"{at}/agent", AGENTS, node.agent
+        elif isinstance(node.tool, McpToolDefinition):
+            yield f"{at}/tool/server", MCP_SERVERS, node.tool.server
+    for pointer, name in _ends(number, graph):
+        if not graph.nodes:
+            yield pointer, AGENTS, name
 
 
 def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
@@ -239,7 +246,7 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
 def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
     """Yield ends of edges that are no nodes of a graph that lists its nodes."""
     for number, graph in enumerate(asked.graphs):
-        nodes = [node if isinstance(node, str) else node.agent for node in graph.nodes]
+        nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
             if nodes and name not in nodes:
                 yield pointer, f"'{name}' is none of the graph's nodes{_near(name, nodes)}"
@@ -272,6 +279,9 @@ async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
     for number, agent in enumerate(asked.agents):
         with _at("agents", number):
             await agents.check_patterns_of(service, tenant, agent)
+    for number, graph in enumerate(asked.graphs):
+        with _at("graphs", number):
+            await graphs.check_schemas_of(service, tenant, graph)
     for number, schedule in enumerate(asked.schedules):
         with _at("schedules", number):
             await check_schema(tenant, schedule.run.output_schema, "/run/output_schema")

@@ -1,42 +1,58 @@
 """Routes of graphs, their drawings and dry runs."""
 
 import asyncio
+from collections.abc import Mapping
 from datetime import datetime
 from hashlib import sha256
 from signal import SIGABRT, SIGKILL, SIGXCPU
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from cachetools import LRUCache
 from fastapi import Query, Request, Response
-from pydantic import ConfigDict, Field, field_validator
-from pydantic_core import from_json, to_json
+from pydantic import (
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, from_json, to_json
 
 from bottega.api.errors import problems
-from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, Part
+from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, MemoryMode, Name, Part
+from bottega.api.schemas.params import ClientToolDefinition, OutputSchemaField, ToolDefinition
 from bottega.api.schemas.parts import ShownCall
-from bottega.api.schemas.runs import Failure
+from bottega.api.schemas.runs import CostBudget, Failure
 from bottega.api.shared.definitions import (
     Caller,
     DefinitionName,
     DefinitionRoutes,
     IfMatch,
+    Sending,
     answer,
     if_match_version,
+    refuse_foreign,
 )
 from bottega.api.shared.deps import DefineTenant, ServiceDep, Tenant, Transaction
 from bottega.api.shared.processes import ProcessEndedError, Processes, TenantLimit
+from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.definitions import store
 from bottega.definitions.draw import command as draw_command
 from bottega.definitions.draw import draw, packed
 from bottega.definitions.graphs import MOST_NODES, normalised, to_graph, with_edge, without_edge
-from bottega.definitions.kinds import GRAPHS
+from bottega.definitions.kinds import AGENTS, GRAPHS
 from bottega.definitions.pinned import PinnedDefinitions, pins_of
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
+from bottega.json_schema.values import WHOLE
 from bottega.runs import read
+from bottega.tools.http import HttpToolDefinition
+from bottega.tools.mcp import McpToolDefinition
+from bottega.tools.people import ExpiresS
 
 Seconds = Annotated[
     float,
@@ -44,27 +60,127 @@ Seconds = Annotated[
 ]
 
 
-class Node(Part):
-    """An agent in the graph."""
+_Absent = Field(default=None, exclude_if=lambda value: value is None)
+_Code = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 
-    agent: Name
-    """Name of the agent."""
+
+class Retry(Part):
+    """New tries of a node that failed."""
+
+    max: Annotated[int, Field(ge=1, le=10), WHOLE]
+    """Tries after the first."""
+    backoff_s: Annotated[float, Field(ge=0, le=600)] = 1.0
+    """Seconds before each."""
+    on: Annotated[list[_Code], Field(min_length=1, max_length=20)] | None = None
+    """HTTP statuses as text, or error codes. Null: every error but bad requests."""
+
+
+class NodeBudget(Part):
+    """Limits on what a node and its sub-agents may spend; beyond, it fails."""
+
+    tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
+    """Input and output tokens together."""
+    cost: CostBudget | None = None
+    """Price of its model calls."""
+
+
+class Node(Part):
+    """A node of the graph: an agent, one call of a tool, or a question to people."""
+
+    model_config = ConfigDict(
+        serialize_by_alias=True,
+        json_schema_extra={
+            "examples": [
+                {"agent": "triage", "router": True},
+                {
+                    "name": "price",
+                    "type": "tool",
+                    "tool": {"type": "builtin", "name": "calculator"},
+                    "arguments": {"expression": {"from": "order", "pointer": "/sum"}},
+                },
+                {
+                    "name": "approve",
+                    "type": "human",
+                    "ask": "May we refund this order?",
+                    "schema": {"type": "object", "properties": {"refund": {"type": "boolean"}}},
+                },
+            ]
+        },
+    )
+
+    name: Name | None = None
+    """Name of the node, as edges and events have it; null: its agent's."""
+    type: Literal["agent", "tool", "human"] = "agent"
+    """Kind of the node."""
+    agent: Name | None = None
+    """Name of the agent; null: the node is none."""
     ttl_s: Seconds | None = None
+    join: Literal["any", "all"] = "any"
+    """It starts if any of its incoming edges is taken, or only if all are."""
+    on_error: Literal["fail", "continue"] = "fail"
+    """Its failure ends the run, or decides its edges by `status`."""
+    timeout_s: Annotated[float, Field(gt=0, le=604_800)] | None = _Absent
+    """Seconds for each try; people's time does not count."""
+    retry: Retry | None = _Absent
+    """New tries after a failure; null: none."""
+    memory: MemoryMode | None = _Absent
+    """In place of the agent's own use of memory."""
+    budget: NodeBudget | None = _Absent
+    """Limits on what it may spend; null: the run's alone."""
+    router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Its answer takes one of its edges: the agent gets a schema `{"route": TARGET}`."""
+    tool: ToolDefinition | None = _Absent
+    """What a node of type `tool` calls, as in an agent. Of an MCP server: one name in `tools`."""
+    arguments: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = _Absent
+    """Arguments of the call: values, or `{"from": NODE, "pointer": "/a/b"}` for a part of another
+    node's parsed output; NODE may be `run`, with `input` and `metadata`."""
+    ask: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = _Absent
+    """What a node of type `human` asks."""
+    schema_: OutputSchemaField | None = Field(
+        default=None, alias="schema", exclude_if=lambda value: value is None
+    )
+    """JSON Schema of people's answer, which is the node's parsed output."""
+    who: Literal["run", "approve", "user"] | None = _Absent
+    """Who may answer: keys with the scope `run` or `approve` (also null), only `approve`, or only
+    the run's own user."""
+    expires_s: ExpiresS | None = _Absent
+    """Seconds that people have; then the node fails with the code `expired`. Null: a week."""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.name is None and self.agent is not None:
+            object.__setattr__(self, "name", self.agent)  # it is frozen for all others
+        return self
+
+    @field_validator("tool")
+    @classmethod
+    def _of_the_service(cls, tool: Any) -> Any:
+        if isinstance(tool, ClientToolDefinition):
+            raise PydanticCustomError("tool", "a node calls no tool of the run's client")
+        if isinstance(tool, McpToolDefinition) and len(tool.tools or ()) != 1:
+            raise PydanticCustomError("tool", "name the one tool in 'tools'")
+        return tool
 
 
 class Edge(Part):
     """A dependency: the target receives the source's answer before its first model call."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"source": "requirements", "target": "designer"}]}
+        serialize_by_alias=True,
+        json_schema_extra={"examples": [{"source": "requirements", "target": "designer"}]},
     )
 
     source: Name
-    """Name of the agent whose answer flows."""
+    """Name of the node whose answer flows."""
     target: Name
-    """Name of the agent that receives the answer."""
+    """Name of the node that receives the answer."""
     policy: Literal["final_response_only", "tool_results", "full_history"] = "final_response_only"
     """Content that flows along the edge."""
+    when: dict[str, JsonValue] | None = _Absent
+    """Condition under which it is taken, as those of approvals. Features: `status`, `output` and
+    `output_json.NAME` of the source, `input` and `metadata.NAME` of the run."""
+    is_else: Annotated[bool, Field(alias="else", exclude_if=lambda value: not value)] = False
+    """It is taken if no other edge of its source is."""
 
 
 class GraphContent(Body):
@@ -76,11 +192,16 @@ class GraphContent(Body):
         }
     )
 
+    deep = frozenset({"nodes"})
+
     nodes: Annotated[list[Node | Name], Field(max_length=MOST_NODES)] = Field(default_factory=list)
-    """Agents, by name or with a time to live; those that only edges name may be left out."""
+    """Nodes; a text is an agent. Agents that only edges name may be left out, unless a node or an
+    edge decides something."""
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
     ttl_s: Seconds | None = None
     """Seconds until a publication of the graph's agents expires; null: never."""
+    output: Name | None = None
+    """The node whose answer is the run's; null: the sinks'."""
 
     @field_validator("nodes")
     @classmethod
@@ -126,6 +247,8 @@ class Graph(GraphSummary):
 
     nodes: list[Node]
     edges: list[Edge]
+    output: str | None = None
+    """The node whose answer is the run's; null: the sinks'."""
 
 
 class Order(Answer):
@@ -366,9 +489,47 @@ async def plan_of(
 NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
 
 
+def sent_secrets(body: GraphContent) -> list[Sending]:
+    """Return the secrets that a graph's tools send."""
+    return [
+        Sending(f"/nodes/{index}/tool/headers/{header}", secret, node.tool.origin)
+        for index, node in enumerate(body.nodes)
+        if isinstance(node, Node) and isinstance(node.tool, HttpToolDefinition)
+        for header, secret in node.tool.secrets.items()
+    ]
+
+
 async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
     """Check a graph, in a thread: thousands of edges take a tenth of a second."""
-    return await asyncio.to_thread(normalised, body.model_dump(exclude={"name"}))
+    content = body.model_dump(exclude={"name"}, by_alias=True)
+    await refuse_foreign(caller, sent_secrets(body))
+    schemas = await _answer_schemas(caller, content)
+    return await asyncio.to_thread(normalised, content, schemas)
+
+
+async def _answer_schemas(
+    caller: Caller, content: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any] | None]:
+    """Return the schemas of the answers of the graph's agents that exist, if it refers to any."""
+    asks = any("when" in edge for edge in content["edges"])
+    if not asks and all("arguments" not in node for node in content["nodes"]):
+        return {}
+    names = [node["agent"] for node in content["nodes"] if node["agent"] is not None]
+    names += [edge[end] for edge in content["edges"] for end in ("source", "target")]
+    found = await store.named(caller.tx, AGENTS, caller.tenant, names, lock=False)
+    return {name: each.content.get("output_schema") for name, each in found.items()}
+
+
+async def check_schemas_of(_: Service, tenant: UUID, body: GraphContent) -> None:
+    """Check the schemas of people's answers, and the patterns of tools."""
+    nodes = [(f"/nodes/{at}", each) for at, each in enumerate(body.nodes) if isinstance(each, Node)]
+    schemas = {f"{at}/schema": each.schema_ for at, each in nodes if each.schema_ is not None}
+    patterns = {
+        at: {f"{at}/tool{place}": text for place, text in each.tool.patterns.items()}
+        for at, each in nodes
+        if isinstance(each.tool, HttpToolDefinition)
+    }
+    await check_schemas(tenant, schemas, patterns)
 
 
 router = DefinitionRoutes(
@@ -378,6 +539,7 @@ router = DefinitionRoutes(
     output=Graph,
     summary=GraphSummary,
     prepare=prepare,
+    check=check_schemas_of,
 ).router()
 
 
@@ -399,7 +561,7 @@ async def add_edge(
 ) -> Any:
     expected = if_match_version(if_match)
     current = await store.get(tx, GRAPHS, tenant, name, lock=True)
-    content = with_edge(current.content, body.model_dump())
+    content = with_edge(current.content, body.model_dump(by_alias=True))
     return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
 
 

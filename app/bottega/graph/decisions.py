@@ -1,0 +1,351 @@
+"""Decisions in a graph that runs by itself: which nodes run, and which edges are taken. Pure.
+
+:class:`GraphCourse` holds the states of a run's nodes and edges. Each new fact, a node's end, is
+given to it, and it returns what follows: decided edges, nodes that are skipped, nodes that may
+start. It needs neither database nor event loop; the engine, dry runs and tests call it.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Self
+
+from bottega.conditions import Condition, holds
+
+NodeType = Literal["agent", "tool", "human"]
+NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped"]
+EdgeKey = tuple[str, str]
+"""Source and target of an edge."""
+
+_MOST_REASONS = 3
+_NEW_IN_NODES = frozenset(
+    ("name", "type", "join", "on_error", "router", "timeout_s", "retry", "budget", "success_check")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRule:
+    """What decides about a node.
+
+    Attributes:
+        agent: of a node of type ``agent``.
+        needs_all: it starts only if all its incoming edges are taken, not any.
+        goes_on: its failure does not end the run.
+        is_router: its answer ``{"route": TARGET}`` takes one edge.
+    """
+
+    name: str
+    type: NodeType = "agent"
+    agent: str | None = None
+    needs_all: bool = False
+    goes_on: bool = False
+    is_router: bool = False
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Self:
+        """Read a node of a stored definition."""
+        return cls(
+            name_of_node(node),
+            node.get("type", "agent"),
+            node.get("agent"),
+            node.get("join") == "all",
+            node.get("on_error") == "continue",
+            bool(node.get("router")),
+        )
+
+
+def name_of_node(node: Mapping[str, Any]) -> str:
+    """Return a node's name: its own, or its agent's."""
+    name: str = node.get("name") or node["agent"]
+    return name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeRule:
+    """What decides about an edge: a condition, that no other edge is taken, or nothing."""
+
+    source: str
+    target: str
+    when: Condition | None = None
+    is_else: bool = False
+
+    @classmethod
+    def of(cls, edge: Mapping[str, Any]) -> Self:
+        """Read an edge of a stored definition."""
+        return cls(edge["source"], edge["target"], edge.get("when"), bool(edge.get("else")))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRules:
+    """The nodes and edges of a graph, as decisions need them.
+
+    Attributes:
+        nodes: by name, as defined.
+        incoming, outgoing: the edges of each node, as defined.
+        output: the node whose answer is the run's; ``None``: the sinks'.
+        is_plain: nothing is decided in it: each node runs once all its sources have answered.
+    """
+
+    nodes: Mapping[str, NodeRule]
+    incoming: Mapping[str, Sequence[EdgeRule]]
+    outgoing: Mapping[str, Sequence[EdgeRule]]
+    output: str | None
+    is_plain: bool
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """Read a stored definition, see :func:`bottega.definitions.graphs.normalised`."""
+        nodes = {rule.name: rule for rule in map(NodeRule.of, content["nodes"])}
+        incoming: dict[str, list[EdgeRule]] = {name: [] for name in nodes}
+        outgoing: dict[str, list[EdgeRule]] = {name: [] for name in nodes}
+        for edge in map(EdgeRule.of, content["edges"]):
+            outgoing[edge.source].append(edge)
+            incoming[edge.target].append(edge)
+        return cls(nodes, incoming, outgoing, content.get("output"), is_plain(content))
+
+    @property
+    def answering(self) -> Sequence[str]:
+        """The nodes whose answers are the run's: the chosen one, or the sinks."""
+        if self.output is not None:
+            return (self.output,)
+        return [name for name, edges in self.outgoing.items() if not edges]
+
+    def below(self, name: str) -> Iterator[EdgeRule]:
+        """Yield the edges that lead on from a node, nearest first; each target once."""
+        seen, waiting = {name}, deque([name])
+        while waiting:
+            for edge in self.outgoing[waiting.popleft()]:
+                if edge.target not in seen:
+                    seen.add(edge.target)
+                    waiting.append(edge.target)
+                    yield edge
+
+
+def is_plain(content: Mapping[str, Any]) -> bool:
+    """Return true for a definition that has nothing to decide, and only agents."""
+    return (
+        content.get("output") is None
+        and all(_NEW_IN_NODES.isdisjoint(node) for node in content["nodes"])
+        and all("when" not in edge and "else" not in edge for edge in content["edges"])
+    )
+
+
+class NodeEnd(NamedTuple):
+    """The fact that a node has ended.
+
+    Attributes:
+        output: its text.
+        output_json: its answer, parsed, if it has a schema.
+    """
+
+    name: str
+    is_failed: bool = False
+    output: str | None = None
+    output_json: Any = None
+
+
+class EdgeDecided(NamedTuple):
+    """An edge is taken, or not."""
+
+    source: str
+    target: str
+    taken: bool
+    reason: str
+
+
+class NodeSkipped(NamedTuple):
+    """A node does not run; ``source`` is the node that decided it."""
+
+    name: str
+    reason: str
+    source: str
+
+
+class NodeReady(NamedTuple):
+    """A node may start now."""
+
+    name: str
+
+
+Decision = EdgeDecided | NodeSkipped | NodeReady
+
+
+@dataclass(slots=True)
+class GraphCourse:
+    """The states of a run's nodes and edges.
+
+    Attributes:
+        about: the run's ``input``, a text, and ``metadata``, for conditions.
+        recorded: decisions of earlier attempts, which hold.
+        statuses: of nodes, by name.
+        taken: decided edges.
+    """
+
+    rules: GraphRules
+    about: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[EdgeKey, bool] = field(default_factory=dict)
+    statuses: dict[str, NodeStatus] = field(default_factory=dict)
+    taken: dict[EdgeKey, bool] = field(default_factory=dict)
+    _why_not: defaultdict[str, list[EdgeDecided]] = field(default_factory=lambda: defaultdict(list))
+
+    def begin(self) -> list[Decision]:
+        """Return the nodes that depend on no other."""
+        self.statuses = dict.fromkeys(self.rules.nodes, "pending")
+        return [self._start(name) for name, edges in self.rules.incoming.items() if not edges]
+
+    def end(self, end: NodeEnd) -> list[Decision]:
+        """Return what follows from a node's end, in order."""
+        self.statuses[end.name] = "failed" if end.is_failed else "completed"
+        decisions: list[Decision] = []
+        waiting: deque[EdgeDecided] = deque(self._edges_of(end))
+        if end.is_failed and not self.rules.nodes[end.name].goes_on:
+            for edge in self.rules.below(end.name):
+                if self.statuses[edge.target] == "pending":
+                    how = "failed" if edge.source == end.name else "was skipped"
+                    skipped = NodeSkipped(edge.target, f"{edge.source} {how}", edge.source)
+                    decisions.append(skipped)
+                    waiting += self._skip(edge.target)
+        while waiting:
+            edge_decided = waiting.popleft()
+            decisions.append(edge_decided)
+            target = edge_decided.target
+            self.taken[edge_decided.source, target] = edge_decided.taken
+            if not edge_decided.taken:
+                self._why_not[target].append(edge_decided)
+            if (decision := self._node_decision(target)) is None:
+                continue
+            decisions.append(decision)
+            if isinstance(decision, NodeSkipped):
+                waiting += self._skip(target)
+        return decisions
+
+    def _start(self, name: str) -> NodeReady:
+        self.statuses[name] = "running"
+        return NodeReady(name)
+
+    def _skip(self, name: str) -> Iterable[EdgeDecided]:
+        """Skip a node; return its edges, none of which is taken."""
+        self.statuses[name] = "skipped"
+        reason = f"{name} was skipped"
+        return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
+
+    def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
+        """Return if a node starts or is skipped; ``None``: it is known, or not yet."""
+        incoming = self.rules.incoming[name]
+        found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
+        if self.statuses[name] != "pending" or None in found:
+            return None
+        if all(found) if self.rules.nodes[name].needs_all else any(found):
+            return self._start(name)
+        against = self._why_not[name]
+        reasons = dict.fromkeys(edge.reason for edge in against)
+        return NodeSkipped(name, "; ".join([*reasons][:_MOST_REASONS]), against[0].source)
+
+    def _edges_of(self, end: NodeEnd) -> list[EdgeDecided]:
+        """Decide the edges of a node that has ended."""
+        rule, edges = self.rules.nodes[end.name], self.rules.outgoing[end.name]
+        if end.is_failed and not rule.goes_on:
+            return [self._decided(edge, False, f"{end.name} failed") for edge in edges]
+        if rule.is_router and not end.is_failed:
+            route = end.output_json["route"]
+            reason = f"{end.name} chose {route}"
+            return [self._decided(edge, edge.target == route, reason) for edge in edges]
+        how = "failed, and the run goes on" if end.is_failed else "completed"
+        decided = {
+            edge: self._decided(edge, True, f"{end.name} {how}")
+            if edge.when is None
+            else self._by_condition(edge, edge.when, end)
+            for edge in edges
+            if not edge.is_else
+        }
+        others = any(each.taken for each in decided.values())
+        which = "another edge" if others else "no other edge"
+        return [
+            self._decided(edge, not others, f"{which} of {end.name} was taken")
+            if edge.is_else
+            else decided[edge]
+            for edge in edges
+        ]
+
+    def _by_condition(self, edge: EdgeRule, when: Condition, end: NodeEnd) -> EdgeDecided:
+        taken = self.recorded.get((edge.source, edge.target))
+        if taken is None:
+            taken = holds(when, lambda feature: self._feature(feature, end))
+        said = "holds" if taken else "does not hold"
+        return self._decided(edge, taken, f"the condition on {edge.source} {said}")
+
+    def _feature(self, feature: str, end: NodeEnd) -> Any:
+        """Return the value of a condition's feature; ``None``: it is absent."""
+        first, *path = feature.split(".")
+        match first:
+            case "status":
+                return "failed" if end.is_failed else "completed"
+            case "output":
+                return end.output
+            case "output_json":
+                found = end.output_json
+            case _:
+                found = self.about.get(first)
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    def _decided(self, edge: EdgeRule, taken: bool, reason: str) -> EdgeDecided:
+        taken = self.recorded.get((edge.source, edge.target), taken)
+        return EdgeDecided(edge.source, edge.target, taken, reason)
+
+
+def route_schema(targets: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON Schema of a router's answer. Models' servers take only objects."""
+    route = {"type": "string", "enum": list(targets)}
+    reason = {"type": "string", "description": "Why, in one sentence."}
+    return {
+        "type": "object",
+        "properties": {"route": route, "reason": reason},
+        "required": ["route"],
+        "additionalProperties": False,
+    }
+
+
+class MissingArgumentError(Exception):
+    """A tool node's argument refers to a value that does not exist; the text names its pointer."""
+
+
+def is_reference(value: Any) -> bool:
+    """Return true for an argument ``{"from": NODE, "pointer": "/a/b"}``."""
+    return isinstance(value, Mapping) and "from" in value and value.keys() <= {"from", "pointer"}
+
+
+def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool node's arguments, with values in place of references.
+
+    Args:
+        outputs: the parsed output of each node that has one, and ``run``.
+
+    Raises:
+        MissingArgumentError: a reference leads to nothing.
+    """
+    return {
+        name: _referred(value, outputs) if is_reference(value) else value
+        for name, value in arguments.items()
+    }
+
+
+def _referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+    node, pointer = reference["from"], reference.get("pointer", "")
+    found = outputs.get(node)
+    for step in steps_of(pointer):
+        if isinstance(found, Mapping):
+            found = found.get(step)
+        elif isinstance(found, Sequence) and not isinstance(found, str) and step.isdecimal():
+            found = found[int(step)] if int(step) < len(found) else None
+        else:
+            found = None
+    if found is None:
+        raise MissingArgumentError(f"there is nothing at {pointer or 'the root'} of {node}")
+    return found
+
+
+def steps_of(pointer: str) -> list[str]:
+    """Return the steps of a JSON Pointer (RFC 6901)."""
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
