@@ -637,6 +637,9 @@ CREATE TABLE interrupts (
     reason text,
     -- The MCP server that asks; null: the agent.
     server text,
+    -- The node of a graph that asks, and who may answer it: run, approve or user; null: a tool call.
+    node text,
+    who text,
     created_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     resolved_at timestamptz,

@@ -113,7 +113,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, NodeEnd], list[in
     ends: dict[str, NodeEnd] = {}
     for number, name in enumerate(names):
         targets = [each for each in names[number + 1 :] if draw(st.booleans())]
-        node = {"agent": name, "ttl_s": None}
+        node: dict[str, Any] = {"agent": name, "ttl_s": None}
         node |= {"join": draw(st.sampled_from(["any", "all"]))}
         node |= {"on_error": draw(st.sampled_from(["fail", "continue", "continue"]))}
         output: dict[str, Any] | None = {"n": draw(st.integers(0, 4))}
@@ -125,9 +125,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, NodeEnd], list[in
             edge: dict[str, Any] = {"source": name, "target": target}
             if kind == "else" and len(targets) > 1 and index == 0:
                 edge["else"] = True
-            elif kind == "else" and len(targets) > 1:
-                edge["when"] = draw(_conditions)
-            elif kind == "when" and draw(st.booleans()):
+            elif (kind == "else" and len(targets) > 1) or (kind == "when" and draw(st.booleans())):
                 edge["when"] = draw(_conditions)
             edges.append(edge)
         nodes.append(node)

@@ -91,6 +91,8 @@ class Interrupt:
         schema: JSON Schema of the answer, or of an approval's arguments.
         reason: why an approval is needed.
         server: the MCP server that asks; ``None``: the agent does.
+        node: the node of a graph that asks; ``None``: a tool call does.
+        who: of a node: who may answer, ``run``, ``approve`` or ``user``.
         number: of a tool's own question: the first of a call is 1; 0: the call itself asks.
     """
 
@@ -101,6 +103,8 @@ class Interrupt:
     server: str | None = None
     expires_s: float = EXPIRES_S
     number: int = 0
+    node: str | None = None
+    who: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class Recall:
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
         if graph is None or agent_id is None:
             return []
-        direct = set(graph.predecessors(agent_id))
+        direct = graph.direct_sources(agent_id)
         pulled = graph.pull_for_indirect(agent_id, query.recorder.sources_of(query))
         items = [item for item in pulled if item.source_id not in direct]
         if not items:
@@ -310,7 +310,7 @@ class AncestorRecall:
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
         if graph is None or agent_id is None:
             return []
-        direct = set(graph.predecessors(agent_id))
+        direct = graph.direct_sources(agent_id)
         pulled = graph.pull_for_indirect(agent_id, query.recorder.sources_of(query))
         found = {item.source_id: item for item in pulled if item.source_id not in direct}
         items = [found[source] for source in graph.get_topological_order(found)]

@@ -276,7 +276,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "replace_mcp_server": f"{_SECRETS} {_STORES} egress_forbidden exists unknown_command",
     "replace_provider": f"{_SECRETS} {_STORES} egress_forbidden exists",
     "replace_schedule": f"{_RUNS} {_PATTERNS} too_many",
-    "resolve_interrupt": f"{_OWNED} cancelled expired resolved",
+    "resolve_interrupt": f"{_OWNED} cancelled expired not_the_user resolved",
     "retry_run": f"{_RUNS} {_ONCE} child_run not_final",
     "rotate_webhook_secret": "too_many",
     "search_episodes": "user_required",

@@ -155,7 +155,7 @@ run_waits = _table("run_waits", uuid="tenant_id run_id", text="reason", time="si
 interrupts = _table(
     "interrupts",
     uuid="tenant_id id run_id task_id",
-    text="agent kind status tool tool_call_id question reason server",
+    text="agent kind status tool tool_call_id question reason server node who",
     number="call",
     json="arguments schema resolved_by resolution",
     time="created_at expires_at resolved_at",

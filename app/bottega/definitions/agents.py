@@ -150,11 +150,13 @@ async def exposed_inputs(
 async def first_subagents(
     connection: AsyncConnection, tenant_id: UUID, pinned: Mapping[str, Any], agent: str | None
 ) -> dict[str, Any] | None:
-    """Return the ``subagents`` of a run's first agent: ``agent``, else its graph's first node."""
+    """Return the ``subagents`` of a run's first agent: ``agent``, else its graph's first one."""
     if agent is None:
         name, number = pinned["graph"]["name"], pinned["graph"]["version"]
         nodes = await _defined(connection, graph_versions, tenant_id, name, number, "nodes")
-        agent = nodes[0]["agent"]
+        agent = next((node["agent"] for node in nodes if node["agent"] is not None), None)
+        if agent is None:
+            return None
     number = pinned["agents"][agent]
     subagents: dict[str, Any] | None = await _defined(
         connection, agent_versions, tenant_id, agent, number, "subagents"

@@ -14,6 +14,7 @@ from bottega.graph.decisions import (
     GraphRules,
     is_plain,
     is_reference,
+    label_of,
     name_of_node,
     route_schema,
     steps_of,
@@ -53,7 +54,7 @@ def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
     """Build the graph of a definition, without publications.
 
     Args:
-        content: as :func:`normalised` returns it.
+        content: as :func:`normalised` returns it; with ``reason`` in nodes that were skipped.
 
     Raises:
         CycleError: its edges form a cycle.
@@ -67,6 +68,13 @@ def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
             for edge in content["edges"]
         ]
     )
+    graph.relays = frozenset(name_of_node(node) for node in content["nodes"] if node.get("router"))
+    for edge in content["edges"]:
+        if (label := label_of(edge)) is not None:
+            graph.labels[edge["source"], edge["target"]] = label
+    for node in content["nodes"]:
+        if node.get("reason") is not None:
+            graph.skipped[name_of_node(node)] = node["reason"]
     return graph
 
 

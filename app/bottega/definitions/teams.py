@@ -51,7 +51,7 @@ class BuiltTeam:
 async def build_team(
     definitions: Definitions,
     graph: SharedMemoryGraph | None,
-    roots: Sequence[str],
+    roots: Mapping[str, str],
     equip: Equip,
     *,
     with_async: bool,
@@ -59,7 +59,7 @@ async def build_team(
     """Build agents with their sub-agents; a large team lets other tasks go on meanwhile.
 
     Args:
-        roots: names of the agents to build.
+        roots: the agents to build, by the name of each: its own, or that of its node.
         with_async: asynchronous sub-agents are supported.
 
     Raises:
@@ -102,7 +102,11 @@ async def build_team(
         await rest()
         return agent
 
-    built = {name: await create(name) for name in roots}
+    built: dict[str, BaseAgent] = {}
+    for root, name in roots.items():
+        built[root] = await create(name)
+        if root != name:
+            built[root].agent_id = root
     return BuiltTeam(members, built, factory.warnings)
 
 

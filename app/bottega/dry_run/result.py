@@ -27,6 +27,15 @@ from bottega.agents.tools import success_result
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import BuiltTeam, build_team
 from bottega.errors import BottegaError
+from bottega.graph.decisions import (
+    Decision,
+    EdgeDecided,
+    GraphCourse,
+    GraphRules,
+    NodeEnd,
+    NodeReady,
+    NodeSkipped,
+)
 from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
 from bottega.llm.demo_model.rules import Answer, decide, json_object, text_of, usage
 from bottega.llm.dialects.chat import chat
@@ -229,7 +238,7 @@ class NotCalled(ToolBase):
 async def team_of(
     definitions: Mapping[str, Mapping[str, Any]],
     graph: SharedMemoryGraph,
-    roots: Sequence[str],
+    roots: Mapping[str, str],
     registry: SubagentRegistry,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> BuiltTeam:
@@ -317,24 +326,27 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
             and the ``input``.
     """
     graph = to_graph(plan["content"])
-    roots = [plan["agent"]] if plan["agent"] else graph.get_topological_order()
+    rules = GraphRules.of(plan["content"])
+    agents = {name: rule.agent for name, rule in rules.nodes.items() if rule.agent is not None}
+    roots = {plan["agent"]: plan["agent"]} if plan["agent"] else agents
     notes = Notes()
+    course = GraphCourse(rules, {"input": plan["input"]})
     async with SubagentRegistry() as registry:
         try:
             team = await team_of(
                 plan["agents"], graph, roots, registry, plan.get("mcp_servers", {})
             )
         except BottegaError as refused:
-            return _answer(plan, graph, None, notes, refused.detail)
+            return _answer(plan, graph, None, notes, refused.detail, course)
         try:
             if plan["agent"]:
                 error = await _ask(notes, team.roots[plan["agent"]], plan["input"])
             else:
-                error = await _ask_all(notes, graph, team, plan["input"])
+                error = await _ask_all(notes, graph, team, plan, course)
         except TooMuchError as reason:
             notes.warnings.append(("dry_run_cut", str(reason)))
             error = str(reason)
-    return _answer(plan, graph, team, notes, error)
+    return _answer(plan, graph, team, notes, error, course)
 
 
 async def _ask(notes: Notes, agent: BaseAgent, question: str) -> str | None:
@@ -343,18 +355,46 @@ async def _ask(notes: Notes, agent: BaseAgent, question: str) -> str | None:
 
 
 async def _ask_all(
-    notes: Notes, graph: SharedMemoryGraph, team: BuiltTeam, question: str
+    notes: Notes,
+    graph: SharedMemoryGraph,
+    team: BuiltTeam,
+    plan: Mapping[str, Any],
+    course: GraphCourse,
 ) -> str | None:
-    """Ask all agents in the graph's order; return the text of the first failure."""
-    failed: dict[str, str] = {}
-    for name in graph.get_topological_order():
-        missing = next((each for each in graph.predecessors(name) if each in failed), None)
-        if missing is not None:
-            note = notes.add(name, question)
-            note.error = failed[name] = f"skipped, because {missing} has no answer"
-        elif error := await _ask(notes, team.roots[name], question):
-            failed[name] = error
-    return next((f"{name}: {error}" for name, error in failed.items()), None)
+    """Ask the agents in the graph's order; return the text of the first failure.
+
+    Tools are not called and people are not asked: what follows sees no answer of them.
+    """
+    number = {name: index for index, name in enumerate(graph.get_topological_order())}
+    waiting: list[Decision] = course.begin()
+    first: str | None = None
+    while waiting:
+        waiting.sort(key=lambda each: number[each.name] if isinstance(each, NodeReady) else -1)
+        decision = waiting.pop(0)
+        if isinstance(decision, EdgeDecided):
+            if not decision.taken:
+                graph.close_edge(decision.source, decision.target)
+        elif isinstance(decision, NodeSkipped):
+            if course.rules.is_plain:
+                note = notes.add(decision.name, plan["input"])
+                note.error = f"skipped, because {decision.source} has no answer"
+        else:
+            end, error = await _end_of(notes, team, plan["input"], decision.name)
+            waiting += course.end(end)
+            if error is not None and not course.rules.nodes[end.name].goes_on:
+                first = first or f"{end.name}: {error}"
+    return first
+
+
+async def _end_of(
+    notes: Notes, team: BuiltTeam, question: str, name: str
+) -> tuple[NodeEnd, str | None]:
+    """Ask a node's agent; return its end, and the text of its failure."""
+    if name not in team.roots:
+        return NodeEnd(name, output=NOT_CALLED), None
+    answer = await team.roots[name].execute_query_async(question, recorder=notes)
+    is_failed = answer.error is not None
+    return NodeEnd(name, is_failed, answer.content, answer.output_json), answer.error
 
 
 def _answer(
@@ -363,6 +403,7 @@ def _answer(
     team: BuiltTeam | None,
     notes: Notes,
     error: str | None,
+    course: GraphCourse,
 ) -> bytes:
     members = () if team is None else team.members
     tools = {member.agent.agent_id: tools_of(member.agent) for member in members}
@@ -373,11 +414,15 @@ def _answer(
         "mode": "orchestrated" if plan["agent"] else "dag",
         "agent": plan["agent"],
         "levels": levels(graph),
+        "nodes": [
+            {"name": name, "status": status, "reason": course.reasons.get(name)}
+            for name, status in course.statuses.items()
+        ],
         "agents": [
             {"agent": name, "version": version, "tools": tools.get(name, [])}
             for name, version in plan["versions"].items()
         ],
-        "output": _output(plan["agent"], graph, notes),
+        "output": _output(plan["agent"], course.rules, notes),
         "error": error,
         "warnings": [{"code": code, "message": text} for code, text in warnings],
     }
@@ -388,15 +433,15 @@ def _answer(
     return to_json(cut(whole, longest) | {"longest_text": longest})
 
 
-def _output(agent: str | None, graph: SharedMemoryGraph, notes: Notes) -> str | dict[str, str]:
-    """Return the text of the root, or of the only sink, or the texts by sink."""
+def _output(agent: str | None, rules: GraphRules, notes: Notes) -> str | dict[str, str]:
+    """Return the text of the root, or of the only answering node, or the texts by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
-    sinks = [name for name in graph.nodes if not graph.successors(name) and name in first]
-    if len(sinks) == 1:
-        return first[sinks[0]].output
-    return {name: first[name].output for name in sinks}
+    ran = [name for name in rules.answering if name in first]
+    if len(rules.answering) == 1:
+        return first[ran[0]].output if ran else ""
+    return {name: first[name].output for name in ran}
 
 
 def levels(graph: SharedMemoryGraph) -> list[list[str]]:

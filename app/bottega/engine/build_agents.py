@@ -30,6 +30,7 @@ from bottega.definitions.teams import Definitions, Member, build_team
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.mcp import McpAccess, McpSession, mcp_tools
 from bottega.errors import InvalidInputError
+from bottega.graph.decisions import GraphRules, name_of_node, route_schema
 from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
@@ -89,11 +90,16 @@ class Team:
     Attributes:
         agents: the root alone; in a DAG, one per node of the graph.
         graph: the run's own copy, or ``None``.
+        rules, nodes, numbers: of a DAG: what decides in it, its nodes' definitions, and their
+            places in the order of dependency, by name.
         warnings: (code, message) pairs.
     """
 
     agents: dict[str, BaseAgent]
     graph: SharedMemoryGraph | None
+    rules: GraphRules | None = None
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[tuple[str, str]] = ()
 
 
@@ -105,6 +111,8 @@ class CompiledTeam:
         members: all its agents, sub-agents first.
         tools: those that send secrets.
         roots: as :attr:`Team.agents`.
+        callers: stand-ins for the nodes of a DAG that are no agents, with the tool of each.
+        rules, nodes, numbers: as :attr:`Team.rules`.
         definitions, providers, mcp_servers, structure: of the agents, the tenant's model servers,
             its MCP servers and the graph, to compare them with those of a run.
     """
@@ -118,6 +126,10 @@ class CompiledTeam:
     roots: Mapping[str, BaseAgent]
     graph: SharedMemoryGraph | None
     warnings: Sequence[tuple[str, str]]
+    callers: Mapping[str, BaseAgent] = field(default_factory=dict)
+    rules: GraphRules | None = None
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def team(
         self,
@@ -148,13 +160,8 @@ class CompiledTeam:
                 defined = member.definition["subagents"]
                 use_defined_subagents(agent, registry, children, defined, dependencies.helped)
             if recall := member.definition["recall"]:
-                everything = recall["mode"] == "ancestors"
-                agent.recall = (
-                    AncestorRecall()
-                    if everything
-                    else _recall(dependencies.embedder(run.tenant_id), recall["k"])
-                )
-            if changed := run.overrides.get(agent.agent_id or agent.agent_name):
+                agent.recall = _recall(recall, partial(dependencies.embedder, run.tenant_id))
+            if changed := run.overrides.get(agent.agent_name):
                 _override(agent, member.definition, changed)
             own = set(map(id, agent.registered_tools))
             for configure in dependencies.configure:
@@ -163,11 +170,12 @@ class CompiledTeam:
             if rule is not None and (approval := approval_of(rule)):
                 _approve_others(agent, own, approval)
         roots = {name: copy_of(agent) for name, agent in self.roots.items()}
-        if run.output_schema is not None:
-            for agent in _answering(roots, graph if run.mode == "dag" else None):
-                agent.output = answer_schema(run.output_schema)
+        _set_schema(run.output_schema, roots, self.rules)
         everybody = [copy_of(member.agent) for member in self.members]
-        return Team(roots, graph, [*self.warnings, *_of_patterns(everybody)])
+        for name, caller in self.callers.items():
+            roots[name] = _own_caller(caller, graph, session)
+        warnings = [*self.warnings, *_of_patterns(everybody)]
+        return Team(roots, graph, self.rules, self.nodes, self.numbers, warnings)
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
@@ -183,10 +191,15 @@ def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
             yield "pattern_unchecked", f"the agent '{name}' {told}: {', '.join(places[:10])}"
 
 
-def _recall(embedder: "Embedder", k: int) -> Recall:
+def _recall(
+    defined: Mapping[str, Any], embedder_of: "Callable[[], Embedder]"
+) -> AncestorRecall | Recall:
+    if defined["mode"] == "ancestors":
+        return AncestorRecall()
     from bottega.memory.text.embeddings import chance
 
-    return Recall(embedder, k, floor=chance(embedder).floor)
+    embedder = embedder_of()
+    return Recall(embedder, defined["k"], floor=chance(embedder).floor)
 
 
 async def compiled(
@@ -202,17 +215,31 @@ async def compiled(
     """
     graph = None if run.graph is None else to_graph(run.graph)
     in_dag = run.mode == "dag" and graph is not None
-    names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
+    rules, nodes, numbers = None, {}, {}
+    names = {run.first: run.first}
+    if in_dag and graph is not None and run.graph is not None:
+        rules = GraphRules.of(run.graph)
+        nodes = {name_of_node(node): node for node in run.graph["nodes"]}
+        numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
+        names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}
 
     async def equip(
         name: str, definition: Mapping[str, Any]
     ) -> tuple[LLMProvider, Sequence[ToolBase]]:
-        is_called = name not in names or run.parent_task is not None
+        is_called = name not in names.values() or run.parent_task is not None
         models = await dependencies.models_for(run, definition, is_called=is_called)
         return models, _tools(run, definition, dependencies)
 
     built = await build_team(run.agents, graph, names, equip, with_async=with_async)
-    tools = [tool for member in built.members for tool in _sending(member.agent)]
+    callers = {
+        name: _caller(run, name, node, dependencies)
+        for name, node in nodes.items()
+        if node.get("agent") is None
+    }
+    agents = [*(member.agent for member in built.members), *callers.values()]
+    tools = [tool for agent in agents for tool in _sending(agent)]
+    if rules is not None:
+        _let_route(rules, built.roots)
     return CompiledTeam(
         run.agents,
         run.providers,
@@ -223,7 +250,44 @@ async def compiled(
         built.roots,
         graph,
         built.warnings,
+        callers,
+        rules,
+        nodes,
+        numbers,
     )
+
+
+def _own_caller(
+    caller: BaseAgent, graph: SharedMemoryGraph | None, session: McpSession | None
+) -> BaseAgent:
+    """Return a run's own copy of a stand-in."""
+    own = caller.copy_for_call()
+    own.memory_graph = graph
+    if session is not None:
+        own.registered_tools = [session.own(tool) for tool in own.registered_tools]
+    return own
+
+
+def _let_route(rules: GraphRules, roots: Mapping[str, BaseAgent]) -> None:
+    """Give routers the schema of their answers: the name of one of their targets."""
+    for name, rule in rules.nodes.items():
+        if rule.is_router:
+            targets = [edge.target for edge in rules.outgoing[name]]
+            roots[name].output = answer_schema(route_schema(targets))
+
+
+def _caller(
+    run: ClaimedRun, name: str, node: Mapping[str, Any], dependencies: AgentDependencies
+) -> BaseAgent:
+    """Return a stand-in for a node that is no agent; ``agent_name`` is empty in the log."""
+    caller = BaseAgent("")
+    caller.agent_name, caller.agent_id = "", name
+    if (tool := node.get("tool")) is not None:
+        caller.registered_tools = _tools(run, {"tools": [tool]}, dependencies)
+        for made in caller.registered_tools:
+            if (limit := node.get("timeout_s")) is not None:
+                made.timeout_s = min(limit, made.timeout_s or limit)
+    return caller
 
 
 def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
@@ -334,13 +398,15 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
     agent.params = params
 
 
-def _answering(
-    roots: Mapping[str, BaseAgent], graph: SharedMemoryGraph | None
-) -> Iterator[BaseAgent]:
-    """Yield the agents whose answer is the run's: the root, or a DAG's sinks."""
+def _set_schema(
+    schema: Mapping[str, Any] | None, roots: Mapping[str, BaseAgent], rules: GraphRules | None
+) -> None:
+    """Set the schema of the agents whose answer is the run's: the root, or answering nodes."""
+    if schema is None:
+        return
     for name, agent in roots.items():
-        if graph is None or not graph.successors(name):
-            yield agent
+        if rules is None or name in rules.answering:
+            agent.output = answer_schema(schema)
 
 
 def _tools(

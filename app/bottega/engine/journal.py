@@ -66,6 +66,7 @@ _STARTS = frozenset(
         EventType.CONTEXT_RECALLED,
         EventType.ANSWER_REJECTED,
         EventType.WARNING,
+        EventType.NODE_STARTED,
     )
 )
 """Events that need no early commit: a resumed run writes them again."""
@@ -491,7 +492,7 @@ class TaskPlace:
     Attributes:
         task_id: ``None`` for the root, which has no row.
         parent_id: ``None`` for the root and its tasks.
-        agent: the agent's name in the log.
+        agent: the agent's name in the log; empty: it is none.
         depth: 0 for the root's tasks; ``None`` for the root.
     """
 
@@ -559,7 +560,7 @@ def is_answered(query: Query, response: AssistantResponse) -> bool:
         return False
     graph = query.agent.memory_graph
     is_node = query.parent is None and bool(query.path)
-    return not is_node or graph is None or not graph.successors(name_of(query.agent))
+    return not is_node or graph is None or not graph.successors(query.agent.agent_id or "")
 
 
 class Tasks:
@@ -614,7 +615,7 @@ class Tasks:
             data,
             task_id=place.task_id,
             parent_task_id=place.parent_id,
-            agent=place.agent,
+            agent=place.agent or None,
             depth=place.depth,
         )
         if place.task_id is None or not self.journal.is_new(seq):
@@ -662,17 +663,17 @@ class Tasks:
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED
-            self._write_stopped(query.path, query.agent, query.usage, why)
+            self._write_stopped(query.path, query.agent, query.usage, why, query.tries)
             del self.open[query]
         return bool(below)
 
     def _write_stopped(
-        self, path: Path, agent: AgentState, spent: AgentUsage, error: Error
+        self, path: Path, agent: AgentState, spent: AgentUsage, error: Error, tries: int = 1
     ) -> None:
-        data = {"error": error, "usage": spent.to_dict()}
+        data = {"error": error, "usage": spent.to_dict()} | ({"try": tries} if tries > 1 else {})
         self.write(self.place_at(path, name_of(agent)), EventType.AGENT_FAILED, data)
 
 
 def name_of(agent: AgentState) -> str:
-    """Return an agent's name in the log."""
-    return agent.agent_id or agent.agent_name
+    """Return an agent's name in the log; empty for a node of a graph that is no agent."""
+    return agent.agent_name

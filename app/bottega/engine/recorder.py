@@ -31,7 +31,7 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.agents.provider import FailedTry, Failing, ModelTarget, OnDelta, Permit
-from bottega.agents.query import CurrentCall, Invoke, Query, Recorder, current_call
+from bottega.agents.query import CurrentCall, Invoke, Path, Query, Recorder, current_call
 from bottega.agents.subagent import AGENT_FAILED, SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
@@ -63,7 +63,7 @@ from bottega.events.types import (
 )
 from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
-from bottega.subagents.budget import reserved_for
+from bottega.subagents.budget import Account, reserved_for
 
 _AT_ONCE = 8
 """Pieces of work that begin in one pass of the event loop: about as many milliseconds."""
@@ -141,8 +141,11 @@ class MemoryLog:
         if published is None:
             return
         data: dict[str, Any] = {"version": published.version, "content": published.content}
+        if published.agent_id != name_of(query.agent):
+            data["node"] = published.agent_id
         if seq is not None and published.content == output:
-            data = {"version": published.version, "answer_seq": seq}
+            del data["content"]
+            data["answer_seq"] = seq
             self._answers[published.agent_id, published.version] = seq
         if published.metadata:
             data["metadata"] = dict(published.metadata)
@@ -160,7 +163,7 @@ class MemoryLog:
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         """Write the context that a query got from direct predecessors."""
         for item in items:
-            edge = [item.source_id, name_of(query.agent)]
+            edge = [item.source_id, query.agent.agent_id]
             data = {"edge": edge, "policy": item.policy}
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(item) | data)
 
@@ -247,6 +250,7 @@ class JournalRecorder(Recorder):
         answered: ``seq`` of the answers of asynchronous tasks, by task.
         child_usage: of tasks that child runs did, by task.
         accounts: budgets of the run and of its tenant's day.
+        node_accounts: budgets of a graph's nodes, by the paths of their queries.
         spent: by all agents of the run, in all its attempts.
         lessons: memory about failures for the root; ``None``: the run has no memory.
     """
@@ -272,6 +276,7 @@ class JournalRecorder(Recorder):
         self.answered: dict[UUID | None, int] = {}
         self.child_usage: dict[UUID, AgentUsage] = {}
         self.accounts = RunAccounts(run, day)
+        self.node_accounts: dict[Path, Sequence[Account]] = {}
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._calls: dict[Query, ModelCall] = {}
         self.loops = Loops(self.tasks.open, self._calls)
@@ -344,6 +349,7 @@ class JournalRecorder(Recorder):
         if known.answer is not None:
             if not known.is_carried:  # otherwise another run paid
                 self.accounts.paid_before(known.answer.usage)
+                self._spend_of_node(query, known.answer.usage)
             self.spent += usage_of(known.answer)
             self._said[query] = known.answer.content, known.seq
             return known.answer
@@ -358,9 +364,10 @@ class JournalRecorder(Recorder):
         """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
         if query.task is not None:
             return query.admission()
-        if not self.accounts.are_limited:
+        of_node = self.node_accounts.get(query.path[:1], ())
+        if not (of_node or self.accounts.are_limited):
             return nullcontext(Permit())
-        return reserved_for(self.accounts.all, query)
+        return reserved_for((*self.accounts.all, *of_node), query)
 
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
@@ -422,6 +429,11 @@ class JournalRecorder(Recorder):
     def _spend(self, query: Query, model: str, usage: Usage) -> None:
         self.journal.spend(name_of(query.agent), model, usage)
         self.accounts.pay(usage)
+        self._spend_of_node(query, usage)
+
+    def _spend_of_node(self, query: Query, usage: Usage) -> None:
+        for account in self.node_accounts.get(query.path[:1], ()):
+            account.spend(usage)
 
     def answer_lost(self, query: Query, usage: Usage) -> None:
         super().answer_lost(query, usage)
@@ -598,15 +610,20 @@ class JournalRecorder(Recorder):
 
     def version_of(self, query: Query) -> int | None:
         """Return the version of an earlier attempt, since queries may end in another order now."""
-        known = self.journal.replay.versions.get(name_of(query.agent))
+        node = query.agent.agent_id or ""
+        known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:
             return None
-        last = graph.publication(name_of(query.agent))
+        last = graph.publication(node)
         newest = max(*known.values(), last.version if last else 0)
         return known.get(self.tasks.id_of(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
         self._shared.published(query, publication)
+
+    def publications_ended(self, query: Query) -> None:
+        """Record what a node published that is no agent."""
+        self._shared.ended(query, None, None)
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
         data = {"call": query.model_calls, "code": code, "message": message}

@@ -105,7 +105,11 @@ _ABOUT = (
     "message_id",
     "to",
 )
-_ABOUT_WARNING = ("code", "message")
+_ABOUT_OTHERS: Mapping[str, Sequence[str]] = {
+    EventType.WARNING: ("code", "message"),
+    EventType.NODE_SKIPPED: ("node",),
+    EventType.EDGE_DECIDED: ("source", "target"),
+}
 
 Key = tuple[Any, ...]
 """The identity of an event over attempts: its type and subject."""
@@ -113,7 +117,7 @@ Key = tuple[Any, ...]
 
 def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
     """Return the key of an event; it is the same in every attempt."""
-    about = _ABOUT_WARNING if event_type == EventType.WARNING else _ABOUT
+    about = _ABOUT_OTHERS.get(event_type, _ABOUT)
     return (event_type, task_id, *(data.get(name) for name in about))
 
 
@@ -188,6 +192,7 @@ class TaskReplay:
         usage: of its model calls, and of the child run that did it.
         paid: the part that this run paid, not the run that it repeats.
         is_received: its parent has read its outcome.
+        failures: ``agent.failed`` of its tries.
     """
 
     agent: str | None = None
@@ -214,6 +219,7 @@ class TaskReplay:
     paid: Usage = Usage()
     mailbox: Mailbox = field(default_factory=Mailbox)
     is_received: bool = False
+    failures: list[Event] = field(default_factory=list)
 
     def use(self, usage: Usage, *, is_paid: bool) -> None:
         self.usage += usage
@@ -244,6 +250,7 @@ class RunReplay:
         messages_read: number of users' messages that the root got, but for a run's that this one
             repeats.
         writes: (task or ``None``, path, content) of files, in order.
+        edges: of the graph, by source and target: whether they are taken.
     """
 
     def __init__(self, carried_seq: int = 0, texts: Mapping[int, str | None] | None = None) -> None:
@@ -261,6 +268,7 @@ class RunReplay:
         self.questions: set[str] = set()
         self.messages_read = 0
         self.writes: list[tuple[UUID | None, str, str]] = []
+        self.edges: dict[tuple[str, str], bool] = {}
 
     def task(self, task_id: UUID | None) -> TaskReplay:
         """Return the work of a task; nothing if the log does not have it."""
@@ -465,9 +473,17 @@ def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     replay.texts[event.seq] = task.output
 
 
+def _agent_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    task.failures.append(event)
+
+
+def _edge_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    replay.edges[event.data["source"], event.data["target"]] = event.data["taken"]
+
+
 def _published(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.published = event
-    versions = replay.versions.setdefault(event.agent, {})
+    versions = replay.versions.setdefault(event.data.get("node", event.agent), {})
     versions[event.task_id] = MemoryPublished.of(event.data).version
 
 
@@ -506,6 +522,8 @@ _READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
     EventType.INTERRUPT_CREATED: _people_asked,
     EventType.INTERRUPT_RESOLVED: _people_decided,
     EventType.AGENT_COMPLETED: _agent_completed,
+    EventType.AGENT_FAILED: _agent_failed,
+    EventType.EDGE_DECIDED: _edge_decided,
     EventType.MEMORY_PUBLISHED: _published,
     EventType.SUBAGENT_DISPATCHED: _task_changed,
     EventType.SUBAGENT_DEQUEUED: _task_changed,

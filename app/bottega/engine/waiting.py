@@ -530,13 +530,15 @@ class OpenInterrupts:
             "server": interrupt.server,
             "expires_s": interrupt.expires_s,
         }
+        if interrupt.node is not None:
+            asked |= {"node": interrupt.node, "who": interrupt.who}
         seq = self._tasks.add(
             query, EventType.INTERRUPT_CREATED, {"interrupt_id": str(interrupt_id), **asked}
         )
         if self._journal.is_new(seq):
             task_id = self._tasks.id_of(query)
             self._journal.interrupt(
-                id=interrupt_id, task_id=task_id, agent=name_of(query.agent), **asked
+                id=interrupt_id, task_id=task_id, agent=name_of(query.agent) or None, **asked
             )
 
     async def _wait(self, query: Query, interrupt_id: UUID, kind: str) -> Decided:

@@ -56,6 +56,11 @@ class EventType(StrEnum):
     SUBAGENT_FAILED = "subagent.failed"
     SUBAGENT_TIMEOUT = "subagent.timeout"
     SUBAGENT_CANCELLED = "subagent.cancelled"
+    NODE_STARTED = "node.started"
+    NODE_COMPLETED = "node.completed"
+    NODE_FAILED = "node.failed"
+    NODE_SKIPPED = "node.skipped"
+    EDGE_DECIDED = "edge.decided"
     EPISODE_STORED = "episode.stored"
     WARNING = "warning"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
 from bottega.conditions import Condition, holds
+from bottega.graph.publication import as_text
 
 NodeType = Literal["agent", "tool", "human"]
 NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped"]
@@ -179,6 +180,7 @@ class GraphCourse:
         recorded: decisions of earlier attempts, which hold.
         statuses: of nodes, by name.
         taken: decided edges.
+        reasons: why nodes were skipped.
     """
 
     rules: GraphRules
@@ -186,6 +188,7 @@ class GraphCourse:
     recorded: Mapping[EdgeKey, bool] = field(default_factory=dict)
     statuses: dict[str, NodeStatus] = field(default_factory=dict)
     taken: dict[EdgeKey, bool] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     _why_not: defaultdict[str, list[EdgeDecided]] = field(default_factory=lambda: defaultdict(list))
 
     def begin(self) -> list[Decision]:
@@ -204,7 +207,7 @@ class GraphCourse:
                     how = "failed" if edge.source == end.name else "was skipped"
                     skipped = NodeSkipped(edge.target, f"{edge.source} {how}", edge.source)
                     decisions.append(skipped)
-                    waiting += self._skip(edge.target)
+                    waiting += self._skip(skipped)
         while waiting:
             edge_decided = waiting.popleft()
             decisions.append(edge_decided)
@@ -216,16 +219,17 @@ class GraphCourse:
                 continue
             decisions.append(decision)
             if isinstance(decision, NodeSkipped):
-                waiting += self._skip(target)
+                waiting += self._skip(decision)
         return decisions
 
     def _start(self, name: str) -> NodeReady:
         self.statuses[name] = "running"
         return NodeReady(name)
 
-    def _skip(self, name: str) -> Iterable[EdgeDecided]:
+    def _skip(self, skipped: NodeSkipped) -> Iterable[EdgeDecided]:
         """Skip a node; return its edges, none of which is taken."""
-        self.statuses[name] = "skipped"
+        name = skipped.name
+        self.statuses[name], self.reasons[name] = "skipped", skipped.reason
         reason = f"{name} was skipped"
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
@@ -305,6 +309,25 @@ def route_schema(targets: Sequence[str]) -> dict[str, Any]:
         "required": ["route"],
         "additionalProperties": False,
     }
+
+
+def label_of(edge: Mapping[str, Any]) -> str | None:
+    """Return the condition of a stored edge in words; ``None``: it has none."""
+    when = edge.get("when")
+    return "else" if edge.get("else") else None if when is None else _in_words(when)[:200]
+
+
+def _in_words(when: Condition) -> str:
+    for group, word in (("all", " and "), ("any", " or ")):
+        if group in when:
+            return word.join(
+                f"({_in_words(each)})" if "feature" not in each else _in_words(each)
+                for each in when[group]
+            )
+    if "not" in when:
+        return f"not ({_in_words(when['not'])})"
+    value = "" if when["op"] == "exists" else f" {as_text(when.get('value'))}"
+    return f"{when['feature']} {when['op']}{value}"
 
 
 class MissingArgumentError(Exception):

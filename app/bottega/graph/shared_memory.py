@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from bottega.clock import Clock, utcnow
@@ -115,20 +116,36 @@ Edge = tuple[str, str, str]
 _DEFAULT_POLICY = "final_response_only"
 
 
-def mermaid(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
-    """Return a Mermaid flowchart; ``published`` agents have the class ``published``."""
+def mermaid(
+    nodes: Sequence[str],
+    edges: Sequence[Edge],
+    published: AbstractSet[str],
+    labels: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> str:
+    """Return a Mermaid flowchart; ``published`` agents have the class ``published``.
+
+    Args:
+        labels: conditions of edges, in words.
+    """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
     for name, short in number.items():
-        # Mermaid has no backslash escapes: use entities for characters that would end the label.
-        label = name.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
-        label = " ".join(label.split())
+        label = _as_label(name)
         lines.append(f'  {short}["{label}"]' + (":::published" if name in published else ""))
     for source, target, policy in edges:
         arrow = "-->" if policy == _DEFAULT_POLICY else f"-->|{policy}|"
+        if (condition := labels.get((source, target))) is not None:
+            words = [condition] if policy == _DEFAULT_POLICY else [policy, condition]
+            arrow = f'-->|"{_as_label(", ".join(words))}"|'
         lines.append(f"  {number[source]} {arrow} {number[target]}")
     lines.append("  classDef published fill:#d6f5d6,stroke:#2e7d32")
     return "\n".join(lines) + "\n"
+
+
+def _as_label(text: str) -> str:
+    # Mermaid has no backslash escapes: use entities for characters that would end the label.
+    text = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
+    return " ".join(text.split())
 
 
 def dot(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
@@ -162,6 +179,10 @@ class SharedMemoryGraph:
         ttl_s: seconds until a publication expires; ``None``: never. A node's own ``ttl_s``
             overrides it.
         clock: source of the publications' times.
+
+    Attributes:
+        labels, skipped: for drawings: conditions of edges, and why nodes were skipped.
+        relays: nodes whose readers get what these nodes get, in place of their own answers.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -173,6 +194,10 @@ class SharedMemoryGraph:
         self._nodes: dict[str, Node] = {}
         self._lock = threading.RLock()
         self._shares = False  # its structure is another graph's too: copy it before a change
+        self.relays: frozenset[str] = frozenset()
+        self.labels: dict[tuple[str, str], str] = {}
+        self.skipped: dict[str, str] = {}
+        self._closed: frozenset[tuple[str, str]] = frozenset()
         self._forget()
 
     @locked
@@ -406,6 +431,17 @@ class SharedMemoryGraph:
         for node in self._nodes.values():
             node.put(None, self.ttl_s)
 
+    @locked
+    def close_edge(self, src: str, dst: str) -> None:
+        """Let an edge pass nothing on; the order of the nodes stays."""
+        self._closed |= {(src, dst)}
+        self._sources.clear()
+
+    @locked
+    def withdraw(self, agent_id: str) -> None:
+        """Delete a node's publication, so that nobody reads it."""
+        self._nodes[agent_id].put(None, self.ttl_s)
+
     def pull_for(self, agent_id: str, only: Collection[str] | None = None) -> list[MemoryItem]:
         """Return the direct predecessors' publications, in topological order. O(in-degree).
 
@@ -430,7 +466,8 @@ class SharedMemoryGraph:
         layers = nx.bfs_layers(self._graph.reverse(copy=False), agent_id)
         near = [name for layer in layers for name in sorted(layer, key=rank.__getitem__)]
         final = PropagationPolicy.FINAL_RESPONSE_ONLY
-        return self._pull(((self._nodes[name], final) for name in near[1:]), only)
+        sources = ((self._nodes[name], final) for name in near[1:] if name not in self.relays)
+        return self._pull(sources, only)
 
     @locked
     def unpublished_predecessors(self, agent_id: str) -> list[str]:
@@ -447,13 +484,27 @@ class SharedMemoryGraph:
 
     @locked
     def _find_sources(self, agent_id: str) -> tuple[Source, ...]:
-        edges = self._graph.pred.get(agent_id, {})
         sources = tuple(
-            (self._nodes[name], edges[name]["policy"]) for name in self.predecessors(agent_id)
+            (self._nodes[name], policy) for name, policy in self._read_by(agent_id).items()
         )
         if agent_id in self._nodes:
             self._sources[agent_id] = sources
         return sources
+
+    def _read_by(self, agent_id: str) -> dict[str, PropagationPolicy]:
+        """Return the nodes that a node reads directly, in topological order, with the policies."""
+        edges = self._graph.pred.get(agent_id, {})
+        found: dict[str, PropagationPolicy] = {}
+        for name in self.predecessors(agent_id):
+            if (name, agent_id) in self._closed:
+                continue
+            found |= self._read_by(name) if name in self.relays else {name: edges[name]["policy"]}
+        return found
+
+    @locked
+    def direct_sources(self, agent_id: str) -> set[str]:
+        """Return the nodes that :meth:`pull_for` reads, published or not."""
+        return set(self._read_by(agent_id))
 
     def _pull(self, sources: Iterable[Source], only: Collection[str] | None) -> list[MemoryItem]:
         items = []
@@ -513,7 +564,7 @@ class SharedMemoryGraph:
 
     def to_mermaid(self) -> str:
         """Return a Mermaid flowchart that marks the nodes with a publication."""
-        return mermaid(*self._diagram())
+        return mermaid(*self._diagram(), self.labels)
 
     def to_dot(self) -> str:
         """Return a Graphviz digraph that marks the nodes with a publication."""

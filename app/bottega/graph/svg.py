@@ -8,7 +8,7 @@ or dark mode, and uses no ids, so a page can contain several drawings.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from statistics import fmean
 from textwrap import TextWrapper
@@ -45,6 +45,7 @@ _STYLE = (
     ".bottega-graph text{fill:#c3cad2}.bottega-graph .box{fill:#161b22}}"
     ".bottega-graph .published .box{fill:#2e7d32;stroke:#2e7d32}"
     ".bottega-graph .published text{fill:#ffffff}"
+    ".bottega-graph .skipped{opacity:.45}"
     ".bottega-graph .version{font-size:10px;text-anchor:end}"
     ".bottega-graph .edge{fill:none;stroke-width:1.8}.bottega-graph .edge:hover{stroke-width:3.5}"
 )
@@ -91,8 +92,12 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
     published = map(graph.publication, names)
     versions = [None if each is None else each.version for each in published]
     extent = [*boxes, *(Box(0, y, 0, 0) for y in tracks.values())]
-    body = list(_edges(edges, boxes, tracks, labels))
-    body += [_node(i, box, lines[i], versions[i]) for i, box in enumerate(boxes)]
+    conditions = {
+        (number[source], number[target]): text for (source, target), text in graph.labels.items()
+    }
+    body = list(_edges(edges, boxes, tracks, labels, conditions))
+    reasons = [graph.skipped.get(name) for name in names]
+    body += [_node(i, box, lines[i], versions[i], reasons[i]) for i, box in enumerate(boxes)]
     if any(policy is not PropagationPolicy.FINAL_RESPONSE_ONLY for _, _, policy in edges):
         extent.append(Box(0, max(box.y + box.height for box in extent) + 28, 570, 20))
         body += _legend(extent[-1].middle)
@@ -163,7 +168,11 @@ def _tracks(columns: list[list[int]], boxes: dict[int, Box], edges: Sequence[Edg
 
 
 def _edges(
-    edges: Sequence[Edge], boxes: Sequence[Box], tracks: Tracks, labels: Sequence[str]
+    edges: Sequence[Edge],
+    boxes: Sequence[Box],
+    tracks: Tracks,
+    labels: Sequence[str],
+    conditions: Mapping[tuple[int, int], str],
 ) -> Iterator[str]:
     """Draw the edges; those of a box arrive in the order of the heights that they come from."""
     total, arrived = Counter(target for _, target, _ in edges), Counter[int]()
@@ -177,6 +186,8 @@ def _edges(
         if edge in tracks:
             points[1:1] = [(left + _COLUMN_GAP, tracks[edge]), (right - _COLUMN_GAP, tracks[edge])]
         title = f"{labels[source][:60]} \u2192 {labels[target][:60]}: {_POLICIES[policy][0]}"
+        if (condition := conditions.get((source, target))) is not None:
+            title += f", if {printable(condition)}"
         yield _edge(policy, points, title, f' data-edge="{source}-{target}"')
 
 
@@ -199,10 +210,14 @@ def _edge(
     )
 
 
-def _node(index: int, box: Box, lines: Sequence[str], version: int | None) -> str:
+def _node(
+    index: int, box: Box, lines: Sequence[str], version: int | None, reason: str | None
+) -> str:
     place = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
     name, title, badge = "node", "not published yet", ""
-    if version is not None:
+    if reason is not None:
+        name, title = "node skipped", escape(f"skipped: {printable(reason)}")
+    elif version is not None:
         name, title = "node published", f"published, version {version}"
         at = f'x="{box.x + box.width - 8:g}" y="{box.y + 12:g}"'
         badge = f'<text class="version" {at}>\u2713 v{version}</text>'

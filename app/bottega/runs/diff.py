@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import PageItems
 from bottega.errors import NotFoundError
+from bottega.runs import read
 
 MOST_CHARACTERS = 10_000
 """Length to which an output is shown and compared."""
@@ -126,6 +127,26 @@ async def compare(
         sides.setdefault(row["agent"], {})[row["run_id"]] = dict(row)
     pairs = [(agent, of.get(before, {}), of.get(after, {})) for agent, of in sides.items()]
     return found[before], found[after], PageItems(pairs[:limit], more=len(pairs) > limit)
+
+
+async def node_differences(
+    connection: AsyncConnection, tenant_id: UUID, before: UUID, after: UUID
+) -> list[dict[str, Any]]:
+    """Return the nodes whose status differs in two existing runs, in the order of their graphs."""
+    old, new = [await _statuses(connection, tenant_id, run_id) for run_id in (before, after)]
+    return [
+        {"name": name, "status": _both(old.get(name), new.get(name))}
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
+
+
+async def _statuses(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, str]:
+    try:
+        found = await read.graph(connection, tenant_id, run_id)
+    except NotFoundError:  # it has no graph
+        return {}
+    return {node["name"]: node["status"] for node in found["nodes"]}
 
 
 async def differences(

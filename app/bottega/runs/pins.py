@@ -36,7 +36,7 @@ from bottega.llm.dialects.dialect import Media, WritePart, loaded
 from bottega.llm.prices import prices_of
 from bottega.llm.server import VENDORS, DialectName, reserved_in, supported
 from bottega.memory.episodes.scope import MemoryScope
-from bottega.tools.mcp import model_name, refuse_unfit
+from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tool
 
 Dialects = Mapping[DialectName, Collection[str]]
 """Parameters that an agent's models have, by dialect."""
@@ -333,7 +333,8 @@ def _pins(
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
         )
-    nodes: list[str] = [] if graph is None else found["graph"]["nodes"]
+    of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": []}
+    nodes: list[str] = list(dict.fromkeys(of_graph["nodes"]))
     named_by = dict.fromkeys(nodes, "/graph")
     if agent is not None:
         named_by = {agent: "/agent"} | named_by
@@ -342,8 +343,14 @@ def _pins(
     _refuse_depth(agent, agents)
     _refuse_unfit(found["agents"], agents)
     first = [agent] if agent is not None else nodes
-    memory = stricter("full", *(found["agents"][name]["memory"] for name in first))
+    own = [found["agents"][name]["memory"] for name in first]
+    if agent is None:
+        pairs = zip(of_graph["nodes"], of_graph["memory"] or (), strict=False)
+        own = [mode or found["agents"][name]["memory"] for name, mode in pairs]
+    memory = stricter("full", *own)
     servers = found["mcp_servers"]
+    for tool in of_graph["tools"]:
+        refuse_unfit_tool(tool, servers)
     _refuse_unfit_tools(found["agents"], servers, next(iter(named_by.values()), "/graph"))
     known = {
         **operators,

@@ -345,6 +345,15 @@ class DryRunTask(Answer):
     """Why it has no answer; null: it has one."""
 
 
+class DryRunNode(Answer):
+    """What became of a node."""
+
+    name: str
+    status: Literal["pending", "running", "completed", "failed", "skipped"]
+    reason: str | None
+    """Why it was skipped; null: it was not."""
+
+
 class DryRun(Answer):
     """Course of a dry run."""
 
@@ -355,6 +364,8 @@ class DryRun(Answer):
     agent: str | None
     levels: list[list[str]]
     """The graph's agents: each level reads only from levels before it."""
+    nodes: list[DryRunNode]
+    """The graph's nodes, in `dag`: tools are not called there, and people not asked."""
     agents: list[DryRunAgent]
     """Agents that the run would have."""
     tasks: list[DryRunTask]

@@ -64,7 +64,7 @@ from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
 from bottega.runs import messages, prompts, read
 from bottega.runs.control import request_cancel, request_task_cancel
-from bottega.runs.diff import compare, differences, totals
+from bottega.runs.diff import compare, differences, node_differences, totals
 from bottega.runs.retry import retry as repeat
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -298,12 +298,14 @@ async def diff(
             descending=query.descending,
             limit=query.limit,
         )
+        nodes = await node_differences(tx, tenant, run_id, query.with_)
     page = query.page(request, response, pairs, lambda pair: pair[0])
     return {
         "before": before,
         "after": after,
         "total": totals(before, after),
         "agents": await differences(before, after, pairs),
+        "nodes": nodes,
         "next_cursor": page["next_cursor"],
     }
 

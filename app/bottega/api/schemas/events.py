@@ -234,6 +234,10 @@ class InterruptCreatedData(InterruptData):
     reason: str | None
     server: str | None = None
     """The MCP server that asks; null: the agent itself."""
+    node: str | None = None
+    """The node of the graph that asks; null: a tool call does."""
+    who: Literal["run", "approve", "user"] | None = None
+    """Who may answer a node; null: a tool call asks."""
     expires_s: float
     """Seconds until the call is denied."""
 
@@ -258,6 +262,8 @@ class PublicationData(EventData):
     """The text, if it differs from the answer."""
     metadata: dict[str, Any] | None = None
     """Set by hooks and tools."""
+    node: str | None = None
+    """The node that published it, if its name is not the agent's."""
 
 
 class MemoryInjectedData(PublicationData):
@@ -410,6 +416,45 @@ class SubagentStoppedData(SubagentEndedData):
     """Why there is no answer."""
 
 
+class NodeData(EventData):
+    """Data of a node of a graph that decides; `agent` is null unless it is one."""
+
+    node: str
+    """Name of the node."""
+
+
+class NodeStartedData(NodeData):
+    """Data of a node that starts."""
+
+    type: Literal["agent", "tool", "human"]
+
+
+class NodeFailedData(NodeData):
+    """Data of a node that failed, after its last try."""
+
+    error: Failure
+    """Why it failed."""
+
+
+class NodeSkippedData(NodeData):
+    """Data of a node that does not run."""
+
+    reason: str
+    """Names the node that decided it."""
+
+
+class EdgeDecidedData(EventData):
+    """Data of an edge that is taken, or not."""
+
+    source: str
+    """Name of the node that it comes from."""
+    target: str
+    """Name of the node that it leads to."""
+    taken: bool
+    """True: its target may start, and reads its source."""
+    reason: str
+
+
 class EpisodeStoredData(EventData):
     """Data of a run's stored episode."""
 
@@ -509,6 +554,11 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.SUBAGENT_FAILED: SubagentStoppedData,
     EventType.SUBAGENT_TIMEOUT: SubagentStoppedData,
     EventType.SUBAGENT_CANCELLED: SubagentStoppedData,
+    EventType.NODE_STARTED: NodeStartedData,
+    EventType.NODE_COMPLETED: NodeData,
+    EventType.NODE_FAILED: NodeFailedData,
+    EventType.NODE_SKIPPED: NodeSkippedData,
+    EventType.EDGE_DECIDED: EdgeDecidedData,
     EventType.EPISODE_STORED: EpisodeStoredData,
     EventType.WARNING: WarningData,
 }

@@ -43,6 +43,10 @@ class InterruptItem(Answer):
     """Why an approval is needed."""
     server: str | None
     """The MCP server that asks; null: the agent itself."""
+    node: str | None
+    """The node of a graph that asks; null: a tool call does."""
+    who: Literal["run", "approve", "user"] | None
+    """Who may answer a node: scopes `run` or `approve`, only `approve`, or only the run's user."""
     created_at: datetime
     """Time from which it waits."""
     expires_at: datetime

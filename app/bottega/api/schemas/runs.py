@@ -444,9 +444,16 @@ class Published(Answer):
 
 
 class RunNode(Answer):
-    """An agent of a run's graph."""
+    """A node of a run's graph."""
 
-    agent: str
+    name: str
+    """Name of the node."""
+    type: Literal["agent", "tool", "human"]
+    agent: str | None
+    """Name of the agent; null: the node is none."""
+    status: Literal["pending", "running", "waiting", "completed", "failed", "skipped"]
+    reason: str | None
+    """Why it was skipped: names the node that decided it; null: it was not."""
     ttl_s: float | None
     published: Published | None
     """Its last publication; null: none yet."""
@@ -487,7 +494,9 @@ class RunGraph(Answer):
     version: int
     """Version of the graph that the run pinned."""
     nodes: list[RunNode]
+    """In the order of dependency."""
     edges: list[dict[str, Any]]
+    """As defined, with `taken`: true, false, or null: not decided."""
 
 
 class BeforeAfter(Answer, Generic[T]):
@@ -577,6 +586,14 @@ class RunTotals(Answer):
     """Number of tool calls."""
 
 
+class NodeDiff(Answer):
+    """A node whose status differs in two runs."""
+
+    name: str
+    status: BeforeAfter[str | None]
+    """Null: its graph has no such node."""
+
+
 class RunDiff(Answer):
     """Two runs compared: as wholes, and agent by agent."""
 
@@ -588,5 +605,7 @@ class RunDiff(Answer):
     """Both runs as wholes."""
     agents: list[AgentDiff]
     """Agents that did something, by name."""
+    nodes: list[NodeDiff]
+    """Nodes of their graphs whose status differs."""
     next_cursor: str | None = None
     """Pass it as `cursor` for more agents; null on the last page."""

@@ -13,7 +13,7 @@ from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import MessageSent, NewMessage
 from bottega.api.shared.idempotency import Once
 from bottega.container import Service
-from bottega.errors import BottegaError, InvalidInputError, NotFoundError
+from bottega.errors import BottegaError, ForbiddenError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
 from bottega.files.store import owner_of_run
 from bottega.runs import control, interrupts, read
@@ -48,8 +48,10 @@ async def decide(
     if run_id not in (None, interrupt["run_id"]):
         raise NotFoundError(f"there is no interrupt {interrupt_id} of this run")
     acting.refuse_other(interrupt["user"], f"the run of interrupt {interrupt_id}")
-    if interrupt["kind"] == "approval":
+    if interrupt["kind"] == "approval" or interrupt["who"] == "approve":
         principal.need("approve")
+    if interrupt["who"] == "user" and (acting.user is None or acting.user != interrupt["user"]):
+        raise ForbiddenError("only the run's own user may answer this", code="not_the_user")
     by: dict[str, Any] = {"key_id": None, "name": principal.actor}
     if principal.person is not None:
         by = {"key_id": None, "name": principal.person.user}

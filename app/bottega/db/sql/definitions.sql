@@ -63,7 +63,9 @@ BEGIN
         WITH RECURSIVE wanted AS (
             SELECT v.version, ARRAY(
                 SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node
-            ) AS nodes
+                WHERE node ->> 'agent' IS NOT NULL
+            ) AS nodes, jsonb_path_query_array(v.definition, '$.nodes[*] ? (@.agent != null)')
+                AS agent_nodes, jsonb_path_query_array(v.definition, '$.nodes[*].tool') AS tools
             FROM graphs g JOIN graph_versions v
               ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = CASE
                 WHEN p_agent IS NULL THEN coalesce(p_version, g.version) ELSE g.version END
@@ -85,7 +87,10 @@ BEGIN
         )
         SELECT jsonb_build_object(
             'epoch', (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant),
-            'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
+            'graph', (SELECT jsonb_build_object(
+                'version', version, 'nodes', nodes, 'tools', tools,
+                'memory', (SELECT jsonb_agg(node -> 'memory')
+                    FROM jsonb_array_elements(agent_nodes) node)) FROM wanted),
             'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'stateful', definition -> 'stateless' = 'false',
@@ -110,7 +115,8 @@ BEGIN
                 WHERE m.tenant_id = p_tenant AND m.deleted_at IS NULL AND m.name IN (
                     SELECT jsonb_path_query(
                         definition, 'lax $.tools[*] ? (@.type == "mcp").server') #>> '{}'
-                    FROM reached)),
+                    FROM reached UNION
+                    SELECT tool ->> 'server' FROM wanted, jsonb_array_elements(tools) tool)),
             'providers', (
                 SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
                     'version', p.version, 'dialect', v.definition ->> 'dialect',
