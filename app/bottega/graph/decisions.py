@@ -26,7 +26,7 @@ _NEW_IN_NODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """What decides about a node.
+    """Part of a node that decisions need.
 
     Attributes:
         agent: of a node of type ``agent``.
@@ -63,7 +63,7 @@ def name_of_node(node: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRule:
-    """What decides about an edge: a condition, that no other edge is taken, or nothing."""
+    """Part of an edge that decisions need; without ``when`` and ``is_else`` it is always taken."""
 
     source: str
     target: str

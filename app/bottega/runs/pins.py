@@ -36,7 +36,7 @@ from bottega.llm.dialects.dialect import Media, WritePart, loaded
 from bottega.llm.prices import prices_of
 from bottega.llm.server import VENDORS, DialectName, reserved_in, supported
 from bottega.memory.episodes.scope import MemoryScope
-from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tool
+from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
 Dialects = Mapping[DialectName, Collection[str]]
 """Parameters that an agent's models have, by dialect."""
@@ -338,19 +338,11 @@ def _pins(
     named_by = dict.fromkeys(nodes, "/graph")
     if agent is not None:
         named_by = {agent: "/agent"} | named_by
-    agents = {name: _reached(each) for name, each in found["agents"].items()}
-    _refuse_unknown(named_by, agents)
-    _refuse_depth(agent, agents)
-    _refuse_unfit(found["agents"], agents)
+    agents = _checked_agents(found["agents"], named_by, agent)
     first = [agent] if agent is not None else nodes
-    own = [found["agents"][name]["memory"] for name in first]
-    if agent is None:
-        pairs = zip(of_graph["nodes"], of_graph["memory"] or (), strict=False)
-        own = [mode or found["agents"][name]["memory"] for name, mode in pairs]
-    memory = stricter("full", *own)
+    memory = _memory(found["agents"], first if agent is not None else None, of_graph)
     servers = found["mcp_servers"]
-    for tool in of_graph["tools"]:
-        refuse_unfit_tool(tool, servers)
+    refuse_unfit_tools(of_graph["tools"], servers)
     _refuse_unfit_tools(found["agents"], servers, next(iter(named_by.values()), "/graph"))
     known = {
         **operators,
@@ -388,6 +380,29 @@ def _pins(
     return Pins(
         UUID(found["epoch"]), pinned, first, memory, scope, params, tools, dialects, used, expose
     )
+
+
+def _checked_agents(
+    read: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
+) -> dict[str, Reached]:
+    """Return a run's agents, if all exist and can call each other."""
+    agents = {name: _reached(each) for name, each in read.items()}
+    _refuse_unknown(named_by, agents)
+    _refuse_depth(root, agents)
+    _refuse_unfit(read, agents)
+    return agents
+
+
+def _memory(
+    agents: Mapping[str, Mapping[str, Any]],
+    first: Sequence[str] | None,
+    of_graph: Mapping[str, Any],
+) -> str:
+    """Return the strictest memory mode of a run's first agents; ``None``: of a graph's nodes."""
+    if first is not None:
+        return stricter("full", *(agents[name]["memory"] for name in first))
+    pairs = zip(of_graph["nodes"], of_graph["memory"] or (), strict=False)
+    return stricter("full", *(mode or agents[name]["memory"] for name, mode in pairs))
 
 
 def _refuse_unknown_version(

@@ -127,17 +127,20 @@ def refuse_unfit(
         )
 
 
-def refuse_unfit_tool(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a graph's tool of an MCP server that does not exist.
+def refuse_unfit_tools(
+    tools: Sequence[Mapping[str, Any]], servers: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse a graph's tools of MCP servers that do not exist.
 
     Raises:
         InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``.
     """
-    if tool["type"] == "mcp":
-        try:
-            _existing(tool, servers)
-        except InvalidInputError as error:
-            raise InvalidInputError(error.detail, code=error.code, pointer="/graph") from None
+    for tool in tools:
+        if tool["type"] == "mcp":
+            try:
+                _existing(tool, servers)
+            except InvalidInputError as error:
+                raise InvalidInputError(error.detail, code=error.code, pointer="/graph") from None
 
 
 def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:

@@ -64,7 +64,7 @@ _Absent = Field(default=None, exclude_if=lambda value: value is None)
 _Code = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 
 
-class Retry(Part):
+class NodeRetry(Part):
     """New tries of a node that failed."""
 
     max: Annotated[int, Field(ge=1, le=10), WHOLE]
@@ -121,7 +121,7 @@ class Node(Part):
     """Its failure ends the run, or decides its edges by `status`."""
     timeout_s: Annotated[float, Field(gt=0, le=604_800)] | None = _Absent
     """Seconds for each try; people's time does not count."""
-    retry: Retry | None = _Absent
+    retry: NodeRetry | None = _Absent
     """New tries after a failure; null: none."""
     memory: MemoryMode | None = _Absent
     """In place of the agent's own use of memory."""
@@ -346,7 +346,7 @@ class DryRunTask(Answer):
 
 
 class DryRunNode(Answer):
-    """What became of a node."""
+    """End of a node in a dry run."""
 
     name: str
     status: Literal["pending", "running", "completed", "failed", "skipped"]
