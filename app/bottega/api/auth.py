@@ -38,6 +38,7 @@ _PUBLIC = frozenset(
     (
         *("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console"),
         "/metrics",  # asks for a token of its own
+        "/v1/sign-in",
     )
 )
 _UNCOUNTED = frozenset(("/healthz", "/readyz", "/metrics"))

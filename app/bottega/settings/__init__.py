@@ -241,6 +241,13 @@ class Settings(BaseSettings):
     oidc_audience: Annotated[
         str | None, Field(description="Audience that the issuer's tokens must name.")
     ] = None
+    oidc_client_id: Annotated[
+        str | None,
+        Field(
+            description="Public client with which people sign in at the console: authorization "
+            "code with PKCE, redirected to ADDRESS/console/. Needs BOTTEGA_OIDC_ISSUER."
+        ),
+    ] = None
     oidc_claims: Annotated[
         ClaimMapping,
         Field(
@@ -686,6 +693,8 @@ class Settings(BaseSettings):
     def _a_whole_sign_in(self) -> "Settings":
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
             raise ValueError("set BOTTEGA_OIDC_ISSUER and BOTTEGA_OIDC_AUDIENCE, or neither")
+        if self.oidc_client_id is not None and self.oidc_issuer is None:
+            raise ValueError("BOTTEGA_OIDC_CLIENT_ID needs BOTTEGA_OIDC_ISSUER")
         return self
 
     @field_validator("secrets_key")

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -23,7 +23,7 @@ from bottega.clock import monotonic
 from bottega.errors import UnauthenticatedError, UnavailableError
 from bottega.tenants.claims import ClaimMapping
 from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
-from bottega.tenants.tokens import TokenIdentity
+from bottega.tenants.tokens import TokenIdentity, is_token
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Asymmetric ones: with another, the issuer's public key could sign."""
@@ -37,6 +37,15 @@ _MOST_KEYS = 50
 _TENANTS = 10_000
 _TENANT_S = 60.0
 _FIND_TENANT = "SELECT find_tenant($1)"
+_NO_ANSWER = (httpx2.HTTPError, ValueError, LookupError, TypeError)
+
+
+class Endpoints(NamedTuple):
+    """Addresses of an issuer, by its discovery document."""
+
+    authorization: str | None
+    token: str | None
+    end_session: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +92,55 @@ class SignIn:
         self._mapping = mapping
         self._pool = pool
         self._ticks = ticks
-        self._keys: dict[str, jwt.PyJWK] = {}
+        self._keys: Mapping[str, jwt.PyJWK] = {}
+        self._endpoints: Endpoints | None = None
         self._looked_at = -math.inf
         self._looking = asyncio.Lock()
         self._tenants: TTLCache[str, UUID | None] = TTLCache(_TENANTS, _TENANT_S, timer=ticks)
+
+    async def endpoints(self) -> Endpoints:
+        """Return the issuer's addresses.
+
+        Raises:
+            UnavailableError: ``issuer_unavailable``.
+        """
+        if self._endpoints is None:
+            await self._look()
+        if self._endpoints is None:
+            raise _unavailable("it was asked a moment ago")
+        return self._endpoints
+
+    async def redeemed(self, grant: Mapping[str, str], origin: str) -> tuple[str, Person]:
+        """Redeem an authorization code; return a token that is valid here, and whom it names.
+
+        An access token may be for another service, or no JSON Web Token: then it is the id token.
+
+        Args:
+            grant: the form for the issuer: code, verifier, address of the page and client.
+            origin: of the page; some issuers answer only pages.
+
+        Raises:
+            UnauthenticatedError: ``bad_token``: the issuer refused the code; see :meth:`person`.
+            UnavailableError: ``issuer_unavailable``.
+        """
+        url = (await self.endpoints()).token or ""
+        form = {"grant_type": "authorization_code", **grant}
+        try:
+            answer = await _json("POST", url, form, {"Origin": origin})
+        except httpx2.HTTPStatusError as error:
+            if error.response.is_server_error:
+                raise _unavailable(error) from None
+            raise _bad("the issuer refused the code: sign in again") from None
+        except _NO_ANSWER as error:
+            raise _unavailable(error) from None
+        refusal = _bad("the issuer sent no token")
+        for name in ("access_token", "id_token"):
+            if isinstance(text := answer.get(name), str) and is_token(text):
+                try:
+                    return text, await self.person(text)
+                except UnauthenticatedError as error:
+                    refusal = error
+        raise refusal
 
     async def person(self, text: str) -> Person:
         """Return whom a token names.
@@ -160,25 +214,24 @@ class SignIn:
                 return
             self._looked_at = self._ticks()
             try:
-                self._keys = await read_keys(self._issuer) or self._keys
-            except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+                self._endpoints, keys = await read_issuer(self._issuer)
+                self._keys = keys or self._keys
+            except _NO_ANSWER as error:
                 if not self._keys:
-                    raise UnavailableError(
-                        f"the issuer's keys cannot be read: {error}", code="issuer_unavailable"
-                    ) from None
+                    raise _unavailable(error) from None
 
 
-async def read_keys(issuer: str) -> dict[str, jwt.PyJWK]:
-    """Read an issuer's public keys for signatures, by their ids.
+async def read_issuer(issuer: str) -> tuple[Endpoints, Mapping[str, jwt.PyJWK]]:
+    """Read an issuer's endpoints, and its public keys for signatures by their ids.
 
     Raises:
         httpx2.HTTPError, ValueError, LookupError, TypeError: it does not answer as it must.
     """
-    async with httpx2.AsyncClient(timeout=_PATIENCE_S) as client:
-        found = await _json(client, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        if found["issuer"] != issuer:
-            raise ValueError(f"it calls itself {found['issuer']!r}")
-        listed = (await _json(client, found["jwks_uri"]))["keys"]
+    found = await _json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+    if found["issuer"] != issuer:
+        raise ValueError(f"it calls itself {found['issuer']!r}")
+    endpoints = Endpoints(*(found.get(f"{name}_endpoint") for name in Endpoints._fields))
+    listed = (await _json("GET", found["jwks_uri"]))["keys"]
     keys = {}
     for each in listed[:_MOST_KEYS]:
         if each.get("use", "sig") != "sig" or each.get("kty") not in ("RSA", "EC"):
@@ -189,16 +242,24 @@ async def read_keys(issuer: str) -> dict[str, jwt.PyJWK]:
             continue  # of a kind that we do not know
         if key.algorithm_name in ALGORITHMS:
             keys[each.get("kid", "")] = key
-    return keys
+    return endpoints, keys
 
 
-async def _json(client: httpx2.AsyncClient, url: str) -> Any:
-    """Read a document of the issuer: https, or http on this machine."""
+async def _json(
+    method: str,
+    url: str,
+    form: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
+    """Return a JSON answer of the issuer: https, or http on this machine."""
     address = httpx2.URL(url)
     if address.scheme != "https" and address.host not in ("127.0.0.1", "localhost", "::1"):
         raise ValueError(f"{url} is not https")
     data = b""
-    async with client.stream("GET", url) as answer:
+    async with (
+        httpx2.AsyncClient(timeout=_PATIENCE_S) as client,
+        client.stream(method, url, data=form, headers=headers) as answer,
+    ):
         answer.raise_for_status()
         async for part in answer.aiter_bytes():
             data += part
@@ -209,6 +270,10 @@ async def _json(client: httpx2.AsyncClient, url: str) -> Any:
 
 def _role(name: str) -> Role | None:
     return next((role for role in ROLES if role == name), None)
+
+
+def _unavailable(why: object) -> UnavailableError:
+    return UnavailableError(f"the issuer does not answer: {why}", code="issuer_unavailable")
 
 
 def _bad(detail: str) -> UnauthenticatedError:

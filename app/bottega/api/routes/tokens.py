@@ -1,11 +1,11 @@
-"""Routes of end users' tokens, and of what a caller may do."""
+"""Routes of end users' tokens, of the console's sign-in, and of what a caller may do."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
-from pydantic import ConfigDict, Field
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import ConfigDict, Field, StringConstraints
 from sqlalchemy import select
 
 from bottega.api.errors import problems
@@ -20,7 +20,7 @@ from bottega.api.shared.deps import (
     Transaction,
 )
 from bottega.db.tables import tenants
-from bottega.errors import ForbiddenError
+from bottega.errors import ForbiddenError, NotFoundError
 from bottega.tenants import audit, keys
 from bottega.tenants.tokens import ACTIONS, LONGEST_S, Action, Token
 
@@ -83,7 +83,48 @@ class Me(Answer):
     `requests_per_s` and `tokens_per_day`."""
 
 
+class Code(Body):
+    """Authorization code of the identity provider, for the console.
+
+    Attributes:
+        verifier: secret of the page, of which it sent the hash before (RFC 7636).
+        redirect_uri: address of the page.
+    """
+
+    code: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    verifier: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._~-]{43,128}$")]
+    redirect_uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+
+
 router = APIRouter(tags=["keys"])
+
+
+@router.get("/v1/sign-in", include_in_schema=False)
+async def provider(service: ServiceDep) -> Any:
+    """Return where a browser goes to sign in and out; all null: people send keys."""
+    client_id = service.settings.oidc_client_id
+    if client_id is None or service.sign_in is None:
+        return {"client_id": None}
+    found = await service.sign_in.endpoints()
+    return {
+        "client_id": client_id,
+        "authorization_endpoint": found.authorization,
+        "end_session_endpoint": found.end_session,
+    }
+
+
+@router.post("/v1/sign-in", include_in_schema=False)
+async def sign_in(service: ServiceDep, request: Request, body: Code, response: Response) -> Any:
+    """Redeem a code, since not every provider answers pages of other origins."""
+    client_id = service.settings.oidc_client_id
+    if client_id is None or service.sign_in is None:
+        raise NotFoundError("nobody signs in here: set BOTTEGA_OIDC_CLIENT_ID")
+    grant = {"code": body.code, "code_verifier": body.verifier, "redirect_uri": body.redirect_uri}
+    origin = request.headers.get("origin", "")
+    token, person = await service.sign_in.redeemed(grant | {"client_id": client_id}, origin)
+    async with service.database.begin(person.tenant_id) as tx:
+        await audit.note(tx, person.tenant_id, f"user:{person.user}", "person.sign_in", person.user)
+    return {"token": token}
 
 
 @router.post(

@@ -1,12 +1,14 @@
-/** Requests to the public API, and the key that they are sent with. */
+/** Requests to the public API, and the key or the person's token that they are sent with. */
 import { signal } from "@preact/signals";
 
 /** Path below which a proxy serves the API and this console; mostly empty. */
 export const ROOT = new URL("..", document.baseURI).pathname.slice(0, -1);
-const KEPT = `bottega.key${ROOT}`;
+const KEPT = `bottega.key${ROOT}`, SIGNED_IN = `bottega.person${ROOT}`;
 
-/** The API key; "": none. It stays in memory unless the user asks to keep it. */
-export const key = signal(localStorage.getItem(KEPT) ?? "");
+/** The token of who signed in, or the API key; "": none. A key stays in memory unless the user asks to keep it, a token with its tab. */
+export const key = signal(sessionStorage.getItem(SIGNED_IN) ?? localStorage.getItem(KEPT) ?? "");
+/** True while it is a person's. */
+export const isPerson = signal(sessionStorage.getItem(SIGNED_IN) !== null);
 /** True after a request was refused for want of a valid key. */
 export const needsKey = signal(false);
 /** False after a request did not reach the server, until one does. */
@@ -15,8 +17,25 @@ export const connected = signal(true);
 export function useKey(value, keep) {
   key.value = value;
   needsKey.value = false;
+  isPerson.value = false;
+  sessionStorage.removeItem(SIGNED_IN);
   if (value && keep) localStorage.setItem(KEPT, value);
   else localStorage.removeItem(KEPT);
+}
+
+/** Use a person's token in this tab; a kept key stays kept. */
+export function usePerson(token) {
+  key.value = token;
+  needsKey.value = false;
+  isPerson.value = true;
+  sessionStorage.setItem(SIGNED_IN, token);
+}
+
+/** Forget a person's token. */
+export function forgetPerson() {
+  sessionStorage.removeItem(SIGNED_IN);
+  isPerson.value = false;
+  key.value = localStorage.getItem(KEPT) ?? "";
 }
 
 export const isKept = () => localStorage.getItem(KEPT) !== null;

@@ -3,8 +3,9 @@ import { signal } from "@preact/signals";
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { connected, get, isKept, key, needsKey, useKey } from "./api.js";
+import { connected, get, isKept, isPerson, key, needsKey, useKey } from "./api.js";
 import { html } from "./html.js";
+import { begin, comeBack, failure, me, provider, signIn, signOut } from "./person.js";
 import { Chat } from "./pages/chat.js";
 import { Home } from "./pages/home.js";
 import { Interrupts } from "./pages/interrupts.js";
@@ -22,13 +23,14 @@ const PAGES = {
   "": { name: "Home", view: Home },
   runs: { name: "Runs", view: Runs, one: Run, below: { compare: () => import("./pages/compare.js").then((m) => m.Compare) } },
   interrupts: { name: "Waiting for you", view: Interrupts },
-  chat: { name: "Chat", view: Chat },
-  agents: { name: "Agents", load: () => import("./pages/agents.js").then((m) => m.Agents) },
-  graphs: { name: "Graphs", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
-  memory: { name: "Memory", load: () => import("./pages/memory.js").then((m) => m.Memory) },
-  operations: { name: "Operations", load: () => import("./pages/operations.js").then((m) => m.Operations) },
+  chat: { name: "Chat", view: Chat, needs: "run" },
+  agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
+  graphs: { name: "Graphs", needs: "read", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
+  memory: { name: "Memory", needs: "read", load: () => import("./pages/memory.js").then((m) => m.Memory) },
+  operations: { name: "Operations", needs: "read", load: () => import("./pages/operations.js").then((m) => m.Operations) },
 };
 const asksForKey = signal(false);
+const signedOut = signal(null);
 
 /** A page gets `rest`, the words of its address after the first, and `query`; `id` is the first of `rest`. */
 function page({ path: [area = "", ...rest], query }) {
@@ -81,6 +83,20 @@ function KeyDialog({ onClose }) {
   <//>`;
 }
 
+/** Who one is, and the way in and out. */
+function Person() {
+  const name = me.value && html`<span class="small soft" title=${me.value.user ?? ""}>${me.value.name}</span>`;
+  if (isPerson.value) return html`${name}<${Button} kind="small" onClick=${() => (signedOut.value = { elsewhere: signOut() })}>Sign out<//>`;
+  return html`${name}${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`}`;
+}
+
+function SignedOut() {
+  if (failure.value) return html`<p class="banner bad" role="alert">You are not signed in. ${failure.value}</p>`;
+  if (!signedOut.value || isPerson.value) return null;
+  const { elsewhere } = signedOut.value;
+  return html`<p class="banner" role="status">You are signed out here. ${elsewhere && html`<a href=${elsewhere}>End the provider's session, too</a>`}</p>`;
+}
+
 function Connection() {
   useEffect(() => {
     if (connected.value) return undefined;
@@ -109,17 +125,22 @@ function App() {
     <header class="top">
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
-        ${Object.entries(PAGES).map(([area, { name }]) => html`<${Link} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
+        ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} data-needs=${needs} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
       </nav>
       <div class="actions">
         <${Button} kind="small ghost" onClick=${() => (theme.value = next)} aria-label=${`Colours: ${theme.value}. Change to ${next}`}>${{ system: "◐", light: "☀", dark: "☾" }[theme.value]}<//>
-        <${Button} kind="small" onClick=${() => (asksForKey.value = true)}>${key.value ? "Key ✓" : "Key"}<//>
+        <${Person} />
+        ${!isPerson.value && html`<${Button} kind="small" onClick=${() => (asksForKey.value = true)}>${key.value ? "Key ✓" : "Key"}<//>`}
       </div>
     </header>
     <${Connection} />
-    ${needsKey.value && html`<p class="banner wait" role="alert">This server needs an API key. <${Button} kind="small" onClick=${() => (asksForKey.value = true)}>Enter a key<//></p>`}
+    <${SignedOut} />
+    ${needsKey.value && html`<p class="banner wait" role="alert">This server needs ${provider.value ? "you to sign in, or " : ""}an API key.
+      ${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`} <${Button} kind="small" onClick=${() => (asksForKey.value = true)}>Enter a key<//></p>`}
     <main id="main" ref=${main} tabindex="-1" key=${key.value}>${page(at)}</main>
     ${asksForKey.value && html`<${KeyDialog} onClose=${() => (asksForKey.value = false)} />`}`;
 }
 
+await comeBack();
+begin();
 render(html`<${App} />`, document.getElementById("app"));

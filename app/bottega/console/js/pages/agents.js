@@ -28,7 +28,7 @@ function All({ query }) {
   const fits = (agent) => `${agent.name} ${agent.description}`.toLowerCase().includes(text);
   const models = (model) => (model == null ? "default" : [model].flat().join(", "));
   return html`
-    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" path=${["agents", NEW]}>New agent<//></div></div>
+    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" data-needs="define" path=${["agents", NEW]}>New agent<//></div></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}><label class="grow">Name or description <input type="search" value=${query.text ?? ""} onInput=${(e) => go(["agents"], { text: e.target.value }, { replace: true })} /></label></form>
     <${Panel}><${Pages} path="/v1/agents" what="agents">${(items) => items.filter(fits).length
       ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed"]}>${items.filter(fits).map((each) => html`<tr key=${each.name}><td><${Link} path=${["agents", each.name]}>${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
@@ -95,7 +95,7 @@ function One({ stored, query }) {
   };
   return html`
     <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time} at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
-      <div class="actions"><${Link} class="button" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
+      <div class="actions"><${Link} class="button" data-needs="run" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
     <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
       <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : schema

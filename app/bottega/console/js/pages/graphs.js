@@ -44,7 +44,7 @@ function New() {
       setError(problem);
     }
   };
-  return html`<form class="filters" onSubmit=${make}>
+  return html`<form class="filters" data-needs="define" onSubmit=${make}>
       <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}" title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off" onInput=${(e) => setName(e.target.value.trim())} /></label>
       <button class="button primary">Make it</button>
     </form>
@@ -107,8 +107,8 @@ function Workshop({ graph, agents, query, reload }) {
       <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p></div>
       <div class="actions">
         <${Button} disabled=${!drafts.length} onClick=${undo}>Undo<//>
-        <${Button} kind="primary" busy=${busy} disabled=${!isChanged} onClick=${save}>Save version ${base.version + 1}<//>
-        <${Button} kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
+        <${Button} data-needs="define" kind="primary" busy=${busy} disabled=${!isChanged} onClick=${save}>Save version ${base.version + 1}<//>
+        <${Button} data-needs="define" kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
       </div>
     </div>
     ${error && html`<${Failure} error=${error} />`}

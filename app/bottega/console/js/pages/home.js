@@ -87,5 +87,5 @@ function Demo() {
     }
     setBusy(false);
   };
-  return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
+  return isHere && html`<${Button} data-needs="run" kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
 }

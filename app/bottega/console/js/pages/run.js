@@ -162,9 +162,9 @@ function Actions({ run, status, onDone }) {
   const retry = (from) => follow(postOnce(url`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
   const cancel = () => post(url`/v1/runs/${run.id}/cancel`);
   return html`
-    ${moves && html`<${Button} kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
-    ${!moves && status !== "completed" && html`<${Button} busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
-    ${!moves && html`<${Button} busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
+    ${moves && html`<${Button} data-needs="run" kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
+    ${!moves && status !== "completed" && html`<${Button} data-needs="run" busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
+    ${!moves && html`<${Button} data-needs="run" busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
     ${!moves && typeof run.input === "string" && html`<${Button} onClick=${() => setChanging(true)}>Change and run<//>`}
     <${Link} class="button" path=${["runs", run.id, "compare"]}>Compare<//>
     ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}

@@ -42,8 +42,9 @@ addEventListener("click", (event) => {
 
 export const Link = ({ path, query, children, ...rest }) => html`<a href=${to(path, query)} ...${rest}>${children}</a>`;
 
-export const Panel = ({ title, actions, children, kind = "" }) => html`
-  <section class="panel ${kind}">
+/** `needs`: the scope without which it is hidden. */
+export const Panel = ({ title, actions, children, kind = "", needs }) => html`
+  <section class="panel ${kind}" data-needs=${needs}>
     ${title && html`<header><h2>${title}</h2><div class="actions">${actions}</div></header>`}
     ${children}
   </section>`;

@@ -44,7 +44,7 @@ export function Decision({ interrupt, onDone }) {
       : html`<label>Arguments <textarea rows="6" value=${edited} onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
     ${interrupt.kind === "approval" && html`
       <label>Comment <input value=${comment} maxlength="2000" onInput=${(e) => setComment(e.target.value)} /></label>
-      <div class="actions">
+      <div class="actions" data-needs="approve">
         <${Button} kind="primary" busy=${busy} onClick=${approve}>Approve<//>
         <${Button} kind="danger" busy=${busy} onClick=${deny}>Deny<//>
         ${edited === null && html`<${Button} onClick=${() => setEdited(JSON.stringify(interrupt.arguments, null, 2))}>Edit arguments<//>`}

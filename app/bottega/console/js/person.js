@@ -1,0 +1,78 @@
+/** Who uses the console: sign-in by OpenID Connect (authorization code with PKCE), and what that person may do. */
+import { effect, signal } from "@preact/signals";
+
+import { forgetPerson, get, key, post, ROOT, usePerson } from "./api.js";
+
+const STARTED = `bottega.sign-in${ROOT}`;
+const HERE = new URL(document.baseURI.replace(/[?#].*/, ""));
+const SCOPES = ["read", "run", "define", "approve", "admin"];
+const INCLUDED = { run: ["read"], define: ["read"], admin: SCOPES };
+
+/** The provider as the server knows it; null: people here use keys. */
+export const provider = signal(null);
+/** `name`, `user` and `scopes` of the caller; null: not read. */
+export const me = signal(null);
+/** Why the last sign-in failed; "": it did not. */
+export const failure = signal("");
+
+const encoded = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+const secret = () => encoded(crypto.getRandomValues(new Uint8Array(32)));
+
+/** Go to the provider. It comes back to this page with a code. */
+export async function signIn() {
+  if (!crypto.subtle) return void (failure.value = "Signing in needs HTTPS.");
+  const verifier = secret(), state = secret();
+  sessionStorage.setItem(STARTED, JSON.stringify({ verifier, state, hash: location.hash }));
+  const challenge = encoded(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier)));
+  const to = new URL(provider.value.authorization_endpoint);
+  const sent = { response_type: "code", client_id: provider.value.client_id, redirect_uri: HERE.href, scope: "openid profile email", state, code_challenge: challenge, code_challenge_method: "S256" };
+  for (const [name, value] of Object.entries(sent)) to.searchParams.set(name, value);
+  location.assign(to);
+}
+
+/** Forget the person's token here. The provider's own session goes on: return where it is ended, if it says so. */
+export function signOut() {
+  forgetPerson();
+  const end = provider.value?.end_session_endpoint;
+  if (!end) return "";
+  const to = new URL(end);
+  to.searchParams.set("client_id", provider.value.client_id);
+  to.searchParams.set("post_logout_redirect_uri", HERE.href);
+  return /^https?:$/.test(to.protocol) ? to.href : "";
+}
+
+/** Finish a sign-in, if the provider has just sent the browser back. */
+export async function comeBack() {
+  const { code, state, error, error_description } = Object.fromEntries(new URLSearchParams(location.search));
+  if (!code && !error) return;
+  const started = JSON.parse(sessionStorage.getItem(STARTED) ?? "{}");
+  sessionStorage.removeItem(STARTED); // a code works once
+  history.replaceState(null, "", `${HERE.pathname}${started.hash ?? ""}`);
+  dispatchEvent(new HashChangeEvent("hashchange")); // it was another page when the router began
+  // Some providers leave the state out of an error.
+  if (!started.state || (state ?? (error && started.state)) !== started.state) return void (failure.value = "This page did not ask for that sign-in.");
+  if (error) return void (failure.value = error_description || error);
+  try {
+    usePerson((await post("/v1/sign-in", { code, verifier: started.verifier, redirect_uri: HERE.href })).token);
+  } catch (problem) {
+    failure.value = problem.message;
+  }
+}
+
+/** Whether the caller has a scope; true while that is not known. */
+export const may = (scope) => !me.value || me.value.scopes.some((each) => each === scope || INCLUDED[each]?.includes(scope));
+
+/** Elements with `data-needs` are hidden from who lacks that scope. */
+const showWhatIsPermitted = () => (document.documentElement.dataset.may = SCOPES.filter(may).join(" "));
+
+/** Learn about the provider, and who the caller is whenever that changes. */
+export async function begin() {
+  effect(showWhatIsPermitted);
+  effect(() => {
+    const used = key.value;
+    me.value = null;
+    if (used) get("/v1/me").then((found) => key.value === used && (me.value = found), () => {});
+  });
+  const found = await get("/v1/sign-in").catch(() => null);
+  if (found?.client_id) provider.value = found;
+}
