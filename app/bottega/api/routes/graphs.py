@@ -221,7 +221,36 @@ class NewGraph(GraphContent):
                         {"source": "requirements", "target": "designer"},
                         {"source": "designer", "target": "implementer"},
                     ],
-                }
+                },
+                {
+                    "name": "refunds",
+                    "nodes": [
+                        "clerk",
+                        {
+                            "name": "approve",
+                            "type": "human",
+                            "ask": "May we refund it?",
+                            "schema": {
+                                "type": "object",
+                                "properties": {"refund": {"type": "boolean"}},
+                                "required": ["refund"],
+                            },
+                        },
+                        "letter",
+                    ],
+                    "edges": [
+                        {"source": "clerk", "target": "approve"},
+                        {
+                            "source": "approve",
+                            "target": "letter",
+                            "when": {
+                                "feature": "output_json.refund",
+                                "op": "eq",
+                                "value": True,
+                            },
+                        },
+                    ],
+                },
             ]
         }
     )
