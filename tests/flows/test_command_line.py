@@ -192,6 +192,7 @@ def test_lines_of_the_log_are_json_throughout_with_the_event_first(database_url:
         assert first == ["event", "level", "timestamp"]
         assert rest == sorted(rest)
     assert any("settings.unknown" in line for line in lines)
+    assert not any("Pool" in line for line in lines)  # a library's
 
 
 def test_help_texts_have_no_markup() -> None:

@@ -212,6 +212,8 @@ class ShrinkingPool(AsyncAdaptedQueuePool):
     ``dispose()`` would make a new pool, and those in use would return to the old one and stay open.
     """
 
+    __module__ = AsyncAdaptedQueuePool.__module__  # where its log lines come from
+
     def shrink(self, most: int) -> None:
         """Close idle connections until there are at most ``most``, or all are in use."""
         while self.checkedin() and self.checkedin() + self.checkedout() > most:
