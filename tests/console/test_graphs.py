@@ -102,3 +102,26 @@ async def test_a_dry_run_shows_what_flows_and_the_page_is_accessible(console: Co
     await expect(page.get_by_role("heading", name="The answer", exact=True)).to_be_visible()
     assert await violations(page) == []
     assert (await console.server.client.get("/v1/runs")).json()["items"] == []
+
+
+async def test_a_condition_is_edited_and_a_skipped_node_says_why(console: Console) -> None:
+    page = await opened(console)
+    await page.get_by_label("What passes from first to second").focus()
+    details = page.get_by_label("As JSON: of a node")
+    await details.fill('{"when": {"feature": "output", "op": "eq", "value": "no"}')
+    await page.get_by_role("button", name="Take over").press("Enter")
+    await expect(page.get_by_role("alert")).to_contain_text("JSON")
+    await details.fill('{"when": {"feature": "output", "op": "eq", "value": "no"}}')
+    await page.get_by_role("button", name="Take over").press("Enter")
+    await expect(page.get_by_text('if output eq "no"').first).to_be_visible()
+    await page.get_by_role("button", name="Save version 2").press("Enter")
+    await expect(page.get_by_text("Version 2, stored")).to_be_visible()
+    graph = await stored(console, "chain")
+    assert graph["edges"][0]["when"]["value"] == "no"
+    body = {"mode": "dag", "graph": "chain", "input": "x"}
+    run = (await console.server.client.post("/v1/runs?wait=30", json=body)).json()
+    assert run["stop_reason"] == "no_output"
+    page = await console.open(f"runs/{run['id']}")
+    await page.get_by_role("tab", name="Graph").click()
+    await expect(page.get_by_text("the condition on first does not hold")).to_be_visible()
+    await expect(page.get_by_role("button", name="second: skipped")).to_be_visible()

@@ -104,6 +104,8 @@ class RunActivity:
             return self._start(event)
         if kind == "subagent.dispatched":
             return self._dispatch(event)
+        if kind.startswith("node."):
+            return self._node(event)
         work = self.work.get(event["task_id"])
         if work is not None and kind in _ENDS:
             return _end(work, event)
@@ -123,6 +125,17 @@ class RunActivity:
         if work is None:
             work = self._add(event, event["agent"])
         return None if work.is_task else f"{work.agent} starts"
+
+    def _node(self, event: Event) -> str | None:
+        """Describe a node of a graph; events of its agent say the same of one that is an agent."""
+        kind, data = event["type"], event["data"]
+        if kind == "node.skipped":
+            return f"{data['node']} is skipped: {data['reason']}"
+        if event["agent"] is not None:
+            return None
+        if kind == "node.started":
+            return f"{self._add(event, data['node']).agent} starts"
+        return f"{data['node']} failed: {data['error']['message']}" if "error" in data else None
 
     def _dispatch(self, event: Event) -> str | None:
         if event["task_id"] in self.work:

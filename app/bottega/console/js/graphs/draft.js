@@ -3,17 +3,20 @@
 export const POLICIES = { final_response_only: "the answer", tool_results: "the answer and the tools' results", full_history: "the whole conversation" };
 
 /** The part of `GET /v1/graphs/{name}` that can be changed. */
-export const draftOf = ({ nodes, edges, ttl_s }) => ({ nodes, edges, ttl_s });
+export const draftOf = ({ nodes, edges, ttl_s, output }) => ({ nodes, edges, ttl_s, ...(output ? { output } : {}) });
+
+/** The name of a node, as edges have it. */
+export const nameOf = (node) => node.name ?? node.agent;
 
 export const idOf = (edge) => `${edge.source}→${edge.target}`;
 
-export const has = (graph, agent) => graph.nodes.some((node) => node.agent === agent);
+export const has = (graph, agent) => graph.nodes.some((node) => nameOf(node) === agent);
 
 export const withNode = (graph, agent) => (has(graph, agent) ? graph : { ...graph, nodes: [...graph.nodes, { agent, ttl_s: null }] });
 
 export const withoutNode = (graph, agent) => ({
   ...graph,
-  nodes: graph.nodes.filter((node) => node.agent !== agent),
+  nodes: graph.nodes.filter((node) => nameOf(node) !== agent),
   edges: graph.edges.filter((edge) => edge.source !== agent && edge.target !== agent),
 });
 
@@ -42,18 +45,41 @@ export const withPolicy = (graph, id, policy) => ({ ...graph, edges: graph.edges
 
 /** Move an agent in the list: of those that can work at the same time, the first one goes first. */
 export function moved(graph, agent, step) {
-  const at = graph.nodes.findIndex((node) => node.agent === agent);
+  const at = graph.nodes.findIndex((node) => nameOf(node) === agent);
   const nodes = [...graph.nodes];
   if (!nodes[at + step]) return graph;
   [nodes[at], nodes[at + step]] = [nodes[at + step], nodes[at]];
   return { ...graph, nodes };
 }
 
-export const withTtl = (graph, agent, ttl_s) => ({ ...graph, nodes: graph.nodes.map((node) => (node.agent === agent ? { ...node, ttl_s } : node)) });
+export const withTtl = (graph, agent, ttl_s) => ({ ...graph, nodes: graph.nodes.map((node) => (nameOf(node) === agent ? { ...node, ttl_s } : node)) });
+
+/** What a node or an edge decides, as JSON to be edited: all but its name, or its ends. */
+export function detailsOf(graph, id) {
+  const node = graph.nodes.find((each) => nameOf(each) === id);
+  const { name, ttl_s, source, target, policy, ...details } = node ?? graph.edges.find((each) => idOf(each) === id) ?? {};
+  return details;
+}
+
+export const withDetails = (graph, id, details) => ({
+  ...graph,
+  nodes: graph.nodes.map((node) => (nameOf(node) === id ? { name: nameOf(node), ttl_s: node.ttl_s, ...details } : node)),
+  edges: graph.edges.map((edge) => (idOf(edge) === id ? { source: edge.source, target: edge.target, policy: edge.policy, ...details } : edge)),
+});
+
+/** A condition in words; "": none. */
+export function conditionOf({ when, else: isElse }) {
+  if (isElse) return "else";
+  if (!when) return "";
+  if (when.not) return `not (${conditionOf({ when: when.not })})`;
+  const group = when.all ? "all" : when.any ? "any" : null;
+  if (group) return when[group].map((each) => conditionOf({ when: each })).join(group === "all" ? " and " : " or ");
+  return `${when.feature} ${when.op}${when.op === "exists" ? "" : ` ${JSON.stringify(when.value)}`}`;
+}
 
 /** Agents by level: each is one below the deepest that it reads from. */
 export function levelsOf(graph) {
-  const level = new Map(graph.nodes.map(({ agent }) => [agent, 0]));
+  const level = new Map(graph.nodes.map((node) => [nameOf(node), 0]));
   for (let turn = 0; turn < graph.nodes.length; turn++) {
     let isDone = true;
     for (const { source, target } of graph.edges) {
@@ -66,17 +92,26 @@ export function levelsOf(graph) {
   return level;
 }
 
+const USUAL = { type: "agent", join: "any", on_error: "fail" };
+
+/** What a node decides beyond the usual, as JSON; "": nothing. */
+function decided(graph, id) {
+  const { agent, ...details } = detailsOf(graph, id);
+  const found = Object.fromEntries([...(agent && agent !== id ? [["agent", agent]] : []), ...Object.entries(details).filter(([name, value]) => USUAL[name] !== value)]);
+  return Object.keys(found).length ? JSON.stringify(found) : "";
+}
+
 /** What differs between two graphs, in a few words each. */
 export function changes(before, after) {
   const words = (graph) => new Map([
-    ...graph.nodes.map((node) => [`agent ${node.agent}`, node.ttl_s ? `expires after ${node.ttl_s} s` : ""]),
-    ...graph.edges.map((edge) => [`${edge.source} → ${edge.target}`, POLICIES[edge.policy]]),
+    ...graph.nodes.map((node) => [`${node.type ?? "agent"} ${nameOf(node)}`, [node.ttl_s ? `expires after ${node.ttl_s} s` : "", decided(graph, nameOf(node))].filter(Boolean).join(", ")]),
+    ...graph.edges.map((edge) => [`${edge.source} → ${edge.target}`, [POLICIES[edge.policy], conditionOf(edge)].filter(Boolean).join(", if ")]),
   ]);
   const [old, now] = [words(before), words(after)];
   return [
     ...[...now.keys()].filter((name) => !old.has(name)).map((name) => `+ ${name}`),
     ...[...old.keys()].filter((name) => !now.has(name)).map((name) => `− ${name}`),
     ...[...now].filter(([name, about]) => old.has(name) && old.get(name) !== about).map(([name, about]) => `${name}: ${about || "never expires"}`),
-    ...(before.nodes.map(({ agent }) => agent).join() !== after.nodes.map(({ agent }) => agent).join() && before.nodes.length === after.nodes.length && after.nodes.every(({ agent }) => has(before, agent)) ? ["another order"] : []),
+    ...(before.nodes.map(nameOf).join() !== after.nodes.map(nameOf).join() && before.nodes.length === after.nodes.length && after.nodes.every((node) => has(before, nameOf(node))) ? ["another order"] : []),
   ];
 }

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { html } from "../html.js";
 import { Button, Empty, Link, Panel } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
-import { cycleOf, has, idOf, levelsOf, moved, POLICIES, withEdge, withNode, withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
+import { conditionOf, cycleOf, detailsOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withDetails, withEdge, withNode, withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
 
 const USUAL = "final_response_only";
 
@@ -23,8 +23,12 @@ export function Editor({ graph, agents, onChange }) {
     else change(withEdge(graph, source, target, policy));
     return !path;
   };
-  const nodes = graph.nodes.map(({ agent }) => ({ id: agent, label: `${agent}\n${isUnknown(agents, agent) ? "no such agent" : `level ${level.get(agent) + 1}`}`, classes: [...(isUnknown(agents, agent) ? ["bad"] : []), ...(chosen === agent ? ["chosen"] : [])] }));
-  const edges = graph.edges.map((edge) => ({ id: idOf(edge), ...edge, label: edge.policy === USUAL ? "" : edge.policy.replaceAll("_", " "), classes: chosen === idOf(edge) ? ["chosen"] : [] }));
+  const nodes = graph.nodes.map((node) => {
+    const [id, isBad] = [nameOf(node), isUnknown(agents, node.agent)];
+    const kind = node.router ? "router, " : node.agent ? "" : `${node.type}, `;
+    return { id, label: `${id}\n${isBad ? "no such agent" : `${kind}level ${level.get(id) + 1}`}`, classes: [...(isBad ? ["bad"] : []), ...(chosen === id ? ["chosen"] : [])] };
+  });
+  const edges = graph.edges.map((edge) => ({ id: idOf(edge), ...edge, label: [edge.policy === USUAL ? "" : edge.policy.replaceAll("_", " "), conditionOf(edge)].filter(Boolean).join(", "), classes: chosen === idOf(edge) ? ["chosen"] : [] }));
   return html`
     <${Panel} title="Drawing" actions=${html`<span class="small soft">Pull a line from one agent to another to connect them</span>`}>
       ${nodes.length
@@ -35,13 +39,38 @@ export function Editor({ graph, agents, onChange }) {
     <div class="columns">
       <${Agents} ...${{ graph, agents, level, chosen, setChosen, change }} />
       <${Edges} ...${{ graph, chosen, setChosen, change, connect }} />
-    </div>`;
+    </div>
+    ${chosen && (has(graph, chosen) || graph.edges.some((edge) => idOf(edge) === chosen)) && html`<${Details} key=${chosen} ...${{ graph, chosen, change }} />`}`;
 }
 
 /** Leave the focus at the table whose row is removed. */
 const keepFocus = (event) => event.currentTarget.closest(".scroll").focus();
 
-const isUnknown = (agents, agent) => agents !== null && !agents.includes(agent);
+const isUnknown = (agents, agent) => Boolean(agent) && agents !== null && !agents.includes(agent);
+
+/** What the chosen node or edge decides, as JSON. */
+function Details({ graph, chosen, change }) {
+  const [typed, setTyped] = useState(null);
+  const [error, setError] = useState(null);
+  const text = typed ?? JSON.stringify(detailsOf(graph, chosen), null, 2);
+  const keep = () => {
+    try {
+      change(withDetails(graph, chosen, JSON.parse(text)));
+      setTyped(null);
+      setError(null);
+    } catch (problem) {
+      setError(problem.message);
+    }
+  };
+  return html`<${Panel} title=${`What ${chosen} decides`}>
+    <div class="body form">
+      <label>As JSON: of a node router, type, tool, ask and so on; of an edge when or else
+        <textarea rows="8" spellcheck=${false} value=${text} onInput=${(e) => setTyped(e.target.value)}></textarea></label>
+      ${error && html`<p class="note bad" role="alert">${error}</p>`}
+      <${Button} disabled=${typed === null} onClick=${keep}>Take over<//>
+    </div>
+  <//>`;
+}
 
 function Agents({ graph, agents, level, chosen, setChosen, change }) {
   const [name, setName] = useState("");
@@ -60,9 +89,9 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
     </form></div>
     <div class="scroll" tabindex="-1"><table class="table">
       <thead><tr><th scope="col">Agent</th><th scope="col">Level</th><th scope="col">Expires after (s)</th><th scope="col"><span class="hidden">Changes</span></th></tr></thead>
-      <tbody>${graph.nodes.map(({ agent, ttl_s }, at) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
+      <tbody>${graph.nodes.map((node, at) => [nameOf(node), node, at]).map(([agent, { ttl_s, agent: own }, at]) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
         <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>${agent}</button>
-          ${isUnknown(agents, agent) && html`<span class="small bad-text"> no such agent</span>`}</td>
+          ${isUnknown(agents, own) && html`<span class="small bad-text"> no such agent</span>`}</td>
         <td class="numbers">${level.get(agent) + 1}</td>
         <td><${Seconds} value=${ttl_s} label=${`Seconds until what ${agent} says expires`} onChange=${(seconds) => change(withTtl(graph, agent, seconds))} /></td>
         <td class="right"><span class="actions end-of-row">
@@ -82,7 +111,7 @@ function Seconds({ value, label, onChange }) {
 }
 
 function Edges({ graph, chosen, setChosen, change, connect }) {
-  const names = graph.nodes.map(({ agent }) => agent);
+  const names = graph.nodes.map(nameOf);
   const [wanted, setWanted] = useState({ source: "", target: "", policy: USUAL });
   const set = (part) => setWanted((old) => ({ ...old, ...part }));
   const add = (event) => {

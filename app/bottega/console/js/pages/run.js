@@ -89,8 +89,8 @@ export function Run({ id, query }) {
         <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(name) => set({ tab: name })} label="Views of the run" />
         <div role="tabpanel" aria-label=${tab}>
           ${tab === "timeline" && html`<${Timeline} state=${state} now=${now} chosen=${chosen?.key} onChoose=${choose} />`}
-          ${tab === "graph" && html`<${Graph} state=${state} graph=${graph.data} chosen=${chosen?.agent}
-            onChoose=${(agent) => choose([...state.tasks.values()].findLast((task) => task.agent === agent)?.key)} />`}
+          ${tab === "graph" && html`<${Graph} state=${state} graph=${graph.data} chosen=${chosen?.node ?? chosen?.agent}
+            onChoose=${(agent) => choose([...state.tasks.values()].findLast((task) => (task.node ?? task.agent) === agent)?.key)} />`}
           ${tab === "flows" && html`<${Flows} state=${state} last=${state.last} />`}
           ${tab === "events" && html`<${EventList} events=${state.events} last=${state.last} follow=${moves} />`}
         </div>

@@ -6,7 +6,7 @@ import { Canvas } from "../parts/canvas.js";
 
 /** Between two drawings: each measures and paints every text that has changed. */
 const DRAWN_EVERY_MS = 200;
-const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad", timeout: "bad", cancelled: "quiet", idle: "quiet" };
+const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad", timeout: "bad", cancelled: "quiet", skipped: "quiet", idle: "quiet" };
 const WORST = ["streaming", "running", "waiting", "queued", "failed", "timeout", "cancelled", "completed"];
 
 /** Nodes by agent, and edges: those of the run's graph, and calls. */
@@ -16,17 +16,18 @@ export function elementsOf(state, graph) {
     if (!nodes.has(agent)) nodes.set(agent, { tasks: [], status: "idle" });
     return nodes.get(agent);
   };
-  for (const node of graph?.nodes ?? []) add(node.agent);
+  for (const node of graph?.nodes ?? []) add(node.name);
   const edges = new Map();
   const edge = (source, target, kind) => {
     const id = `${kind}:${source}→${target}`;
     if (!edges.has(id)) edges.set(id, { id, source, target, kind, flows: 0, last: 0, seq: 0 });
     return edges.get(id);
   };
+  const nameOf = (task) => task.node ?? task.agent;
   for (const task of state.tasks.values()) {
-    add(task.agent).tasks.push(task);
+    add(nameOf(task)).tasks.push(task);
     const parent = state.tasks.get(task.parent);
-    if (parent && parent.agent !== task.agent) edge(parent.agent, task.agent, "call");
+    if (parent && parent.agent !== task.agent) edge(nameOf(parent), nameOf(task), "call");
   }
   for (const each of graph?.edges ?? []) edge(each.source, each.target, "data");
   for (const flow of state.flows) {
@@ -37,8 +38,10 @@ export function elementsOf(state, graph) {
     found.seq = flow.seq;
     found.version = flow.version;
   }
-  for (const node of nodes.values()) {
-    node.status = WORST.find((status) => node.tasks.some((task) => task.status === status)) ?? "idle";
+  for (const [name, node] of nodes) {
+    const decided = state.nodes.get(name);
+    node.reason = decided?.reason ?? null;
+    node.status = decided?.status === "skipped" ? "skipped" : WORST.find((status) => node.tasks.some((task) => task.status === status)) ?? "idle";
   }
   return { nodes, edges };
 }
@@ -82,6 +85,7 @@ export function Graph({ state, graph, chosen, onChoose }) {
     <${Canvas} nodes=${nodes} edges=${edges} onNode=${onChoose} label="The graph of the agents; the list below says the same." />
     <ul class="agents">${[...agents].map(([agent, node]) => html`<li key=${agent}>
       <button type="button" class=${`button small ${chosen === agent ? "primary" : ""}`} aria-pressed=${chosen === agent} disabled=${!node.tasks.length} onClick=${() => onChoose(agent)}>
-        ${agent}${node.tasks.length > 1 ? ` × ${node.tasks.length}` : ""}: ${node.status === "idle" ? "not called" : node.status}</button></li>`)}</ul>
+        ${agent}${node.tasks.length > 1 ? ` × ${node.tasks.length}` : ""}: ${node.status === "idle" ? "not called" : node.status}</button>
+      ${node.reason && html`<span class="small soft"> ${node.reason}</span>`}</li>`)}</ul>
   </div>`;
 }

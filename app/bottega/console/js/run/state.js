@@ -15,6 +15,7 @@ export class RunState {
   constructor() {
     this.events = [];
     this.tasks = new Map();
+    this.nodes = new Map();
     this.flows = [];
     this.recalled = [];
     this.published = [];
@@ -43,6 +44,7 @@ export class RunState {
     if (event.type.startsWith("run.")) this.#run(event, at);
     else if (event.type.startsWith("message.")) this.#message(event.type, event.data);
     else if (event.type === "warning") this.warnings.push(event);
+    else if (event.type.startsWith("node.")) this.#node(event, at);
     else if (event.agent != null || event.task_id != null) this.#task(event, at);
   }
 
@@ -135,7 +137,7 @@ export class RunState {
     else if (area === "subagent") this.#dispatched(task, what, data, at);
     else if (area === "interrupt") this.#interrupt(task, what, data, at);
     else if (type === "memory.injected") {
-      const flow = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data };
+      const flow = { seq: event.seq, at, source: data.source, target: task.node ?? task.agent, version: data.version, data };
       this.flows.push(flow);
       task.received.push(flow);
     } else if (type === "memory.published") {
@@ -145,6 +147,21 @@ export class RunState {
       this.recalled.push(item);
       task.received.push(item);
     }
+  }
+
+  /** A node of a graph that decides; one that is no agent is shown as a task of its name. */
+  #node(event, at) {
+    const { type, data } = event;
+    const status = type === "node.started" ? "running" : type.slice("node.".length);
+    this.nodes.set(data.node, { status, reason: data.reason ?? null });
+    if (event.task_id == null) return;
+    const task = this.#find(event);
+    task.node = data.node;
+    task.startedAt ??= at;
+    if (event.agent != null) return;
+    task.agent = data.node;
+    task.error = data.error ?? null;
+    if (status !== "running") this.#end(task, status, at);
   }
 
   #agent(task, what, data, at) {
