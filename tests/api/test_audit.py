@@ -15,6 +15,8 @@ from tests.service import Running
 AGENT = {"name": "a", "system_message": "x"}
 RUN = {"agent": "a", "input": "x"}
 SCHEDULE = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": RUN}
+MADE = ("agent.create", "graph.create", "schedule.create")
+"""What the tests make first."""
 TASK = text("""
     INSERT INTO tasks (tenant_id, run_id, id, agent, depth, status, started_at)
     VALUES (:tenant, :run, gen_random_uuid(), 'a', 1, 'running', now()) RETURNING id
@@ -25,7 +27,7 @@ async def noted(client: httpx2.AsyncClient, **query: str) -> list[dict[str, Any]
     answer = await client.get("/v1/audit", params=query)
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["items"]
-    return found
+    return [each for each in found if each["action"] not in MADE]
 
 
 def acts(entries: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -70,8 +72,9 @@ async def test_the_audit_log_comes_in_pages(client: httpx2.AsyncClient) -> None:
     for name in ("a", "b", "c"):
         await client.post("/v1/agents", json=AGENT | {"name": name})
         await client.delete(f"/v1/agents/{name}")
-    first = (await client.get("/v1/audit?limit=2&order=desc")).json()
-    rest = (await client.get(f"/v1/audit?order=desc&cursor={first['next_cursor']}")).json()
+    path = "/v1/audit?action=agent.delete&order=desc"
+    first = (await client.get(f"{path}&limit=2")).json()
+    rest = (await client.get(f"{path}&cursor={first['next_cursor']}")).json()
     assert [entry["target"] for entry in first["items"] + rest["items"]] == ["c", "b", "a"]
 
 
@@ -123,7 +126,7 @@ async def test_an_action_that_cannot_be_recorded_is_not_done(
     await client.post("/v1/agents", json=AGENT)
     run_id = await start(client)
     owner = await asyncpg.connect(database_url)
-    await owner.execute("ALTER TABLE audit_log ADD CHECK (false)")
+    await owner.execute("ALTER TABLE audit_log ADD CHECK (false) NOT VALID")
     await owner.close()
     assert (await client.delete("/v1/agents/a")).status_code == 500
     assert (await client.post(f"/v1/runs/{run_id}/cancel")).status_code == 500

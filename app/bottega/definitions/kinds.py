@@ -13,14 +13,12 @@ class DefinitionKind:
 
     Attributes:
         bodies: large fields, which only a full view includes.
-        audited: every change is noted in the audit log; otherwise only the delete.
     """
 
     noun: str
     table: Table
     versions: Table
     bodies: tuple[str, ...]
-    audited: bool = False
 
     @property
     def word(self) -> str:
@@ -49,12 +47,10 @@ PROVIDERS = DefinitionKind(
     tables.providers,
     tables.provider_versions,
     ("headers", "models", "prices"),
-    audited=True,
 )
 MCP_SERVERS = DefinitionKind(
     "MCP server",
     tables.mcp_servers,
     tables.mcp_server_versions,
     ("headers", "tools", "warnings"),
-    audited=True,
 )

@@ -398,7 +398,11 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         if url is not None and run.webhook_url == url.split("?")[0]:
             asked["run"]["webhook_url"] = url  # its query is never shown, so it cannot be sent
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
-    return _result(schedules.KIND, body.name, before, _of_schedule(row))
+    result = _result(schedules.KIND, body.name, before, _of_schedule(row))
+    if result["action"] != "unchanged":
+        action = "schedule.create" if before is None else "schedule.replace"
+        await audit.note(caller.tx, caller.tenant, caller.principal.actor, action, body.name)
+    return result
 
 
 def _of_schedule(row: Mapping[str, Any]) -> dict[str, Any]:

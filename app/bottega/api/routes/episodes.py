@@ -246,6 +246,7 @@ async def create(
             await require_room(tx, tenant)
             await hold_owner(tx, tenant, body.session_id, body.user)
             stored = await service.memory.store(tenant, episode, on=driver)
+            await audit.note(tx, tenant, principal.actor, "episode.import", str(stored))
             response.headers["Location"] = f"/v1/episodes/{stored}"
             kept = (await rows.load(driver, EVERYTHING, [stored]))[stored]
             bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}

@@ -35,7 +35,7 @@ from bottega.api.shared.definitions import (
     if_match_version,
     refuse_foreign,
 )
-from bottega.api.shared.deps import DefineTenant, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Tenant, Transaction
 from bottega.api.shared.processes import ProcessEndedError, Processes, TenantLimit
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
@@ -50,6 +50,7 @@ from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
 from bottega.json_schema.values import WHOLE
 from bottega.runs import read
+from bottega.tenants import audit
 from bottega.tools.http import HttpToolDefinition
 from bottega.tools.mcp import McpToolDefinition
 from bottega.tools.people import ExpiresS
@@ -594,6 +595,7 @@ router = DefinitionRoutes(
 async def add_edge(
     tx: Transaction,
     tenant: DefineTenant,
+    actor: Actor,
     name: DefinitionName,
     body: Edge,
     response: Response,
@@ -602,7 +604,9 @@ async def add_edge(
     expected = if_match_version(if_match)
     current = await store.get(tx, GRAPHS, tenant, name, lock=True)
     content = with_edge(current.content, body.model_dump(by_alias=True))
-    return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+    changed = await store.replace(tx, GRAPHS, tenant, name, content, expected)
+    await audit.note(tx, tenant, actor, "graph.replace", name, {"version": changed.version})
+    return answer(changed, response)
 
 
 @router.delete(
@@ -616,6 +620,7 @@ async def add_edge(
 async def remove_edge(
     tx: Transaction,
     tenant: DefineTenant,
+    actor: Actor,
     name: DefinitionName,
     source: NodeName,
     target: NodeName,
@@ -625,7 +630,9 @@ async def remove_edge(
     expected = if_match_version(if_match)
     current = await store.get(tx, GRAPHS, tenant, name, lock=True)
     content = without_edge(current.content, source, target)
-    return answer(await store.replace(tx, GRAPHS, tenant, name, content, expected), response)
+    changed = await store.replace(tx, GRAPHS, tenant, name, content, expected)
+    await audit.note(tx, tenant, actor, "graph.replace", name, {"version": changed.version})
+    return answer(changed, response)
 
 
 _MEDIA = {

@@ -167,6 +167,7 @@ async def create(
 
         async def store() -> dict[str, Any]:
             row = await schedules.create(tx, tenant, asked | {"name": body.name})
+            await audit.note(tx, tenant, principal.actor, "schedule.create", body.name)
             response.headers["Location"] = f"/v1/schedules/{body.name}"
             return _to_response(row)
 
@@ -219,6 +220,8 @@ async def replace(
 ) -> Any:
     async with _prepared(service, principal, body) as (tx, asked, stored):
         row, is_new = await schedules.put(tx, tenant, asked | {"name": name})
+        action = "schedule.create" if is_new else "schedule.replace"
+        await audit.note(tx, tenant, principal.actor, action, name)
         stored.keep(row["run"]["input"])
     if is_new:
         response.status_code = 201
@@ -282,9 +285,15 @@ async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
     responses=problems(400, 404, 413, 415),
 )
 async def change(
-    tx: Transaction, tenant: DefineTenant, name: ScheduleName, body: ScheduleChange
+    tx: Transaction,
+    tenant: DefineTenant,
+    actor: Actor,
+    name: ScheduleName,
+    body: ScheduleChange,
 ) -> Any:
-    return _to_response(await schedules.pause(tx, tenant, name, body.paused))
+    row = await schedules.pause(tx, tenant, name, body.paused)
+    await audit.note(tx, tenant, actor, "schedule.change", name, {"paused": body.paused})
+    return _to_response(row)
 
 
 @router.delete(

@@ -390,11 +390,10 @@ class DefinitionRoutes:
 
 
 async def note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
-    """Note a change in the audit log, if the kind's changes belong there."""
-    if kind.audited:
-        about = {"version": definition.version}
-        actor, action = caller.principal.actor, f"{kind.word}.{verb}"
-        await audit.note(caller.tx, caller.tenant, actor, action, definition.name, about)
+    """Note a change in the audit log."""
+    about = {"version": definition.version}
+    actor, action = caller.principal.actor, f"{kind.word}.{verb}"
+    await audit.note(caller.tx, caller.tenant, actor, action, definition.name, about)
 
 
 class Sending(NamedTuple):
