@@ -26,6 +26,7 @@ from bottega.api import tokens as tokens_of_users
 from bottega.api.auth import Authenticate
 from bottega.api.routes import (
     agents,
+    batches,
     deploy,
     episodes,
     files,
@@ -166,6 +167,7 @@ _ROUTERS = (
     mcp_endpoint.router,
     runs.router,
     stream.router,
+    batches.router,
     websocket.router,
     websocket.tickets_router,
     schedules.router,
@@ -238,6 +240,7 @@ def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
     return {
         connections.UPLOADS: uploads,
         ("POST", "/v1/runs"): inputs,
+        ("POST", "/v1/batches"): LongBodies(batches.LONGEST_BODY, each=2, all=4),
         ("POST", "/v1/schedules"): inputs,
         ("POST", "/openai/v1/chat/completions"): inputs,
         ("POST", "/openai/v1/responses"): inputs,

@@ -486,6 +486,8 @@ CREATE TABLE runs (
     output_json jsonb,
     -- Number of the messages that were sent to it.
     messages smallint NOT NULL DEFAULT 0,
+    -- Of a batch: {"concurrency", "on_error", "total"}.
+    batch jsonb,
     -- How many of its child runs may be queued or running; null: it has none.
     child_limit integer,
     -- Of its request; with its end also of its log and its answer.
@@ -521,10 +523,14 @@ CREATE TABLE run_children (
     -- "token_budget", "cost_budget", "task", "messages"}.
     request jsonb NOT NULL,
     is_held boolean NOT NULL DEFAULT true,
-    -- Whether it was cancelled while it was held.
-    is_cancelled boolean NOT NULL DEFAULT false,
+    -- Of an item of a batch: its name, unique in the batch.
+    key text,
+    -- Of one that is over: of an item of a batch, and of one that ended without a run.
+    status text,
+    error jsonb,
     CONSTRAINT pk_run_children PRIMARY KEY (tenant_id, run_id, number),
-    CONSTRAINT uq_run_children_child_id UNIQUE (tenant_id, child_id)
+    CONSTRAINT uq_run_children_child_id UNIQUE (tenant_id, child_id),
+    CONSTRAINT uq_run_children_key UNIQUE (tenant_id, run_id, key)
 );
 CREATE INDEX ix_run_children_held ON run_children (tenant_id, run_id, number) WHERE is_held;
 

@@ -250,6 +250,7 @@ async def _runs(ask: Recorder, model: FakeModel) -> None:
     await ask("cancel_run", at)
     await ask("cancel_run_task", {**at, "task_id": task["items"][0]["id"]})
     await ask("list_runs")
+    await _batches(ask)
     await ask("list_webhook_deliveries")
     await ask.send_examples("create_ws_ticket")
 
@@ -260,6 +261,25 @@ async def _runs(ask: Recorder, model: FakeModel) -> None:
     for name in ("get_run_learning", "get_run"):
         ask.answers.pop(name)
         await ask(name, at)
+
+
+async def _batches(ask: Recorder) -> None:
+    (batch,) = await ask.send_examples("create_batch")
+    at = {"batch_id": batch["id"]}
+
+    async def found() -> Any:
+        return await ask("get_batch", at)
+
+    await until(found, lambda each: each["ended_at"] is not None, within=60)
+    for name in ("get_batch", "list_batches", "list_batch_results", "list_batch_events"):
+        ask.answers.pop(name, None)
+        await ask(name, None if name == "list_batches" else at)
+    fails = {"agent": "coordinator", "items": [{"input": "x"}], "budget": {"tokens": 1}}
+    failing = await ask("create_batch", json=fails)
+    at = {"batch_id": failing["id"]}
+    await until(found, lambda each: each["ended_at"] is not None, within=60)
+    await ask("retry_batch", at)
+    await ask("cancel_batch", at)
 
 
 async def _people(ask: Recorder, model: FakeModel) -> None:

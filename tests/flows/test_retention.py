@@ -109,7 +109,7 @@ async def test_a_run_in_use_stays(guest: Running, guest_model: FakeModel, shared
     turn = await finished(guest, session_id="s")
     shared_turn = await finished(guest, session_id="o")
     fork = await forked(guest, "o")
-    told, checked, filed, linked, free = [await finished(guest) for _ in range(5)]
+    told, checked, filed, parent, free = [await finished(guest) for _ in range(5)]
     add = guest.owner.execute
     await add(
         "INSERT INTO webhooks (tenant_id, run_id, url, next_at)"
@@ -130,9 +130,11 @@ async def test_a_run_in_use_stays(guest: Running, guest_model: FakeModel, shared
         for more in ({"session_id": "s"}, {"session_id": fork}, {})
     ]
     await add(
-        "UPDATE runs SET parent_run_id = $2 WHERE id = $1", UUID(under_way[2]["id"]), UUID(linked)
+        "UPDATE runs SET parent_run_id = $2, root_run_id = $2 WHERE id = $1",
+        UUID(under_way[2]["id"]),
+        UUID(parent),
     )
-    held = [turn, shared_turn, told, checked, filed, linked]
+    held = [turn, shared_turn, told, checked, filed, parent]
     await age(guest, *held, free)
     name = await tenant_of(guest)
 
@@ -147,7 +149,7 @@ async def test_a_run_in_use_stays(guest: Running, guest_model: FakeModel, shared
     await add("DELETE FROM run_checks WHERE run_id = $1", UUID(checked))
     await add("UPDATE files SET used_at = now() - interval '31 days' WHERE id = $1", UUID(sent))
     removed = await operator.prune(shared_url, MONTH, tenant=name)
-    assert (removed[name]["runs"], removed[name]["files"]) == (len(held), 1)
+    assert (removed[name]["runs"], removed[name]["files"]) == (len(held) + 1, 1)  # with a child run
     assert await left(guest, held) == []
 
 

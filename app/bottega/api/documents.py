@@ -24,6 +24,7 @@ from pydantic_core import from_json, to_json
 import bottega
 from bottega.api.auth import TICKET, is_public
 from bottega.api.errors import Problem, problems
+from bottega.api.routes.batches import NewBatch
 from bottega.api.routes.stream import WatchQuery
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
@@ -227,6 +228,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "change_pattern": "invalid_condition stale_version",
     "change_schedule": _OWNED,
     "change_session": f"{_OWNED} storage_quota",
+    "create_batch": f"{_RUNS} {_ONCE} duplicate_key",
     "create_agent": f"{_AGENTS} {_ONCE} exists",
     "create_file": "bad_multipart file_quota file_too_large object_store storage_quota "
     "too_many_uploads upload_stopped user_erasing user_required session_user",
@@ -260,6 +262,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "give_run_feedback": f"{_OWNED} not_final",
     "import_episode": f"{_OWNED} {_ONCE} storage_quota user_erasing",
     "learn_from_episode": f"{_OWNED} {_ONCE} not_final storage_quota user_erasing",
+    "list_batch_events": "too_many_streams",
     "list_run_events": "too_many_streams",
     "list_secrets": "no_secrets_key",
     "list_session_messages": _OWNED,
@@ -277,6 +280,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "replace_provider": f"{_SECRETS} {_STORES} egress_forbidden exists",
     "replace_schedule": f"{_RUNS} {_PATTERNS} too_many",
     "resolve_interrupt": f"{_OWNED} cancelled expired not_the_user resolved",
+    "retry_batch": "nothing_failed",
     "retry_run": f"{_RUNS} {_ONCE} child_run not_final",
     "rotate_webhook_secret": "too_many",
     "search_episodes": "user_required",
@@ -307,7 +311,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         _, definitions = models_json_schema(
-            [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
+            [(Problem, "serialization"), (NewBatch, "validation")],
+            ref_template="#/components/schemas/{model}",
         )
         if root := app.state.service.settings.root_path:
             schema["servers"] = [{"url": root}]

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Annotated, Any, Self
 from urllib.parse import quote
 from uuid import uuid4
@@ -155,6 +156,21 @@ class RemoteServer:
     def create(self, path: str, body: Mapping[str, Any]) -> Any:
         """Post, under a key with which a repetition creates nothing."""
         return self._patient("POST", path, json=body, headers={"Idempotency-Key": uuid4().hex})
+
+    def create_batch(self, data: bytes, **fields: str | int | None) -> Any:
+        """Start a batch of items in lines, or return that of the same lines and fields."""
+        wanted = {name: value for name, value in fields.items() if value is not None}
+        key = sha256(repr(sorted(wanted.items())).encode() + data).hexdigest()
+        headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
+        return self._patient("POST", "/v1/batches", content=data, params=wanted, headers=headers)
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """Yield the answer's bytes as they come."""
+        with self._translated(), self._client.stream("GET", path) as answer:
+            if not answer.is_success:
+                answer.read()
+                self._checked(answer)
+            yield from answer.iter_bytes()
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Post what may be repeated: the server does the same only once."""

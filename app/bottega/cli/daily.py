@@ -7,6 +7,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import unified_diff
@@ -32,6 +33,8 @@ from bottega.cli.terminal import (
 if TYPE_CHECKING:
     from bottega.cli.client import RemoteServer
 
+_LOOK_S = 0.5
+"""Time between two looks at a batch."""
 _Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Its name.")]
 _RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="Its id.")]
 _Session = Annotated[
@@ -104,6 +107,53 @@ def start_run(
             raise typer.Exit(INTERRUPTED) from None
         transcript.end(run)
     raise typer.Exit(STATUSES.get(run["status"], 1))
+
+
+def batch(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.jsonl", help="An item in each line, as JSON.")
+    ],
+    agent: Annotated[str | None, typer.Option(help="That runs each item.")] = None,
+    graph: Annotated[str | None, typer.Option(help="Whose agents run each item.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Items under way at a time.")] = None,
+) -> None:
+    """Run many items at once, and write a line of JSON for each result, in their order.
+
+    Ctrl-C leaves the batch going. With the same file it goes on, or shows the same results. Exit
+    status: 0 all items completed, 1 some did not, 5 the server refused or is away.
+    """
+    from bottega.cli.people import INTERRUPTED
+
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from None
+    with connected() as server:
+        found = server.create_batch(data, agent=agent, graph=graph, concurrency=concurrency)
+        path = f"/v1/batches/{found['id']}"
+        try:
+            found = _follow_batch(server, path, found)
+            for chunk in server.lines(f"{path}/results"):
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        except KeyboardInterrupt:
+            console.print("The batch goes on. Repeat the command to see its results.")
+            raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(0 if found["counts"]["completed"] == found["total"] else 1)
+
+
+def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
+    """Show a batch's progress until it is over; return it."""
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"batch {found['id']}", total=found["total"])
+        while found["ended_at"] is None:
+            time.sleep(_LOOK_S)
+            found = server.get(path)
+            open_ones = sum(found["counts"][name] for name in ("queued", "running", "waiting"))
+            progress.update(task, completed=found["total"] - open_ones)
+    return found
 
 
 def watch(run_id: _RunId) -> None:

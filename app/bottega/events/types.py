@@ -61,6 +61,11 @@ class EventType(StrEnum):
     NODE_FAILED = "node.failed"
     NODE_SKIPPED = "node.skipped"
     EDGE_DECIDED = "edge.decided"
+    BATCH_STARTED = "batch.started"
+    BATCH_ITEM_ENDED = "batch.item_ended"
+    BATCH_COMPLETED = "batch.completed"
+    BATCH_FAILED = "batch.failed"
+    BATCH_CANCELLED = "batch.cancelled"
     EPISODE_STORED = "episode.stored"
     WARNING = "warning"
 
@@ -92,7 +97,14 @@ FINAL_EVENT = {
 STATE = "server_state"
 """Field of ``llm.completed`` for the model's server; clients never see it."""
 
-FINAL_EVENT_TYPES = frozenset(FINAL_EVENT.values())
+FINAL_EVENT_TYPES = frozenset(
+    (
+        *FINAL_EVENT.values(),
+        EventType.BATCH_COMPLETED,
+        EventType.BATCH_FAILED,
+        EventType.BATCH_CANCELLED,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

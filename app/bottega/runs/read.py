@@ -198,6 +198,7 @@ _HIDDEN = (
     "parent_task",
     "root_run_id",
     "child_limit",
+    "batch",
 )
 """Columns that lists leave out; some are large."""
 _ABOVE = UUID(int=4 << 120)
@@ -239,7 +240,7 @@ def _of_run(table: Table) -> ColumnElement[bool]:
 
 
 # Statements of frequent requests are made once: that costs more than the rest of such a request.
-_RUN = _runs("spent", "parent_task", "root_run_id", "child_limit").where(
+_RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
 )
 _EXISTS = select(runs.c.id).where(
@@ -364,7 +365,7 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     if wanted.parent_run_id is not None:
         yield runs.c.parent_run_id == wanted.parent_run_id
         return
-    yield runs.c.parent_run_id.is_(None)
+    yield and_(runs.c.parent_run_id.is_(None), runs.c.mode != "batch")
     # A run's id (UUIDv7) begins with a time within the transaction that starts at created_at.
     # So the primary key can serve as the index for both bounds.
     if after is not None:

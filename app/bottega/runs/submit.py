@@ -119,6 +119,7 @@ class NewRun:
         version: of its agent, or of its graph if there is no agent; ``None``: the current one.
         way: the façade by which it comes, which must show its agent; ``None``: our own API.
         made_files: files that were made of data in its input; they are deleted with it.
+        batch: of a batch: ``concurrency``, ``on_error`` and ``total``.
     """
 
     mode: str
@@ -148,6 +149,7 @@ class NewRun:
     made_files: list[UUID] | None
     version: int | None
     way: str | None
+    batch: dict[str, Any] | None = None
 
     @classmethod
     def of(

@@ -15,7 +15,7 @@ from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
 from bottega.api.schemas.parts import ContentPart, ModelToolCall, ShortenedPrompt
-from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, TaskStatus, Usage
+from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, Status, TaskStatus, Usage
 from bottega.events.types import EventType, WaitReason
 
 AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]
@@ -42,6 +42,27 @@ class RunQueuedData(EventData):
     """Id of the run that this one repeats; null: none."""
     parent_run_id: UUID | None = None
     """Id of the run that a child run works for; null: it is none."""
+
+
+class BatchStartedData(EventData):
+    """Data of an accepted batch."""
+
+    agent: str | None
+    graph: str | None
+    total: int
+    """Number of its items."""
+
+
+class BatchItemData(EventData):
+    """Data of an item of a batch that is over."""
+
+    index: int
+    """Its place among the items, from 0."""
+    key: str | None
+    """Its key; null: it has none."""
+    run_id: UUID | None
+    """Null: it was never begun."""
+    status: Status
 
 
 class RunClaimedData(EventData):
@@ -559,6 +580,11 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.NODE_FAILED: NodeFailedData,
     EventType.NODE_SKIPPED: NodeSkippedData,
     EventType.EDGE_DECIDED: EdgeDecidedData,
+    EventType.BATCH_STARTED: BatchStartedData,
+    EventType.BATCH_ITEM_ENDED: BatchItemData,
+    EventType.BATCH_COMPLETED: RunEndedData,
+    EventType.BATCH_FAILED: RunEndedData,
+    EventType.BATCH_CANCELLED: RunEndedData,
     EventType.EPISODE_STORED: EpisodeStoredData,
     EventType.WARNING: WarningData,
 }

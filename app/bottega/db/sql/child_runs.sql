@@ -44,6 +44,8 @@ CREATE OR REPLACE FUNCTION queue_children(p_tenant uuid, p_parent uuid) RETURNS 
 LANGUAGE plpgsql AS $$
 DECLARE
     v_room bigint;
+    v_tokens bigint;
+    v_cost jsonb;
     v_queued uuid[];
     p runs%ROWTYPE;
 BEGIN
@@ -55,6 +57,8 @@ BEGIN
         OR p.deadline <= clock_timestamp()
     THEN
         RETURN;
+    ELSIF p.mode = 'batch' THEN
+        SELECT * INTO v_room, v_tokens, v_cost FROM share_budget(p, v_room);
     END IF;
     WITH next AS (
         UPDATE run_children SET is_held = false
@@ -65,16 +69,20 @@ BEGIN
         RETURNING number, child_id, request
     ), stored AS (
         INSERT INTO runs (tenant_id, id, parent_run_id, root_run_id, parent_task, mode, agent,
-                          session_id, user_id, session_base, input, metadata, pinned, priority,
-                          timeout_s, queue_timeout_s, token_budget, cost_budget, overrides, memory,
-                          principal, last_seq, traceparent, tracestate, bytes)
+                          graph, session_id, user_id, session_base, input, metadata, pinned,
+                          priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
+                          overrides, memory,
+                          memory_used, principal, last_seq, traceparent, tracestate, bytes)
         SELECT p_tenant, n.child_id, p_parent, coalesce(p.root_run_id, p.id),
-               n.request -> 'task', 'orchestrated', q.agent, p.session_id, p.user_id, '[]',
+               n.request -> 'task', CASE WHEN p.mode = 'batch' AND p.graph IS NOT NULL THEN 'dag'
+               ELSE 'orchestrated' END, coalesce(q.agent, p.agent),
+               CASE p.mode WHEN 'batch' THEN p.graph END, p.session_id, p.user_id, '[]',
                n.request -> 'input', coalesce(q.metadata, '{}'), p.pinned, p.priority,
                coalesce(q.timeout_s, p.timeout_s),
                least(p.queue_timeout_s, extract(epoch FROM p.deadline - clock_timestamp())),
-               q.token_budget, q.cost_budget, p.overrides, 'off', p.principal, 1, p.traceparent,
-               p.tracestate, octet_length(n.request ->> 'input')
+               coalesce(q.token_budget, v_tokens), coalesce(q.cost_budget, v_cost), p.overrides,
+               CASE p.mode WHEN 'batch' THEN p.memory ELSE 'off' END, p.memory_used, p.principal,
+               1, p.traceparent, p.tracestate, octet_length(n.request ->> 'input')
         FROM next n CROSS JOIN LATERAL jsonb_to_record(n.request) AS q(
             agent text, metadata jsonb, timeout_s double precision, token_budget bigint,
             cost_budget jsonb)
@@ -110,7 +118,7 @@ BEGIN
     FOR i IN 1..cardinality(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
         RETURN QUERY
-        SELECT p_children[i], CASE WHEN c.is_cancelled THEN 'cancelled' ELSE r.status END,
+        SELECT p_children[i], coalesce(c.status, r.status),
                jsonb_build_object(
                    'output', r.output, 'stop_reason', r.stop_reason, 'error', r.error,
                    'usage', r.usage, 'files', r.parent_task -> 'written')

@@ -19,7 +19,8 @@ CREATE OR REPLACE FUNCTION runs_by_metadata(
 ) RETURNS SETOF uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
-    v_sql text := 'SELECT id FROM runs WHERE tenant_id = $1 AND metadata <> ''{}'''
+    v_sql text := 'SELECT id FROM runs WHERE tenant_id = $1 AND metadata <> ''{}''
+        AND parent_run_id IS NULL'
         || metadata_conditions(p_conditions);
 BEGIN
     RETURN QUERY EXECUTE v_sql || '

@@ -18,7 +18,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE b.before IS NOT NULL AND (p_tenant IS NULL OR t.name = p_tenant)
       AND CASE k.kind
         WHEN 'runs' THEN EXISTS (
-            SELECT FROM runs r WHERE r.tenant_id = t.id AND r.ended_at < b.before)
+            SELECT FROM runs r WHERE r.tenant_id = t.id AND r.ended_at < b.before
+              AND r.parent_run_id IS NULL)
         WHEN 'audit' THEN b.before > (  -- its ids grow with time
             SELECT a.at FROM audit_log a WHERE a.tenant_id = t.id ORDER BY a.id LIMIT 1)
         ELSE EXISTS (
@@ -28,7 +29,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Return whether a finished run must stay for now: it waits for a webhook or a check, a run that is
--- not over may read it as an earlier turn or is above or below it, or a file of it was used lately.
+-- not over may read it as an earlier turn or is below it, or a file of it was used lately.
 CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id
@@ -37,10 +38,8 @@ LANGUAGE sql STABLE AS $$
                    AND c.status = 'pending')
         OR EXISTS (SELECT FROM files f WHERE f.tenant_id = r.tenant_id AND f.run_id = r.id
                    AND f.used_at >= p_before)
-        OR EXISTS (SELECT FROM runs p WHERE p.tenant_id = r.tenant_id AND p.id = r.parent_run_id
-                   AND p.ended_at IS NULL)
-        OR EXISTS (SELECT FROM runs l WHERE l.tenant_id = r.tenant_id AND l.parent_run_id = r.id
-                   AND l.ended_at IS NULL)
+        OR EXISTS (SELECT FROM runs c WHERE c.tenant_id = r.tenant_id AND c.root_run_id = r.id
+                   AND c.ended_at IS NULL)
         OR EXISTS (SELECT FROM conversations_of(r.tenant_id, ARRAY[r.id]) AS c(id)
                    WHERE unfinished_in(r.tenant_id, c.id) IS NOT NULL)
 $$;
@@ -58,8 +57,9 @@ LANGUAGE sql STABLE AS $$
     FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
 $$;
 
--- Lock and return a page of runs that ended before a time and may be removed, and the place of the
--- page's last one among all that ended before: the next page begins behind it.
+-- Lock and return a page of runs that ended before a time and may be removed, with the child runs
+-- below them, and the place of the page's last one among all that ended before: the next page
+-- begins behind it.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION lock_expired_runs(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,
@@ -75,7 +75,7 @@ BEGIN
            (array_agg(p.id ORDER BY p.ended_at DESC, p.id DESC))[1]
     INTO v_page, last_at, last_id FROM (
         SELECT r.id, r.ended_at FROM runs r
-        WHERE r.tenant_id = v_tenant AND r.ended_at < p_before
+        WHERE r.tenant_id = v_tenant AND r.ended_at < p_before AND r.parent_run_id IS NULL
           AND (r.ended_at, r.id) > (p_after, p_after_id)
         ORDER BY r.ended_at, r.id LIMIT p_most FOR UPDATE SKIP LOCKED) AS p;
     -- While these are locked no run joins a conversation. One that another transaction has locked
@@ -93,6 +93,7 @@ BEGIN
               AND (SELECT o.id FROM conversations o
                    WHERE o.tenant_id = v_tenant AND o.id = c.id) IS NOT NULL)
         ORDER BY r.id);
+    ids := ids || ARRAY(SELECT id FROM runs WHERE tenant_id = v_tenant AND root_run_id = ANY (ids));
 END $$;
 
 -- Called with the runs' conversations locked, before the runs are removed: a conversation whose

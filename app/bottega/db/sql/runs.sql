@@ -51,7 +51,7 @@ BEGIN
                       webhook_url, overrides, output_schema, goals, constraints,
                       success_criteria, metadata, memory, memory_used, principal,
                       retry_of, assigned_as, task_root, last_seq, carried_seq, conversation_id,
-                      turn, queued_at, traceparent, tracestate, bytes)
+                      turn, queued_at, batch, traceparent, tracestate, bytes)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, coalesce(n.goals, '[]'),
@@ -61,7 +61,8 @@ BEGIN
                         WHERE o.tenant_id = p_tenant AND o.id = n.retry_of),
            n.task_root, 1 + v_carried,
            CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
-           v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent,
+           v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
+           n.batch, n.traceparent,
            n.tracestate,
            -- The session's memory counts at the end: most runs get it when they are claimed.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
@@ -71,16 +72,20 @@ BEGIN
         queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
         webhook_url text, overrides jsonb, output_schema jsonb, goals jsonb, constraints jsonb,
         success_criteria jsonb, metadata jsonb, retry_of uuid, task_root uuid, memory text,
-        memory_used text, principal text, turn jsonb, traceparent text, tracestate text)
+        memory_used text, principal text, turn jsonb, batch jsonb, traceparent text,
+        tracestate text)
     RETURNING * INTO r;
     IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
         UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id IN (
             SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f);
     END IF;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
-        p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
-            'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
-            'priority', r.priority, 'retry_of', r.retry_of)));
+        p_tenant, r.id, 1, 1, 0, r.created_at, CASE r.mode
+            WHEN 'batch' THEN event_line('batch.started', jsonb_build_object(
+                'agent', r.agent, 'graph', r.graph, 'total', r.batch -> 'total'))
+            ELSE event_line('run.queued', jsonb_build_object(
+                'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
+                'priority', r.priority, 'retry_of', r.retry_of)) END);
     IF v_carried > 0 THEN
         PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, ARRAY(
             SELECT event_line(e.value ->> 'type', e.value -> 'data', (e.value ->> 'task_id')::uuid,
@@ -96,7 +101,7 @@ BEGIN
         FROM task_rows(p_tasks, r.created_at) t;
     END IF;
     PERFORM enqueue_run(
-        p_tenant, r.id, CASE WHEN v_blocker IS NULL THEN clock_timestamp() ELSE 'infinity' END);
+        p_tenant, r.id, CASE WHEN r.queued_at IS NULL THEN 'infinity' ELSE clock_timestamp() END);
     RETURN shown_run(r) || CASE WHEN v_blocker IS NULL THEN '{}'
         ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
@@ -105,7 +110,7 @@ END $$;
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
         - '{pinned,session_base,principal,spent,spent_beside,turn,queued_at}'::text[]
-        - '{parent_task,root_run_id,child_limit,bytes,assigned_as}'::text[]
+        - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as}'::text[]
 $$;
 
 -- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
@@ -263,14 +268,15 @@ BEGIN
     FROM ended t LEFT JOIN spent s ON s.task_id = t.id
     CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
         AS e(position, type);
-    v_lines := v_lines || event_line('run.' || p_status, jsonb_build_object(
-        'stop_reason', v_reason, 'usage', NULL)
+    v_lines := v_lines || event_line(
+        CASE r.mode WHEN 'batch' THEN 'batch.' ELSE 'run.' END || p_status, jsonb_build_object(
+            'stop_reason', v_reason, 'usage', r.usage)
         || CASE WHEN r.error IS NULL THEN '{}' ELSE jsonb_build_object('error', r.error) END);
     PERFORM put_events(p_tenant, p_run, r.attempt, v_last, v_now, v_lines);
     DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
     DELETE FROM run_waits WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
-        'status', p_status, 'stop_reason', v_reason, 'error', r.error), v_now);
+        'status', p_status, 'stop_reason', v_reason, 'error', r.error, 'usage', r.usage), v_now);
     PERFORM send_signal('bottega_events', p_run::text);
     PERFORM count_spending(p_tenant, spent) FROM runs WHERE tenant_id = p_tenant AND id = p_run;
     RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(

@@ -228,7 +228,7 @@ BEGIN
         status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
         output_json = nullif(p_outcome -> 'output_json', 'null'),
         stop_reason = p_outcome ->> 'stop_reason',
-        error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+        error = nullif(p_outcome -> 'error', 'null'), usage = nullif(p_outcome -> 'usage', 'null'),
         -- A later attempt may not know what earlier ones spent: the log does.
         spent = CASE WHEN attempt = 0 OR attempt = 1 AND p_outcome ? 'spent'
                 THEN coalesce(p_outcome -> 'spent', '[]') ELSE spent_by(p_tenant, p_run) END,
@@ -259,7 +259,7 @@ BEGIN
     WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending';
     DELETE FROM run_inbox WHERE tenant_id = p_tenant AND run_id = p_run;
     IF v_has_children THEN
-        UPDATE run_children SET is_held = false, is_cancelled = true
+        UPDATE run_children SET is_held = false, status = 'cancelled'
         WHERE tenant_id = p_tenant AND run_id = p_run AND is_held;
         PERFORM request_cancel(p_tenant, ARRAY(
             SELECT id FROM runs
@@ -267,7 +267,8 @@ BEGIN
     END IF;
     IF v_parent IS NOT NULL THEN
         INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
-        VALUES (p_tenant, v_parent, 'child', p_run);
+        SELECT p_tenant, id, 'child', p_run FROM runs
+        WHERE tenant_id = p_tenant AND id = v_parent AND ended_at IS NULL;
         PERFORM send_signal('bottega_arrivals', p_tenant || ' ' || v_parent);
     END IF;
 END $$;

@@ -72,7 +72,10 @@ DECLARE
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
-    IF r.child_limit IS NOT NULL THEN
+    IF r.mode = 'batch' AND r.ended_at IS NULL THEN
+        PERFORM advance_batch(p_tenant, p_run);
+        RETURN;
+    ELSIF r.child_limit IS NOT NULL THEN
         PERFORM queue_children(p_tenant, p_run);
     END IF;
     IF r.status = 'running' THEN
@@ -133,7 +136,7 @@ END $$;
 -- them, and those that are queued are ended by the worker that claims them. Held child runs, too.
 CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
-    UPDATE run_children SET is_held = false, is_cancelled = true
+    UPDATE run_children SET is_held = false, status = 'cancelled'
     WHERE tenant_id = p_tenant AND child_id = ANY (p_runs) AND is_held;
     WITH requested AS (
         UPDATE runs SET cancel_requested_at = clock_timestamp()

@@ -3,7 +3,9 @@
 -- Trigger on runs. When a run with a webhook_url ends, add its webhook and notify the senders.
 CREATE OR REPLACE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO webhooks (tenant_id, run_id, url) VALUES (NEW.tenant_id, NEW.id, NEW.webhook_url);
+    INSERT INTO webhooks (tenant_id, run_id, url) VALUES (NEW.tenant_id, NEW.id, NEW.webhook_url)
+    ON CONFLICT (tenant_id, run_id, seq) DO UPDATE  -- a batch ends again after a retry
+    SET status = 'pending', tries = 0, next_at = now(), ended_at = NULL;
     PERFORM send_signal('bottega_webhooks');
     RETURN NULL;
 END $$;

@@ -1,0 +1,455 @@
+"""Routes of batches: many runs of one agent or graph, asked for at once."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.responses import StreamingResponse
+
+from bottega.api.errors import headers, problem_response, problems
+from bottega.api.routes import stream
+from bottega.api.schemas.base import Answer, Body, Metadata, Name, Page
+from bottega.api.schemas.parts import WebhookUrl
+from bottega.api.schemas.runs import (
+    AgentUsage,
+    CostBudget,
+    Event,
+    Failure,
+)
+from bottega.api.shared.deps import (
+    Actor,
+    PrincipalDep,
+    ReviewTenant,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
+from bottega.api.shared.idempotency import OnceDep, once_key
+from bottega.api.shared.new_runs import check_webhook
+from bottega.api.shared.pages import LINK, PageQuery, escaped_lines
+from bottega.container import Service
+from bottega.errors import InvalidInputError, NotFoundError
+from bottega.json_schema.values import WHOLE
+from bottega.runs import batches, submit
+from bottega.runs.control import request_cancel
+from bottega.runs.submit import OnceKey
+from bottega.tenants import audit
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+LONGEST_BODY = 64 * 1024 * 1024
+_LONGEST_JSON = 1024 * 1024
+_NDJSON, _JSON = "application/x-ndjson", "application/json"
+
+BatchId = Annotated[UUID, Path(description="The batch's id.")]
+
+
+class BatchItem(Body):
+    """A run of a batch."""
+
+    input: Annotated[str, Field(min_length=1, max_length=1_000_000)]
+    """The question."""
+    metadata: Metadata = Field(default_factory=dict)
+    key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Your own name for it, unique in the batch."""
+
+
+class BatchBudget(Body):
+    """Limits of what all items of a batch may spend together."""
+
+    tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
+    """Input and output tokens."""
+    cost: CostBudget | None = None
+    """Money. Each model needs a known price."""
+
+
+class NewBatch(Body):
+    """Many runs of one agent or graph."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"agent": "coordinator", "items": [{"input": "Sum up.", "key": "first"}]}]
+        }
+    )
+
+    agent: Name | None = None
+    """Null: a graph."""
+    graph: Name | None = None
+    """All agents of it run, as in a run of the mode `dag`."""
+    items: Annotated[list[BatchItem], Field(min_length=1, max_length=batches.MOST_ITEMS)] | None = (
+        None
+    )
+    file: UUID | None = None
+    """Id of an uploaded file with an item in each line, as JSON."""
+    concurrency: Annotated[int, Field(ge=1, le=10_000), WHOLE] | None = None
+    """Items that may be queued or running at a time, at most `concurrent_runs`; null: half of
+    that."""
+    on_error: Literal["continue", "fail"] = "continue"
+    """`fail`: the first item that fails ends the batch, and its other items with it."""
+    priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 8
+    """1 goes first."""
+    webhook_url: WebhookUrl | None = None
+    """Gets a signed request when the batch has ended."""
+    budget: BatchBudget | None = None
+    """Once it is spent, items that have not begun end as `failed`, `budget_exhausted`."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.agent is None) == (self.graph is None):
+            raise PydanticCustomError("batch", "name an agent or a graph")
+        if self.items is not None and self.file is not None:
+            raise PydanticCustomError("batch", "give items or a file")
+        return self
+
+
+class BatchCounts(Answer):
+    """Numbers of a batch's items, by status."""
+
+    queued: int
+    """Not begun."""
+    running: int
+    """A worker has them."""
+    waiting: int
+    """For people, a model or their own child runs."""
+    completed: int
+    """With an answer."""
+    failed: int
+    """With an error."""
+    timeout: int
+    """Out of time."""
+    cancelled: int
+    """By a client, or with the batch."""
+
+
+class Batch(Answer):
+    """A batch."""
+
+    id: UUID
+    agent: str | None
+    graph: str | None
+    status: Literal["running", "completed", "failed", "cancelled"]
+    """`completed`: all its items are over, also if some of them failed."""
+    error: Failure | None
+    """Why it failed; null: it did not."""
+    total: int
+    """Number of its items."""
+    counts: BatchCounts
+    """The same, by status."""
+    usage: AgentUsage | None
+    """What its items spent so far; null: none has ended."""
+    seconds_left: float | None
+    """Estimated by the items that are over; null: none is, or all are."""
+    created_at: datetime
+    ended_at: datetime | None
+
+
+def _refused(error: ValidationError) -> RequestValidationError:
+    return RequestValidationError(
+        [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+    )
+
+
+def _line_refused(number: int, detail: str) -> InvalidInputError:
+    return InvalidInputError(f"line {number}: {detail}")
+
+
+def items_of(data: bytes) -> list[BatchItem]:
+    """Return the items in lines of JSON; empty lines are skipped.
+
+    Raises:
+        InvalidInputError: it names the line; or there are too many, or none.
+    """
+    items: list[BatchItem] = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        if len(items) == batches.MOST_ITEMS:
+            raise _line_refused(number, f"a batch has at most {batches.MOST_ITEMS} items")
+        try:
+            items.append(BatchItem.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = "".join(f"/{each}" for each in first["loc"])
+            raise _line_refused(number, f"{place}{place and ': '}{first['msg']}") from None
+    if not items:
+        raise InvalidInputError("the batch has no items: send one in each line")
+    return items
+
+
+def _with_keys_once(items: Sequence[BatchItem]) -> list[dict[str, Any]]:
+    """Return the items to store.
+
+    Raises:
+        InvalidInputError: ``duplicate_key``.
+    """
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        if item.key is not None and item.key in seen:
+            raise InvalidInputError(
+                f"two items have the key '{item.key[:100]}'",
+                code="duplicate_key",
+                pointer=f"/items/{index}/key",
+            )
+        seen.update(() if item.key is None else (item.key,))
+    return [item.model_dump(exclude_none=True) for item in items]
+
+
+class BatchQuery(BaseModel):
+    """Query parameters of a batch whose items are the lines of the body."""
+
+    agent: Annotated[str | None, Query(description="As in `NewBatch`, like the others.")] = None
+    graph: Annotated[str | None, Query(description="In place of an agent.")] = None
+    concurrency: Annotated[int | None, Query(description="Items under way at a time.")] = None
+    on_error: Annotated[str | None, Query(description="`continue` or `fail`.")] = None
+    priority: Annotated[int | None, Query(description="1 goes first.")] = None
+    webhook_url: Annotated[str | None, Query(description="Gets a request at the end.")] = None
+    budget: Annotated[Json[dict[str, Any]] | None, Query(description="As JSON.")] = None
+
+
+async def _file_items(service: Service, tenant: UUID, file_id: UUID) -> list[BatchItem]:
+    try:
+        row = await service.files.find(tenant, file_id)
+    except NotFoundError as error:
+        raise InvalidInputError(error.detail, code="unknown_file", pointer="/file") from None
+    if row["size"] > LONGEST_BODY:
+        raise InvalidInputError(
+            f"a batch's file has at most {LONGEST_BODY} bytes",
+            code="file_too_large",
+            pointer="/file",
+        )
+    return items_of(b"".join([piece async for piece in service.files.read(row)]))
+
+
+async def _body_of(
+    request: Request, query: BatchQuery, service: Service, tenant: UUID, *, is_lines: bool
+) -> tuple[NewBatch, list[BatchItem]]:
+    data = await request.body()
+    fields = query.model_dump(exclude_none=True)
+    if fields and not is_lines:
+        raise InvalidInputError(f"a body of {_JSON} has all fields: send no query parameters")
+    try:
+        if is_lines:
+            return NewBatch.model_validate(fields), items_of(data)
+        body = NewBatch.model_validate_json(data)
+    except ValidationError as error:
+        raise _refused(error) from None
+    if body.file is not None:
+        return body, await _file_items(service, tenant, body.file)
+    if body.items is None:
+        raise InvalidInputError("give items or a file", pointer="/items")
+    return body, body.items
+
+
+async def _key_of(request: Request, key: str | None, *, is_lines: bool) -> OnceKey | None:
+    if key is None or not is_lines:
+        return None if key is None else await once_key(request, key)
+    about = f"{request.url.path}?{request.url.query}\n".encode()
+    return OnceKey(key, sha256(about + await request.body()).digest())
+
+
+_BODY: Mapping[str, Any] = {
+    "required": True,
+    "content": {
+        _JSON: {"schema": {"$ref": "#/components/schemas/NewBatch"}},
+        _NDJSON: {
+            "schema": {
+                "type": "string",
+                "description": "A `BatchItem` in each line. The other fields of `NewBatch` are "
+                "query parameters; `budget` is JSON.",
+            }
+        },
+    },
+}
+
+
+@router.post(
+    "",
+    operation_id="create_batch",
+    summary="Start many runs at once",
+    description=(
+        "At most 10,000 runs of one agent or graph: its `items`, inline (up to 1 MiB), as a body "
+        "of NDJSON (up to 64 MiB, the other fields as query parameters), or as the lines of a "
+        "`file`. They are stored in pages, and nothing runs before all are. With the same "
+        "`Idempotency-Key` a repeated request goes on where the first broke off, and gets the "
+        "batch as it is then. Items are child runs with the batch as their `parent_run_id`: they "
+        "count in no limit, and a batch is one of `queued_runs`."
+    ),
+    status_code=202,
+    response_model=Batch,
+    responses={**problems(400, 409, 413, 415), 202: headers(Location="Path of the batch.")},
+    openapi_extra={"requestBody": _BODY},
+)
+async def create(
+    request: Request,
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    once: OnceDep,
+    response: Response,
+    query: Annotated[BatchQuery, Query()],
+    content_type: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Any:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in (_JSON, _NDJSON):
+        return problem_response(415, "unsupported_media_type", f"send {_JSON} or {_NDJSON}")
+    is_lines = kind == _NDJSON
+    if not is_lines and len(await request.body()) > _LONGEST_JSON:
+        return problem_response(413, "body_too_large", f"send more than 1 MiB as {_NDJSON}")
+    body, items = await _body_of(request, query, service, tenant, is_lines=is_lines)
+    stored = _with_keys_once(items)
+    new = _new_run(service, principal.actor, body, len(stored))
+    async with service.database.begin(tenant) as tx:
+        await check_webhook(tx, tenant, service.settings, body.webhook_url)
+    pool = service.database.pool
+    key = await _key_of(request, once.key, is_lines=is_lines)
+    run = await submit.submit(pool, service.pins, tenant, new, key, principal.limits)
+    batch_id = UUID(str(run["id"]))
+    await batches.store_items(pool, tenant, batch_id, stored)
+    response.headers["Location"] = f"{router.prefix}/{batch_id}"
+    async with service.database.begin(tenant) as tx:
+        return await batches.get(tx, tenant, batch_id)
+
+
+def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit.NewRun:
+    budget = body.budget or BatchBudget()
+    asked = {
+        **body.model_dump(include={"agent", "graph", "priority", "webhook_url"}),
+        "mode": "batch",
+        "input": "",
+        "metadata": {},
+        "token_budget": budget.tokens,
+        "cost_budget": None if budget.cost is None else budget.cost.model_dump(),
+        "batch": {"concurrency": body.concurrency, "on_error": body.on_error, "total": total},
+    }
+    return submit.NewRun.of(
+        asked,
+        timeout_s=submit.RUN_TIMEOUT_S,
+        queue_timeout_s=service.settings.queue_timeout_s,
+        memory=service.settings.memory,
+        principal=actor,
+    )
+
+
+@router.get(
+    "",
+    operation_id="list_batches",
+    summary="List batches by age",
+    description="Newest last, unless `order` says otherwise.",
+    response_model=Page[Batch],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: ReviewTenant,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await batches.page(
+        tx, tenant, after=query.place(UUID), descending=query.descending, limit=query.limit
+    )
+    return query.page(request, response, found, lambda batch: batch["id"])
+
+
+@router.get(
+    "/{batch_id}",
+    operation_id="get_batch",
+    summary="Read a batch",
+    description="To see how far it is, and what it spent.",
+    response_model=Batch,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: ReviewTenant, batch_id: BatchId) -> Any:
+    return await batches.get(tx, tenant, batch_id)
+
+
+@router.get(
+    "/{batch_id}/results",
+    operation_id="list_batch_results",
+    summary="Read the results of a batch",
+    description=(
+        "A line of JSON for each item, in their order: `index` (from 0), `key`, `run_id` (null: "
+        "it has not begun), `status`, `output`, `output_json`, `error`. Items that are not over "
+        "have no output yet."
+    ),
+    response_class=StreamingResponse,
+    responses={
+        **problems(404),
+        200: {
+            "content": {_NDJSON: {"schema": {"type": "string"}}},
+            "description": "The lines.",
+        },
+    },
+)
+async def results(service: ServiceDep, tenant: ReviewTenant, batch_id: BatchId) -> Any:
+    async with service.database.begin(tenant) as tx:
+        await batches.get(tx, tenant, batch_id)
+    lines = batches.results(service.database.pool, tenant, batch_id)
+    return StreamingResponse(escaped_lines(lines), media_type=_NDJSON)
+
+
+@router.get(
+    "/{batch_id}/events",
+    operation_id="list_batch_events",
+    summary="List a batch's events",
+    description=(
+        "A page of its log, as of a run. With `Accept: text/event-stream` it streams as "
+        "`stream_run_events` does."
+    ),
+    response_model=Page[Event],
+    responses={
+        **problems(404),
+        204: {"description": "Of a stream alone, as of `stream_run_events`."},
+    },
+)
+async def events(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: ReviewTenant,
+    batch_id: BatchId,
+    query: Annotated[stream.EventQuery, Query()],
+    request: Request,
+    response: Response,
+    accept: Annotated[str | None, Header()] = None,
+    last_event_id: stream.LastEventId = None,
+) -> Any:
+    about = batch_id, query, request, response, accept, last_event_id
+    return await stream.events(service, principal, tenant, *about)
+
+
+@router.post(
+    "/{batch_id}/cancel",
+    operation_id="cancel_batch",
+    summary="Cancel a batch",
+    description="Its items under way are cancelled, and the others never begin. Idempotent.",
+    status_code=202,
+    response_model=Batch,
+    responses=problems(404),
+)
+async def cancel(service: ServiceDep, tenant: Tenant, actor: Actor, batch_id: BatchId) -> Any:
+    async with service.database.begin(tenant) as tx:
+        await batches.get(tx, tenant, batch_id)
+    await request_cancel(service.database, tenant, batch_id, actor)
+    async with service.database.begin(tenant) as tx:
+        return await batches.get(tx, tenant, batch_id)
+
+
+@router.post(
+    "/{batch_id}/retry",
+    operation_id="retry_batch",
+    summary="Repeat the failed items of a batch",
+    description="Each as a new run. 409 `nothing_failed`: there are none.",
+    status_code=202,
+    response_model=Batch,
+    responses=problems(404, 409),
+)
+async def retry(tx: Transaction, tenant: Tenant, actor: Actor, batch_id: BatchId) -> Any:
+    batch = await batches.retry(tx, tenant, batch_id)
+    await audit.note(tx, tenant, actor, "batch.retry", str(batch_id))
+    return batch

@@ -1,0 +1,316 @@
+"""Batches: many runs of one agent or graph, asked for at once."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.settings import Settings
+from tests import swarm
+from tests.fake_model import FakeModel, Reply, gated, http_error, text
+from tests.flows.test_processes import environment
+from tests.flows.test_run_limits import configured
+from tests.processes import command
+from tests.service import Running, client_of, running
+from tests.waiting import until
+
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+@pytest.fixture
+async def bottega(
+    settings: Settings, database_url: str, model: FakeModel
+) -> AsyncIterator[Running]:
+    model.decide = echo
+    several = configured(settings, model, concurrent_runs=4)
+    async with running(several, database_url, worker=True) as server:
+        await swarm.agent(server.client, "clerk")
+        yield server
+
+
+def echo(request: dict[str, Any]) -> Reply:
+    said = str(request["messages"][-1]["content"])
+    return http_error(400) if said.startswith("bad") else text(f"seen {said}")
+
+
+def lines(*inputs: str) -> bytes:
+    return b"\n".join(json.dumps({"input": each, "key": f"k{each}"}).encode() for each in inputs)
+
+
+async def begin(bottega: Running, **batch: Any) -> dict[str, Any]:
+    body = {"agent": "clerk", **batch}
+    answer = await bottega.client.post("/v1/batches", json=body)
+    assert answer.status_code == 202, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def ended(bottega: Running, batch_id: str) -> dict[str, Any]:
+    async def read() -> dict[str, Any]:
+        batch: dict[str, Any] = (await bottega.client.get(f"/v1/batches/{batch_id}")).json()
+        return batch
+
+    found: dict[str, Any] = await until(read, lambda batch: batch["ended_at"] is not None)
+    return found
+
+
+async def results(bottega: Running, batch_id: str) -> list[dict[str, Any]]:
+    answer = await bottega.client.get(f"/v1/batches/{batch_id}/results")
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def test_the_items_of_a_batch_run_and_it_ends_with_them(bottega: Running) -> None:
+    items = [{"input": f"{n}", "metadata": {"n": n}} for n in range(6)] + [{"input": "bad"}]
+    batch = await begin(bottega, items=items)
+    assert (batch["status"], batch["total"], batch["agent"]) == ("running", 7, "clerk")
+    over = await ended(bottega, batch["id"])
+    assert over["status"] == "completed"
+    assert over["counts"] == {
+        **dict.fromkeys(("queued", "running", "waiting", "timeout", "cancelled"), 0),
+        "completed": 6,
+        "failed": 1,
+    }
+    assert over["seconds_left"] is None
+    found = await results(bottega, batch["id"])
+    assert [each["index"] for each in found] == list(range(7))
+    assert [each["output"] for each in found[:6]] == [f"seen {n}" for n in range(6)]
+    assert (found[6]["status"], found[6]["error"]["code"]) == ("failed", "model_bad_request")
+    children = (await bottega.client.get(f"/v1/runs?parent_run_id={batch['id']}")).json()["items"]
+    assert {each["id"] for each in children} == {each["run_id"] for each in found}
+    assert (await bottega.client.get("/v1/runs")).json()["items"] == []
+    assert (await bottega.client.get("/v1/runs?metadata=n:1")).json().get("items", []) == []
+    whole = (await bottega.client.get(f"/v1/runs/{found[0]['run_id']}")).json()
+    assert whole["metadata"] == {"n": 0}
+    assert whole["priority"] == 8
+    spent = [(await bottega.client.get(f"/v1/runs/{e['run_id']}")).json()["usage"] for e in found]
+    assert over["usage"]["input"] == sum(each["input"] for each in spent if each)
+    events = (await bottega.client.get(f"/v1/batches/{batch['id']}/events")).json()["items"]
+    kinds = [event["type"] for event in events]
+    assert kinds == ["batch.started", *["batch.item_ended"] * 7, "batch.completed"]
+    assert {event["data"]["index"] for event in events[1:-1]} == set(range(7))
+    streamed = await bottega.client.get(
+        f"/v1/batches/{batch['id']}/events", headers={"accept": "text/event-stream"}
+    )
+    assert "batch.completed" in streamed.text
+    listed = (await bottega.client.get("/v1/batches")).json()["items"]
+    assert [each["id"] for each in listed] == [batch["id"]]
+    used = (await bottega.client.get("/v1/usage?by=agent")).json()["items"]
+    assert sum(each["input"] for each in used) == over["usage"]["input"]
+
+
+async def test_lines_and_files_are_items_and_a_key_finds_its_batch(bottega: Running) -> None:
+    headers = {**NDJSON, "idempotency-key": "one"}
+    path = "/v1/batches?agent=clerk&concurrency=2"
+    first = await bottega.client.post(path, content=lines("a", "b", "c"), headers=headers)
+    assert first.status_code == 202, first.text
+    batch = await ended(bottega, first.json()["id"])
+    again = await bottega.client.post(path, content=lines("a", "b", "c"), headers=headers)
+    assert (again.json()["id"], again.json()["status"]) == (batch["id"], "completed")
+    other = await bottega.client.post(path, content=lines("a", "b"), headers=headers)
+    assert other.json()["code"] == "idempotency_key_reused"
+    found = await results(bottega, batch["id"])
+    assert [(each["key"], each["output"]) for each in found] == [
+        (f"k{name}", f"seen {name}") for name in "abc"
+    ]
+    upload = await bottega.client.post("/v1/files", files={"file": ("x.jsonl", lines("d", "e"))})
+    from_file = await begin(bottega, file=upload.json()["id"])
+    assert (await ended(bottega, from_file["id"]))["counts"]["completed"] == 2
+
+
+async def test_a_broken_off_batch_goes_on_with_its_key(bottega: Running) -> None:
+    body = {"agent": "clerk", "items": [{"input": "1"}, {"input": "2"}]}
+    headers = {"idempotency-key": "two"}
+    batch = (await bottega.client.post("/v1/batches", json=body, headers=headers)).json()
+    await ended(bottega, batch["id"])
+    await bottega.owner.execute(
+        "DELETE FROM run_steps WHERE run_id IN (SELECT child_id FROM run_children);"
+        "DELETE FROM runs WHERE parent_run_id IS NOT NULL"
+    )
+    await bottega.owner.execute("DELETE FROM run_children WHERE number = 2")
+    await bottega.owner.execute(
+        "UPDATE runs SET status = 'queued', ended_at = NULL, child_limit = NULL;"
+    )
+    await bottega.owner.execute("UPDATE run_children SET is_held = true, status = NULL")
+    again = await bottega.client.post("/v1/batches", json=body, headers=headers)
+    assert again.status_code == 202, again.text
+    assert (again.json()["id"], again.json()["total"]) == (batch["id"], 2)
+    assert (await ended(bottega, batch["id"]))["counts"]["completed"] == 2
+
+
+async def test_at_most_concurrency_items_are_under_way_and_cancel_ends_all(
+    bottega: Running, model: FakeModel
+) -> None:
+    model.decide = swarm.never
+    items = [{"input": str(n)} for n in range(9)]
+    batch = await begin(bottega, items=items, concurrency=3)
+
+    async def under_way() -> int:
+        found = (await bottega.client.get(f"/v1/batches/{batch['id']}")).json()
+        return int(found["counts"]["running"])
+
+    assert await until(under_way, lambda count: count == 3)
+    count = "SELECT count(*) FROM runs WHERE parent_run_id IS NOT NULL"
+    assert await bottega.owner.fetchval(count) == 3
+    answer = await bottega.client.post(f"/v1/batches/{batch['id']}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (202, "cancelled")
+    open_ones = "SELECT count(*) = 0 FROM runs WHERE ended_at IS NULL"
+    await until(lambda: bottega.owner.fetchval(open_ones))
+    found = await ended(bottega, batch["id"])
+    assert found["counts"]["cancelled"] == 9
+    events = (await bottega.client.get(f"/v1/batches/{batch['id']}/events")).json()["items"]
+    assert events[-1]["type"] == "batch.cancelled"
+
+
+async def test_the_first_failure_ends_a_batch_that_says_so(bottega: Running) -> None:
+    items = [{"input": "bad"}, *({"input": str(n)} for n in range(8))]
+    batch = await begin(bottega, items=items, concurrency=1, on_error="fail")
+    over = await ended(bottega, batch["id"])
+    assert (over["status"], over["error"]["code"]) == ("failed", "item_failed")
+    assert (over["counts"]["failed"], over["counts"]["cancelled"]) == (1, 8)
+
+
+async def test_failed_items_are_repeated(bottega: Running, model: FakeModel) -> None:
+    batch = await begin(bottega, items=[{"input": "bad 1"}, {"input": "2"}])
+    await ended(bottega, batch["id"])
+    before = await results(bottega, batch["id"])
+    model.decide = lambda request: text("good")
+    answer = await bottega.client.post(f"/v1/batches/{batch['id']}/retry")
+    assert (answer.status_code, answer.json()["status"]) == (202, "running")
+    assert (await ended(bottega, batch["id"]))["counts"]["completed"] == 2
+    found = await results(bottega, batch["id"])
+    assert [each["output"] for each in found] == ["good", "seen 2"]
+    assert found[0]["run_id"] != before[0]["run_id"]
+    refused = await bottega.client.post(f"/v1/batches/{batch['id']}/retry")
+    assert (refused.status_code, refused.json()["code"]) == (409, "nothing_failed")
+
+
+async def test_items_that_the_budget_does_not_pay_fail(bottega: Running) -> None:
+    items = [{"input": str(n)} for n in range(5)]
+    batch = await begin(bottega, items=items, concurrency=1, budget={"tokens": 6_000})
+    over = await ended(bottega, batch["id"])
+    counts, usage = over["counts"], over["usage"]
+    assert over["status"] == "completed"
+    assert counts["completed"] >= 1
+    assert counts["completed"] + counts["failed"] == 5
+    assert usage["input"] + usage["output"] <= 6_000
+    found = await results(bottega, batch["id"])
+    codes = {each["error"]["code"] for each in found if each["status"] == "failed"}
+    assert codes <= {"budget_exhausted"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"items": [{"input": "x"}]}, "invalid"),
+        ({"agent": "clerk", "graph": "g", "items": [{"input": "x"}]}, "invalid"),
+        ({"agent": "clerk"}, "invalid"),
+        ({"agent": "clerk", "items": []}, "invalid"),
+        ({"agent": "clerk", "items": [{"input": "x"}] * 10_001}, "invalid"),
+        ({"agent": "clerk", "items": [{"input": "x", "key": "k"}] * 2}, "duplicate_key"),
+        ({"agent": "clerk", "items": [{"input": "x"}], "more": 1}, "invalid"),
+        ({"agent": "nobody", "items": [{"input": "x"}]}, "unknown_agent"),
+        ({"agent": "clerk", "file": "01a00000-0000-7000-8000-000000000001"}, "unknown_file"),
+    ],
+)
+async def test_a_bad_batch_is_refused(bottega: Running, body: dict[str, Any], code: str) -> None:
+    answer = await bottega.client.post("/v1/batches", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
+    assert await bottega.owner.fetchval("SELECT count(*) FROM runs") == 0
+
+
+async def test_a_bad_line_is_named(bottega: Running) -> None:
+    path = "/v1/batches?agent=clerk"
+    data = lines("a") + b'\n{"inputs": "b"}\n'
+    answer = await bottega.client.post(path, content=data, headers=NDJSON)
+    assert answer.status_code == 422
+    assert "line 2" in answer.json()["detail"]
+    other = await bottega.client.post(path, content=b"x", headers={"content-type": "text/plain"})
+    assert other.status_code == 415
+
+
+async def test_a_batch_of_a_graph(bottega: Running) -> None:
+    graph = {"name": "pair", "nodes": [{"agent": "clerk"}], "edges": []}
+    made = await bottega.client.post("/v1/graphs", json=graph)
+    assert made.status_code == 201, made.text
+    answer = await bottega.client.post(
+        "/v1/batches", json={"graph": "pair", "items": [{"input": "a"}, {"input": "b"}]}
+    )
+    over = await ended(bottega, answer.json()["id"])
+    assert (over["graph"], over["counts"]["completed"]) == ("pair", 2)
+
+
+async def test_every_item_ends_right_though_a_worker_dies(
+    database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        said = str(request["messages"][-1]["content"])
+        number = int(said.split()[-1])
+        return gated(gate, echo(request)) if number >= 60 else echo(request)
+
+    model.decide = decide
+    with_model = environment(database_url, model)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await swarm.agent(client, "clerk")
+        async with command("worker", **with_model) as first, command("worker", **with_model):
+            items = [{"input": f"{'bad' if n % 10 == 0 else 'item'} {n}"} for n in range(200)]
+            body = {"agent": "clerk", "items": items, "concurrency": 20}
+            batch = (await client.post("/v1/batches", json=body)).json()
+            path = f"/v1/batches/{batch['id']}"
+
+            async def counts() -> dict[str, Any]:
+                found: dict[str, Any] = (await client.get(path)).json()
+                return found
+
+            await until(counts, lambda found: found["counts"]["completed"] >= 40)
+            first.kill()
+            await first.process.wait()
+            gate.set()
+            over = await until(counts, lambda found: found["ended_at"] is not None)
+        assert (over["counts"]["completed"], over["counts"]["failed"]) == (180, 20)
+        answer = await client.get(f"{path}/results")
+        found = [json.loads(line) for line in answer.text.splitlines()]
+        for each in found:
+            said = items[each["index"]]["input"]
+            bad = said.startswith("bad")
+            assert each["output"] == (None if bad else f"seen {said}")
+        used = (await client.get("/v1/usage?by=agent")).json()["items"]
+        assert sum(each["input"] for each in used) == over["usage"]["input"]
+
+
+async def test_the_command_line_runs_a_file_and_shows_it_again(
+    bottega: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_bytes(lines("a", "b"))
+    address = {"BOTTEGA_URL": f"http://127.0.0.1:{bottega.port}"}
+
+    async def run(*arguments: str) -> tuple[int | None, str]:
+        program = "import sys; from bottega.cli.commands import main; sys.exit(main())"
+        asked = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program, "batch", str(file), *arguments),
+            env={**os.environ, **address},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await asked.communicate()
+        return asked.returncode, output.decode()
+
+    status, shown = await run("--agent", "clerk")
+    assert status == 0
+    assert [json.loads(line)["output"] for line in shown.splitlines()] == ["seen a", "seen b"]
+    assert await run("--agent", "clerk") == (status, shown)
+    count = "SELECT count(*) FROM runs WHERE mode = 'batch'"
+    assert await bottega.owner.fetchval(count) == 1
+    file.write_bytes(lines("bad"))
+    assert (await run("--agent", "clerk"))[0] == 1
+    assert (await run("--agent", "nobody"))[0] == 5
