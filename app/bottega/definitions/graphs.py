@@ -199,11 +199,10 @@ class _Checks:
         output = self.rules.output
         if output is not None and output not in self.rules.nodes:
             raise _wrong(f"'{output}' is none of the graph's nodes", "/output")
-        checked = ConditionCheck(FEATURE, FEATURE_RULE)
         for index, edge in enumerate(edges):
             self._edge(edge, f"/edges/{index}")
             if (when := edge.get("when")) is not None:
-                checked.condition(when, f"/edges/{index}/when")
+                ConditionCheck(FEATURE, FEATURE_RULE).condition(when, f"/edges/{index}/when")
                 self._compared(when, edge["source"], f"/edges/{index}/when")
         for index, (node, rule) in enumerate(
             zip(self.nodes, self.rules.nodes.values(), strict=True)

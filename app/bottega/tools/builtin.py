@@ -336,7 +336,9 @@ def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
             f"there is no built-in tool '{name[:100]}'; there are: {', '.join(BUILTIN)}",
             code="unknown_tool",
         )
-    return make(deps)
+    tool = make(deps)
+    tool.local = name != "http_get"  # all others act within the run
+    return tool
 
 
 def build_tool(

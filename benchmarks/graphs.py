@@ -1,0 +1,74 @@
+"""Cost of nodes that are decided without a model.
+
+python -m benchmarks.graphs [--nodes 200]
+
+API, worker and database are processes of their own. A run of a chain of calculators with a
+condition on each edge, and one whose first condition does not hold, so that all others are skipped;
+told is the time from POST to the run's end, divided by the number of nodes.
+"""
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+
+from benchmarks.harness import process, temporary_database
+
+_TURNS = 5
+
+
+def chain(nodes: int, least: int) -> dict[str, Any]:
+    """Return a chain of calculators; each starts if the one before said more than ``least``."""
+    tool = {"type": "builtin", "name": "calculator"}
+    when = {"feature": "output_json", "op": "gt", "value": least}
+    return {
+        "nodes": [
+            {"name": f"n{n}", "type": "tool", "tool": tool, "arguments": {"expression": "1 + 1"}}
+            for n in range(nodes)
+        ],
+        "edges": [
+            {"source": f"n{n}", "target": f"n{n + 1}", "when": when} for n in range(nodes - 1)
+        ],
+    }
+
+
+async def measure(client: httpx2.AsyncClient, nodes: int) -> None:
+    for name, least in (("called", 0), ("skipped", 5)):
+        stored = await client.put(f"/v1/graphs/{name}", json=chain(nodes, least))
+        stored.raise_for_status()
+        body = {"mode": "dag", "graph": name, "input": "x", "memory": "off"}
+        took = []
+        for _ in range(_TURNS):
+            began = time.perf_counter()
+            answer = await client.post("/v1/runs?wait=60", json=body)
+            took.append((time.perf_counter() - began) * 1000 / nodes)
+            assert answer.json()["status"] == "completed", answer.text
+        print(f"{name:8} {sorted(took)[_TURNS // 2]:.2f} ms a node", flush=True)
+
+
+async def served(url: str, nodes: int) -> None:
+    """Measure a service on this database."""
+    environment = {"DATABASE_URL": url, "OPENAI_API_KEY": "none"}
+    async with (
+        process("worker", ready="is ready", **environment),
+        process("serve", "--no-worker", "--port", "0", ready="listens on", **environment) as found,
+    ):
+        base_url = "http://127.0.0.1:" + found[1].split("http://127.0.0.1:")[1].split()[0]
+        async with httpx2.AsyncClient(base_url=base_url, timeout=90) as client:
+            await measure(client, nodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=200)
+    options = parser.parse_args()
+    with temporary_database() as (url, _):
+        asyncio.run(served(url, options.nodes))
+
+
+if __name__ == "__main__":
+    main()
