@@ -18,7 +18,7 @@ from bottega.api.auth import is_public
 from bottega.api.tokens import OPERATIONS
 from bottega.main import create_app
 from bottega.settings import Settings
-from tests.flows.test_two_users import HERS, MCP, Stage, staged
+from tests.flows.test_two_users import HERS, MCP, META, Stage, staged
 from tests.service import client_of, running
 from tests.tenants import holder
 
@@ -267,6 +267,35 @@ async def test_a_token_is_for_its_agents_graphs_and_sessions(stage: Stage) -> No
             if "sessions" in more:
                 listed = (await client.get("/v1/runs")).json()["items"]
                 assert {each["session_id"] for each in listed} <= {"mine"}
+
+
+async def test_facades_show_what_may_be_run(stage: Stage) -> None:
+    other = {"name": "other", "system_message": "x", "expose": ["openai", "mcp"]}
+    assert (await stage.key.post("/v1/agents", json=other)).status_code == 201
+    key = await stage.key.post(
+        "/v1/keys", json={"name": "x", "role": "runner", "limits": {"agents": ["other"]}}
+    )
+    listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}}
+    headers = {**MCP, "mcp-method": "tools/list"}
+    headers.pop("mcp-name")
+
+    async def shown(text: str) -> tuple[set[str], set[str]]:
+        async with client_of(stage.server.port, headers=bearer(text)) as client:
+            models = (await client.get("/openai/v1/models")).json()["data"]
+            tools = (await client.post("/mcp", json=listing, headers=headers)).json()["result"]
+        return {each["id"] for each in models}, {each["name"] for each in tools["tools"]}
+
+    everything = await shown((await token_of(stage.key, "eve"))["token"])
+    assert [names & {"clerk", "other"} for names in everything] == [{"clerk", "other"}] * 2
+    one = (await token_of(stage.key, "eve", agents=["clerk"]))["token"]
+    none = (await token_of(stage.key, "eve", graphs=["none"]))["token"]
+    limited = key.json()["key"]
+    assert await shown(one) == ({"clerk"}, {"clerk"})
+    assert await shown(none) == (set(), set())
+    assert await shown(limited) == ({"other"}, {"other"})
+    async with client_of(stage.server.port, headers=bearer(limited)) as client:
+        for name, status in (("other", 200), ("clerk", 404)):
+            assert (await client.get(f"/openai/v1/models/{name}")).status_code == status
 
 
 async def test_idempotency_keys_of_two_users_are_two(scene: Scene) -> None:

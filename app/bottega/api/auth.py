@@ -112,6 +112,12 @@ class Principal:
         """Return true if the caller's scopes include one of these."""
         return any(keys.includes(self.scopes, scope) for scope in one_of)
 
+    def may_run(self, *, agent: str | None = None, graph: str | None = None) -> bool:
+        """Return true if no limit by name keeps the caller from running an agent, or a graph."""
+        agents = self.limits.agents
+        is_within = agent is None or agents is None or agent in agents
+        return is_within and (self.token is None or self.token.is_for(agent=agent, graph=graph))
+
     def need_action(self, action: Action) -> None:
         """Check that a token of an end user has an action; a key needs none.
 

@@ -54,6 +54,7 @@ OPERATIONS: Mapping[tuple[str, str], Action | None] = {
     ("GET", "/v1/interrupts"): "read",
     ("GET", "/v1/interrupts/{interrupt_id}"): "read",
     ("POST", "/v1/interrupts/{interrupt_id}/resolve"): "answer",
+    ("GET", "/openai/v1/models"): "run",
     ("POST", "/openai/v1/chat/completions"): "run",
     ("POST", "/openai/v1/responses"): "run",
     ("GET", "/openai/v1/responses/{response}"): "read",

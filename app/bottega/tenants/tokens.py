@@ -135,16 +135,21 @@ class Token:
                 code="insufficient_scope",
             )
 
+    def is_for(self, *, agent: str | None = None, graph: str | None = None) -> bool:
+        """Return true if the token may run an agent or a graph: all, or those that it names."""
+        if self.agents is None and self.graphs is None:
+            return True
+        named = ((agent, self.agents), (graph, self.graphs))
+        return all(name is None or name in (allowed or ()) for name, allowed in named)
+
     def need_run_of(self, agent: str | None, graph: str | None, session_id: str | None) -> None:
         """Check that a run of an agent or a graph is one of those that the token is for.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
         """
-        is_limited = self.agents is not None or self.graphs is not None
-        named = (("agent", agent, self.agents), ("graph", graph, self.graphs))
-        for what, name, allowed in named:
-            if is_limited and name is not None and name not in (allowed or ()):
+        for what, name in (("agent", agent), ("graph", graph)):
+            if name is not None and not self.is_for(agent=agent, graph=graph):
                 raise ForbiddenError(
                     f"this token is not for the {what} '{name}'", code="insufficient_scope"
                 )

@@ -168,22 +168,23 @@ _INPUT = {
 }
 
 
-async def listed(tx: AsyncConnection, tenant: UUID, message: McpMessage) -> dict[str, Any]:
-    """Return a page of the tenant's tools; the cursor is the name of the last one."""
+async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage) -> dict[str, Any]:
+    """Return a page of the caller's tools; the cursor is the name of the last one."""
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
         raise message.refusal(INVALID_PARAMS, "'cursor' is that of the page before")
     page = await store.page(
         tx,
         AGENTS,
-        tenant,
+        principal.tenant_id,
         after=None if after is None else str(after),
         descending=False,
         limit=100,
         full=False,
         exposed=CHANNEL,
     )
-    result: dict[str, Any] = {"tools": [_tool(each, message) for each in page]}
+    tools = [_tool(each, message) for each in page if principal.may_run(agent=each.name)]
+    result: dict[str, Any] = {"tools": tools}
     if page.more:
         result["nextCursor"] = page[-1].name
     if message.stateless:

@@ -87,9 +87,7 @@ async def _handled(
         return await _call(service, principal, message, request)
     if message.method == "tools/list":
         async with service.database.begin(principal.tenant_id) as tx:
-            return JSONResponse(
-                message.answer(await calls.listed(tx, principal.tenant_id, message))
-            )
+            return JSONResponse(message.answer(await calls.listed(tx, principal, message)))
     return _of_protocol(message)
 
 

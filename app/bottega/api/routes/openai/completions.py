@@ -43,7 +43,7 @@ async def create(
 
 
 @router.get("/models")
-async def list_(tx: Transaction, tenant: Tenant) -> Any:
+async def list_(tx: Transaction, tenant: Tenant, principal: PrincipalDep) -> Any:
     found = []
     for kind, prefix in ((AGENTS, ""), (GRAPHS, GRAPH)):
         page = await store.page(
@@ -56,15 +56,22 @@ async def list_(tx: Transaction, tenant: Tenant) -> Any:
             full=False,
             exposed=CHANNEL if kind is AGENTS else None,
         )
-        found += [_model(f"{prefix}{each.name}", each) for each in page]
+        what = "agent" if kind is AGENTS else "graph"
+        found += [
+            _model(f"{prefix}{each.name}", each)
+            for each in page
+            if principal.may_run(**{what: each.name})
+        ]
     return {"object": "list", "data": found}
 
 
 @router.get("/models/{name:path}")
-async def get(tx: Transaction, tenant: Tenant, name: str) -> Any:
+async def get(tx: Transaction, tenant: Tenant, principal: PrincipalDep, name: str) -> Any:
     model, version = versioned(name)
     graph = graph_of(model)
     kind, named = (AGENTS, model) if graph is None else (GRAPHS, graph)
+    if not principal.may_run(agent=model if graph is None else None, graph=graph):
+        raise UnknownAgentError(f"there is no model '{name}'")
     try:
         found = (
             await store.get(tx, kind, tenant, named)
