@@ -334,6 +334,20 @@ async def test_a_node_has_its_own_budget(bottega: Running, model: FakeModel) -> 
     assert [named(request) for request in model.requests] == ["b"]
 
 
+async def test_a_node_may_check_its_answer(bottega: Running, model: FakeModel) -> None:
+    checks = [{"type": "contains", "value": "VAT"}]
+    nodes = [{"agent": "a", "success_check": checks, "retry": {"max": 1, "backoff_s": 0.0}}, "b"]
+    await define(bottega, nodes, [edge("a", "b")])
+    model.decide = says(a=[text("net"), text("with VAT")])
+    found, log = await run(bottega)
+    assert (found["status"], nodes_of(log)["a"]) == ("completed", "completed")
+    assert "with VAT" in str(model.requests[-1]["messages"])
+    model.decide = says(a=text("net"))
+    found, log = await run(bottega)
+    assert (found["status"], found["error"]["code"]) == ("failed", "check_failed")
+    assert "VAT" in found["error"]["message"]
+
+
 async def interrupt_of(bottega: Running, run_id: str) -> dict[str, Any]:
     path = f"/v1/interrupts?run_id={run_id}&status=pending"
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -26,8 +26,8 @@ import structlog
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
+from bottega.agents.checks import Check, decide_alone, quoted
 from bottega.agents.provider import LLMProvider
-from bottega.agents.threads import run_in_thread
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.definitions.pinned import Pin, PinnedDefinitions, PinnedModels, pins_of
@@ -38,8 +38,6 @@ from bottega.errors import (
     ModelError,
     PluginError,
 )
-from bottega.json_schema.output import OutputSchema, output_schema
-from bottega.json_schema.schema import Problem
 from bottega.leased_work import LeasedWork
 from bottega.llm.structured_output import Judge
 from bottega.redaction import Redactor
@@ -47,9 +45,6 @@ from bottega.subagents.plugins import bounded
 
 LONGEST_JUDGED = 100_000
 """Characters of a result, and of a task, that a judge reads."""
-
-Check = Mapping[str, Any]
-"""A check as an agent's definition has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +97,12 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
     Args:
         outside: by type of check.
     """
-    kind: Literal["equals", "contains", "json_schema", "judge", "python"] = check["type"]
+    kind = check["type"]
     try:
-        match kind:
-            case "equals" if isinstance(check["value"], str):
-                said = _equals(result.text, check["value"])
-            case "equals":
-                said = await _fits({"const": check["value"]}, result.text)
-            case "contains":
-                said = _contains(result.text, check["value"])
-            case "json_schema":
-                said = await _fits(check["schema"], result.text)
-            case _:
-                said = await outside[kind](check, result)
+        if kind in outside:
+            said = await outside[kind](check, result)
+        else:
+            said = await decide_alone(check, result.text)
     except BottegaError as error:
         return CheckVerdict(kind, None, error.detail)
     return CheckVerdict(kind, *said, signature=_signature(check))
@@ -127,35 +115,11 @@ def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
     return True if all(each.passed for each in verdicts) else None
 
 
-def _equals(text: str, wanted: str) -> tuple[bool, str]:
-    equal = text.strip() == wanted.strip()
-    return equal, "" if equal else f"the answer was not {_quoted(wanted)}"
-
-
-def _contains(text: str, wanted: str) -> tuple[bool, str]:
-    found = wanted in text
-    return found, "" if found else f"the answer did not contain {_quoted(wanted)}"
-
-
-def _quoted(text: str) -> str:
-    return f'"{text if len(text) <= 100 else f"{text[:100]}…"}"'
-
-
 def _signature(check: Check) -> str:
     """Return the signature of a check that fails, such as ``check:contains "VAT"``."""
     about = check.get("value") if check["type"] in ("contains", "equals") else check.get("name")
     named = f"check:{check['type']}"
-    return named if about is None else f"{named} {_quoted(' '.join(str(about).split()))}"
-
-
-async def _fits(schema: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    checked = await run_in_thread(lambda: output_schema(schema))
-    problems = await run_in_thread(lambda: _problems(checked, text))
-    return not problems, "; ".join(map(str, problems))
-
-
-def _problems(schema: OutputSchema, text: str) -> list[Problem]:
-    return schema.read(text)[1]
+    return named if about is None else f"{named} {quoted(' '.join(str(about).split()))}"
 
 
 MOST_TRIES = 6

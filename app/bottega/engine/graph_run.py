@@ -15,6 +15,7 @@ from typing import Any
 
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from bottega.agents.approval import EXPIRES_S, Interrupt
+from bottega.agents.checks import unmet_check
 from bottega.agents.history import QueryInput
 from bottega.agents.messages import AssistantMessage, ToolCall, ToolStatus, Usage
 from bottega.agents.query import CurrentCall, current_call, next_query
@@ -39,6 +40,7 @@ from bottega.subagents.budget import DOLLARS, Account, billionths
 
 TOOL_FAILED = "tool_failed"
 TIMEOUT = "timeout"
+CHECK_FAILED = "check_failed"
 _NO_RETRY = frozenset(
     (
         *("cancelled", "denied", "invalid_arguments", "unknown_tool", "budget_exhausted"),
@@ -224,6 +226,10 @@ class GraphRun:
         kind = self._rules.nodes[name].type
         if kind == "agent":
             response = self._known_failure(query) or await self._ask(name, node, query)
+            if response.error is None:
+                reason = await unmet_check(node.get("success_check", ()), response.content)
+                if reason is not None:
+                    response = _failed(CHECK_FAILED, reason, response.usage)
             code = None if is_answered(query, response) else response.error_code or "agent_failed"
             return response, None if code is None else _Failure(code)
         self.recorder.tasks.open[query] = None

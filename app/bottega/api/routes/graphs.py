@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from bottega.api.errors import problems
+from bottega.api.schemas.agents import ContainsCheck, EqualsCheck, SchemaCheck
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, MemoryMode, Name, Part
 from bottega.api.schemas.params import ClientToolDefinition, OutputSchemaField, ToolDefinition
 from bottega.api.schemas.parts import ShownCall
@@ -76,6 +77,12 @@ class NodeRetry(Part):
     """HTTP statuses as text, or error codes. Null: every error but bad requests."""
 
 
+NodeChecks = Annotated[
+    list[Annotated[EqualsCheck | ContainsCheck | SchemaCheck, Field(discriminator="type")]],
+    Field(min_length=1, max_length=10),
+]
+
+
 class NodeBudget(Part):
     """Limits on what a node and its sub-agents may spend; beyond, it fails."""
 
@@ -128,6 +135,8 @@ class Node(Part):
     """In place of the agent's own use of memory."""
     budget: NodeBudget | None = _Absent
     """Limits on what it may spend; null: the run's alone."""
+    success_check: NodeChecks | None = _Absent
+    """Checks of its answer; if it fails one, the node fails with the code `check_failed`."""
     router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     """Its answer takes one of its edges: the agent gets a schema `{"route": TARGET}`."""
     tool: ToolDefinition | None = _Absent
@@ -565,6 +574,10 @@ async def check_schemas_of(_: Service, tenant: UUID, body: GraphContent) -> None
     """Check the schemas of people's answers, and the patterns of tools."""
     nodes = [(f"/nodes/{at}", each) for at, each in enumerate(body.nodes) if isinstance(each, Node)]
     schemas = {f"{at}/schema": each.schema_ for at, each in nodes if each.schema_ is not None}
+    for at, each in nodes:
+        for number, check in enumerate(each.success_check or ()):
+            if isinstance(check, SchemaCheck):
+                schemas[f"{at}/success_check/{number}/schema"] = check.schema_
     patterns = {
         at: {f"{at}/tool{place}": text for place, text in each.tool.patterns.items()}
         for at, each in nodes
