@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from bottega.api.server.connections import PING_BURST
 from bottega.api.server.middleware import LimitRequests
 from bottega.settings import Settings
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from tests.growing import growing
 from tests.service import Running, running
 from tests.tenants import Holder, holder
@@ -25,6 +26,7 @@ A, B = UUID(int=1), UUID(int=2)
 class Somebody:
     tenant_id: UUID
     key_id: UUID | None = UUID(int=9)
+    limits: StoredLimits = NO_LIMITS
 
     @property
     def is_local(self) -> bool:

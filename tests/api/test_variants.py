@@ -69,6 +69,14 @@ CASES: dict[str, tuple[str, dict[str, list[Any]]]] = {
             "headers": [ABSENT, {}, {"accept-language": "en"}],
         },
     ),
+    "NewKey": (
+        "/v1/keys",
+        {
+            "name": ["x"],
+            "scopes": maybe(["run"]),
+            "role": maybe("viewer"),
+        },
+    ),
     "PatternsWanted": ("/v1/patterns/match", {"features": maybe({}), "task": maybe("x")}),
     "NewFeedback": (
         f"/v1/runs/{uuid4()}/feedback",
@@ -110,6 +118,9 @@ async def client(
         for graph in ("g", "software"):
             body = {"name": graph, "edges": [{"source": "a", "target": "b"}]}
             assert (await client.post("/v1/graphs", json=body)).status_code == 201
+        # Bodies of a case create keys, so that requests need one.
+        made = await client.post("/v1/keys", json={"name": "test", "scopes": ["admin"]})
+        client.headers["authorization"] = f"Bearer {made.json()['key']}"
         yield client
 
 

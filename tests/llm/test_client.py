@@ -175,7 +175,9 @@ async def test_both_forms_of_a_query_in_one_program_leave_no_session_open() -> N
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
         output, _ = await process.communicate()
         assert len(model.requests) == 6
-    assert (process.returncode, output) == (0, b"0\n")
+    # A loop in development mode tells of each step above 100 ms, which load may cause.
+    lines = [line for line in output.splitlines() if not line.startswith(b"Executing ")]
+    assert (process.returncode, lines) == (0, [b"0"])
 
 
 async def test_a_closed_provider_opens_a_new_session() -> None:

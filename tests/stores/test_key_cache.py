@@ -20,11 +20,12 @@ UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
 SLOW_FOR_STRANGERS = """
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
-               require_user boolean)
+               require_user boolean, limits jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
     RETURN QUERY
-    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user FROM api_keys k
+    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user, k.limits
+    FROM api_keys k
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL;
     IF NOT FOUND THEN
         PERFORM pg_advisory_xact_lock_shared(42);
