@@ -1,8 +1,10 @@
 """Tokens of an identity provider: who gets in, as whom, and which forgeries do not."""
 
 import asyncio
+import hmac
 import json
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ import httpx2
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bottega.settings import Settings
 from tests.service import Running, client_of, running
@@ -181,11 +184,30 @@ async def test_forged_tokens_are_refused(
             jwt.encode(good, None, algorithm="none", headers={"kid": "one"}),  # type: ignore[arg-type]
             jwt.encode(good, str(public.n).encode() * 2, algorithm="HS256", headers={"kid": "one"}),
             jwt.encode(good, issuer.keys["one"][1], algorithm="PS256", headers={"kid": "one"}),
+            with_public_key(issuer, good),
+            issuer.sign(exp="tomorrow"),
+            issuer.sign(exp=float("inf")),
+            issuer.sign(exp=[now + 300]),
+            issuer.sign(aud={"one": AUDIENCE}),
+            issuer.sign(aud=[[AUDIENCE]]),
+            issuer.sign(sub=["ada", "bob"] * 100 + ["x" * 129]),
+            issuer.sign(sub="x" * 129),
+            issuer.sign(sub=""),
+            issuer.sign(org={"slug": {"slug": "acme-inc"}}),
+            issuer.sign(org="acme-inc"),
+            issuer.sign(head={"crit": [], "b64": False}),
+            *(issuer.sign(head={"kid": kid}) for kid in ("", "ONE", "one ", "../one")),
+            issuer.sign(head={"jwk": issuer.jwks()["keys"][0], "kid": "mine"}),
+            f"{issuer.sign()}x",
+            f"{issuer.sign().rpartition('.')[0]}.",
+            f"{issuer.sign()}.{issuer.sign()}",
         ]
         for token in forged:
             answer = await get(server, token)
-            assert answer.status_code == 401, (jwt.get_unverified_header(token), answer.text)
+            assert answer.status_code == 401, (token[:80], answer.text)
             assert answer.headers["www-authenticate"].startswith("Bearer")
+        huge = await get(server, issuer.sign(padding="x" * 9000))
+        assert (huge.status_code, huge.json()["code"]) == (431, "headers_too_large")
         for accepted in (
             issuer.sign(exp=now - 30),
             issuer.sign(nbf=now + 30),
@@ -193,6 +215,19 @@ async def test_forged_tokens_are_refused(
             issuer.sign(head={"jku": "https://evil.example", "x5u": "https://evil.example"}),
         ):
             assert (await get(server, accepted)).status_code == 200
+
+
+def with_public_key(issuer: Issuer, claims: dict[str, Any]) -> str:
+    """Return a token signed by HS256 with the issuer's public key, as everybody can read it."""
+    key = issuer.keys["one"][1].public_key()
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    head = {"alg": "HS256", "typ": "JWT", "kid": "one"}
+    signed = ".".join(encoded(json.dumps(part).encode()) for part in (head, claims))
+    return f"{signed}.{encoded(hmac.digest(pem, signed.encode(), 'sha256'))}"
+
+
+def encoded(data: bytes) -> str:
+    return urlsafe_b64encode(data).decode().rstrip("=")
 
 
 async def test_unknown_keys_cost_the_issuer_few_looks_and_new_ones_work_soon(

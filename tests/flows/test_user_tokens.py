@@ -269,6 +269,20 @@ async def test_a_token_is_for_its_agents_graphs_and_sessions(stage: Stage) -> No
                 assert {each["session_id"] for each in listed} <= {"mine"}
 
 
+async def test_the_longest_token_works_and_a_longer_one_is_not_made(stage: Stage) -> None:
+    names = [f"{number:02}{'s' * 85}" for number in range(50)]
+    body = {"user": "u" * 128, "actions": ALL, "expires_in": 60, "sessions": names}
+    made = await stage.key.post("/v1/tokens", json=body)
+    assert made.status_code == 201, made.text
+    assert len(made.json()["token"]) > 6000
+    async with client_of(stage.server.port, headers=bearer(made.json()["token"])) as client:
+        assert (await client.get("/v1/me")).json()["limits"]["sessions"] == names
+    longer = {"sessions": [f"{name}{'x' * 40}" for name in names]}
+    refused = await stage.key.post("/v1/tokens", json=body | longer)
+    assert refused.status_code == 422
+    assert "fewer" in refused.json()["detail"]
+
+
 async def test_facades_show_what_may_be_run(stage: Stage) -> None:
     other = {"name": "other", "system_message": "x", "expose": ["openai", "mcp"]}
     assert (await stage.key.post("/v1/agents", json=other)).status_code == 201

@@ -23,7 +23,7 @@ from bottega.clock import monotonic
 from bottega.errors import UnauthenticatedError, UnavailableError
 from bottega.tenants.claims import ClaimMapping
 from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
-from bottega.tenants.tokens import TokenIdentity, is_token
+from bottega.tenants.tokens import TokenIdentity, head_of, is_token
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Asymmetric ones: with another, the issuer's public key could sign."""
@@ -151,7 +151,7 @@ class SignIn:
             UnavailableError, OSError, ...: the database is not available.
         """
         try:
-            head = jwt.get_unverified_header(text)
+            head = head_of(text)
             key = await self._key(head)
             claims = jwt.decode(
                 text,
