@@ -432,3 +432,17 @@ async def test_a_plain_graph_has_no_such_events(bottega: Running, model: FakeMod
     model.decide = says()
     _, log = await run(bottega)
     assert not [each for each in log if each["type"].startswith(("node.", "edge."))]
+
+
+async def test_nodes_with_names_of_their_own_have_a_conversation(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "writer")
+    body = {"name": "g", "nodes": [{"name": "draft", "agent": "writer"}], "edges": []}
+    assert (await bottega.client.post("/v1/graphs", json=body)).status_code == 201
+    model.decide = says(writer=[text("blue"), text("still blue")])
+    session = {"session_id": "talk", "conversation": "continue"}
+    await run(bottega, input="Choose a colour.", **session)
+    await run(bottega, input="And now?", **session)
+    assert "Choose a colour." in str(model.requests[-1]["messages"])
+    assert "blue" in str(model.requests[-1]["messages"])

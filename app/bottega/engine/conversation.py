@@ -164,8 +164,8 @@ class PastTurns:
 
     def begin(self, agents: Mapping[str, BaseAgent]) -> None:
         """Put the turns before into the agents' histories."""
-        for name, agent in agents.items():
-            agent.conversation_history += self.histories.get(name, ())
+        for agent in agents.values():
+            agent.conversation_history += self.histories.get(agent.agent_name, ())
             if self.gists and self.read and isinstance(agent.memory, RunMemory):
                 agent.memory.go_on(self.opening(), self.first - 1, self.read)
 
@@ -183,7 +183,7 @@ class PastTurns:
         """Return a run's end with its turn, if it completed."""
         if end.status is not RunStatus.COMPLETED:
             return end
-        tokens = max(_LEAST, *(self._own_tokens(name, agents[name]) for name in agents))
+        tokens = max(_LEAST, *map(self._own_tokens, agents.values()))
         asked = facts_of(run).question
         answer = end.output if isinstance(end.output, str) else as_text(end.output)
         turn = {
@@ -195,8 +195,8 @@ class PastTurns:
         }
         return replace(end, turn=turn)
 
-    def _own_tokens(self, name: str, agent: BaseAgent) -> int:
-        earlier = set(map(id, self.histories.get(name, ())))
+    def _own_tokens(self, agent: BaseAgent) -> int:
+        earlier = set(map(id, self.histories.get(agent.agent_name, ())))
         return sum(
             tokens_of(message, estimated_tokens)
             for message in agent.conversation_history

@@ -272,9 +272,7 @@ class GraphCourse:
         ]
 
     def _by_condition(self, edge: EdgeRule, when: Condition, end: NodeEnd) -> EdgeDecided:
-        taken = self.recorded.get((edge.source, edge.target))
-        if taken is None:
-            taken = holds(when, lambda feature: self._feature(feature, end))
+        taken = holds(when, lambda feature: self._feature(feature, end))
         said = "holds" if taken else "does not hold"
         return self._decided(edge, taken, f"the condition on {edge.source} {said}")
 
