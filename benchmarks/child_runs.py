@@ -3,7 +3,7 @@
 python -m benchmarks.child_runs [--children 1000] [--seconds 1] [--workers 1 2 4]
 
 A coordinator dispatches its children in one step, and awaits them all. Each child is one model call
-that takes a second and no CPU. First all children are tasks of one worker; then they are linked
+that takes a second and no CPU. First all children are tasks of one worker; then they are child
 runs, which any worker takes. API, workers and database are processes of their own. Compare only
 figures of the same invocation.
 """
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ async def measured(
             opened = process("worker", ready="is ready", **environment, **_RAISED)
             worker, _line = await stack.enter_async_context(opened)
             pids.append(worker.pid)
-        base = f"http://127.0.0.1:{line.rsplit(':', 1)[1].split()[0].rstrip('/')}"
+        base = re.findall(r"http://[\d.]+:\d+", line)[0]
         client = await stack.enter_async_context(httpx2.AsyncClient(base_url=base, timeout=600))
         name = "spreads" if spread else "keeps"
         limits = {"spread_above": 0} if spread else {}

@@ -53,7 +53,7 @@ class TestOrder:
             member.memory_graph = graph
         return lead, order
 
-    async def test_linked_calls_run_in_dependency_order_and_pass_context(self) -> None:
+    async def test_dependent_calls_run_in_dependency_order_and_pass_context(self) -> None:
         lead, order = self.order_of(graph_of("a>b", "b>c"), "c", "a", "b")
         await lead.execute_query_async("go")
         assert order == ["+a", "-a", "+b", "-b", "+c", "-c"]
@@ -64,7 +64,7 @@ class TestOrder:
         await lead.execute_query_async("go")
         assert order == ["+a", "-a", "+c", "-c"]
 
-    async def test_unlinked_calls_run_side_by_side(self) -> None:
+    async def test_independent_calls_run_side_by_side(self) -> None:
         lead, order = self.order_of(graph_of("a>c", "b>c"), "c", "a", "b")
         await lead.execute_query_async("go")
         assert order == ["+a", "+b", "-a", "-b", "+c", "-c"]

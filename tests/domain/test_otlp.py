@@ -70,8 +70,8 @@ def test_what_is_recorded_is_what_is_read(spans: list[SpanData]) -> None:
         assert span.events == [
             (each.time_unix_nano, each.name, values(each.attributes)) for each in read.events
         ]
-        linked = [Ids(*(int(x.hex(), 16) for x in (e.trace_id, e.span_id))) for e in read.links]
-        assert linked == ([] if span.link is None else [span.link])
+        earlier = [Ids(*(int(x.hex(), 16) for x in (e.trace_id, e.span_id))) for e in read.links]
+        assert earlier == ([] if span.link is None else [span.link])
 
 
 def a_span(text: str) -> SpanData:

@@ -68,11 +68,11 @@ def test_outcomes_that_the_parent_has_read_are_known_as_read(tool: str) -> None:
     assert unread in restored
 
 
-def cancelled_task(run: UUID, task: UUID, linked: UUID, end: int) -> list[Event]:
+def cancelled_task(run: UUID, task: UUID, child_run: UUID, end: int) -> list[Event]:
     """Return the events of a task that was cancelled before its child run was over."""
     log = called("poll_subagent", {}, {"tasks": []})
     a_task(log, ended=False)
-    dispatched = {**log[0].data, "child_run_id": str(linked)}
+    dispatched = {**log[0].data, "child_run_id": str(child_run)}
     told: dict[str, Any] = {"duration_ms": 1, "token_usage": {"input": 0, "output": 0}}
     told["error"] = {"code": "cancelled", "message": "x"}
     kinds: list[tuple[EventType, int, dict[str, Any]]] = [
@@ -84,12 +84,12 @@ def cancelled_task(run: UUID, task: UUID, linked: UUID, end: int) -> list[Event]
 
 @pytest.mark.parametrize("carried", [False, True])
 def test_the_usage_of_a_child_run_that_ended_after_its_task_counts(carried: bool) -> None:
-    run, task, linked = uuid4(), uuid4(), uuid4()
-    log = cancelled_task(run, task, linked, end=5)
+    run, task, child_run = uuid4(), uuid4(), uuid4()
+    log = cancelled_task(run, task, child_run, end=5)
     carried_seq = 5 if carried else 4
     # This run gives the task a child run of its own, unless the task had ended before.
     replay = replay_run(log, carried_seq)
-    assert replay.child_runs() == {task: linked if carried else None}
+    assert replay.child_runs() == {task: child_run if carried else None}
     used = AgentUsage(7, 3, model_calls=1)
     restored = replay_tasks(replay, NOW, {task: used})
     assert restored.usage == used

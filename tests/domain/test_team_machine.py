@@ -460,8 +460,8 @@ class Team(RuleBasedStateMachine):
 
     @invariant()
     def child_runs_are_as_their_tasks(self) -> None:
-        linked = {prompt for prompt, handle in self.handles.items() if handle.spread}
-        assert linked == self.others.runs.keys()
+        spread = {prompt for prompt, handle in self.handles.items() if handle.spread}
+        assert spread == self.others.runs.keys()
         for run in self.others.runs.values():
             self.is_as_its_task(run)
 

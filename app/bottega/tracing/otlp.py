@@ -122,8 +122,8 @@ class Encoder:
             event = [_TIME.pack(0x09, at_ns), _text(0x12, name), *self._attributes(0x1A, about)]
             parts.append(_bytes(0x5A, b"".join(event)))
         if span.link is not None:
-            trace, linked = span.link.trace.to_bytes(16, "big"), span.link.span.to_bytes(8, "big")
-            link = (b"\x0a\x10", trace, b"\x12\x08", linked, b"\x35", _LINK_FLAGS)
+            trace, earlier = span.link.trace.to_bytes(16, "big"), span.link.span.to_bytes(8, "big")
+            link = (b"\x0a\x10", trace, b"\x12\x08", earlier, b"\x35", _LINK_FLAGS)
             parts.append(_bytes(0x6A, b"".join(link)))
         if span.failed:
             parts.append(_FAILED)
