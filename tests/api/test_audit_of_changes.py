@@ -77,12 +77,27 @@ ELSEWHERE = {
     *("put_secret", "delete_secret", "revoke_key", "revoke_token", "delete_episode"),
     *("change_pattern", "record_pattern_application", "validate_pattern", "deprecate_pattern"),
     *("merge_patterns", "prune_patterns", "learn_from_episode", "give_run_feedback"),
-    *("cancel_run", "cancel_run_task", "send_run_message", "resolve_interrupt", "delete_file"),
+    *(
+        "cancel_batch",
+        "retry_batch",
+        "cancel_run",
+        "cancel_run_task",
+        "send_run_message",
+        "resolve_interrupt",
+        "delete_file",
+    ),
     "delete_session_memory",
 }
 WORK = {
     # runs, sessions and files are records themselves; runs name who started them
-    *("create_run", "retry_run", "create_session", "change_session", "fork_session"),
+    *(
+        "create_run",
+        "create_batch",
+        "retry_run",
+        "create_session",
+        "change_session",
+        "fork_session",
+    ),
     *("create_file", "create_ws_ticket"),
 }
 READS = {

@@ -10,7 +10,7 @@ import pytest
 import websockets
 
 from bottega.settings import Settings
-from tests.fake_model import FakeModel, chunk, sse
+from tests.fake_model import FakeModel, chunk, http_error, sse
 from tests.service import Running, client_of, running
 from tests.tenants import holder
 from tests.waiting import until
@@ -116,6 +116,35 @@ async def test_runs_that_others_started_evade_no_limit(office: Office) -> None:
             assert (answer.status_code, answer.json()["code"]) == (403, "beyond_limits"), path
     async with office.client((await office.key(models=["m-a"]))["key"]) as client:
         answer = await client.post(f"/v1/runs/{runs['a']['id']}/retry", json={})
+        assert (answer.status_code, answer.json()["code"]) == (403, "beyond_limits")
+
+
+async def test_a_batch_is_nobody_s_and_of_the_key_that_starts_or_repeats_it(
+    office: Office, database_url: str, model: FakeModel
+) -> None:
+    strict = await holder(database_url, scope="run", require_user=True)
+    batch = {"agent": "b", "items": [{"input": "x"}]}
+    async with strict.client(office.server) as client:
+        answer = await client.post("/v1/batches", json=batch)
+        assert (answer.status_code, answer.json()["code"]) == (422, "user_required")
+    sent = {"file": ("x", b'{"input": "secret"}', "application/x-ndjson")}
+    body = {"user": "ada", "actions": ["upload"], "expires_in": 60}
+    token = (await office.admin.post("/v1/tokens", json=body)).json()["token"]
+    async with office.client(token) as ada:
+        hers = await ada.post("/v1/files", files=sent)
+    assert hers.status_code == 201, hers.text
+    answer = await office.admin.post("/v1/batches", json={"agent": "b", "file": hers.json()["id"]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "unknown_file")
+    model.decide = lambda request: http_error(400)
+    made = (await office.admin.post("/v1/batches", json=batch)).json()
+
+    async def over() -> bool:
+        return bool((await office.admin.get(f"/v1/batches/{made['id']}")).json()["ended_at"])
+
+    await until(over)
+    async with office.client((await office.key(agents=["a"]))["key"]) as client:
+        assert (await client.post("/v1/batches", json=batch)).status_code == 403
+        answer = await client.post(f"/v1/batches/{made['id']}/retry")
         assert (answer.status_code, answer.json()["code"]) == (403, "beyond_limits")
 
 

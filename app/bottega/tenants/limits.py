@@ -38,8 +38,8 @@ class RequestLimits(BaseModel):
         """
         if any(name in self.given for name in ("agents", "models", "tokens_per_day")):
             raise ForbiddenError(
-                "a key with limits of agents, models or tokens makes no schedules: their runs "
-                "would not have the limits",
+                "a key with limits of agents, models or tokens makes no schedules and repeats no "
+                "batches: their runs would not have the limits",
                 code="beyond_limits",
             )
 

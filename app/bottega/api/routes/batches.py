@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, model_
 from pydantic_core import PydanticCustomError
 from starlette.responses import StreamingResponse
 
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems
 from bottega.api.routes import stream
 from bottega.api.schemas.base import Answer, Body, Metadata, Name, Page
@@ -34,7 +35,8 @@ from bottega.api.shared.idempotency import OnceDep, once_key
 from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.pages import LINK, PageQuery, escaped_lines
 from bottega.container import Service
-from bottega.errors import InvalidInputError, NotFoundError
+from bottega.errors import InvalidInputError
+from bottega.files.store import Owner
 from bottega.json_schema.values import WHOLE
 from bottega.runs import batches, submit
 from bottega.runs.control import request_cancel
@@ -213,10 +215,13 @@ class BatchQuery(BaseModel):
 
 
 async def _file_items(service: Service, tenant: UUID, file_id: UUID) -> list[BatchItem]:
-    try:
-        row = await service.files.find(tenant, file_id)
-    except NotFoundError as error:
-        raise InvalidInputError(error.detail, code="unknown_file", pointer="/file") from None
+    if not await service.files.use(tenant, [file_id], Owner(None, None)):
+        raise InvalidInputError(
+            f"there is no file {file_id}, or it is a user's or a session's",
+            code="unknown_file",
+            pointer="/file",
+        )
+    row = await service.files.find(tenant, file_id)
     if row["size"] > LONGEST_BODY:
         raise InvalidInputError(
             f"a batch's file has at most {LONGEST_BODY} bytes",
@@ -299,6 +304,7 @@ async def create(
     if kind not in (_JSON, _NDJSON):
         return problem_response(415, "unsupported_media_type", f"send {_JSON} or {_NDJSON}")
     is_lines = kind == _NDJSON
+    acts_for(principal, None, None)
     if not is_lines and len(await request.body()) > _LONGEST_JSON:
         return problem_response(413, "body_too_large", f"send more than 1 MiB as {_NDJSON}")
     body, items = await _body_of(request, query, service, tenant, is_lines=is_lines)
@@ -449,7 +455,8 @@ async def cancel(service: ServiceDep, tenant: Tenant, actor: Actor, batch_id: Ba
     response_model=Batch,
     responses=problems(404, 409),
 )
-async def retry(tx: Transaction, tenant: Tenant, actor: Actor, batch_id: BatchId) -> Any:
+async def retry(tx: Transaction, tenant: Tenant, principal: PrincipalDep, batch_id: BatchId) -> Any:
+    principal.limits.need_no_limit_of_runs()
     batch = await batches.retry(tx, tenant, batch_id)
-    await audit.note(tx, tenant, actor, "batch.retry", str(batch_id))
+    await audit.note(tx, tenant, principal.actor, "batch.retry", str(batch_id))
     return batch
