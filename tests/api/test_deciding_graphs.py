@@ -1,9 +1,11 @@
 """Definitions of graphs that decide: what they give back, and what is refused with its pointer."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 HUMAN = {
     "name": "ok",
@@ -203,3 +205,11 @@ async def test_an_unknown_output_and_names_given_twice_are_refused(
     assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/output")
     twice = await client.post("/v1/graphs", json={"name": "g", "nodes": ["ok", HUMAN]})
     assert (twice.status_code, twice.json()["code"]) == (409, "exists")
+
+
+async def test_the_example_is_applied(client: httpx2.AsyncClient) -> None:
+    path = Path(__file__).parents[2] / "examples/order.yaml"
+    applied = await client.post("/v1/apply", json=yaml.safe_load(path.read_text()))
+    assert applied.status_code == 200, applied.text
+    shown = (await client.get("/v1/graphs/order")).json()
+    assert [node["name"] for node in shown["nodes"]] == ["sum", "approve", "letter"]
