@@ -64,6 +64,9 @@ OF_TENANT = {
     *("get_user", "delete_user", "export_user", "create_file", "get_file", "get_file_content"),
     *("get_interrupt", "get_episode", "delete_episode", "sum_usage", "list_audit_log"),
     *("DELETE /mcp", "DELETE /mcp/", "GET /mcp", "GET /mcp/"),
+    # batches act for nobody
+    *("create_batch", "list_batches", "get_batch", "list_batch_results", "list_batch_events"),
+    *("cancel_batch", "retry_batch"),
 }
 """Operations that name no user of whom they could be refused anything."""
 OF_NOBODY = {
