@@ -135,7 +135,7 @@ async def test_the_server_refuses_what_the_schema_refuses(
 async def test_the_server_refuses_what_the_schema_of_a_key_refuses(
     settings: Settings, database_url: str
 ) -> None:
-    """On a server of its own, which needs a key from then on."""
+    # The first key makes a server refuse requests without one, so no other case shares this server.
     async with running(settings, database_url) as server:
         made = await server.client.post("/v1/keys", json={"name": "test", "scopes": ["admin"]})
         server.client.headers["authorization"] = f"Bearer {made.json()['key']}"

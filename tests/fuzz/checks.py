@@ -70,6 +70,16 @@ DETAILS = {
     r"/headers: ": "names and values of header fields have a grammar, and some are reserved",
     r"a part needs exactly one of|data needs its media": "a part's fields depend on each other",
     r"'steer' takes a text|cannot be steered": "a run's fields depend on each other",
+    r"a body of application/json has all fields": "parameters depend on the type of the body",
+    r"budget: Invalid JSON": "JSON in a query parameter",
+    r"give items or a file|name an agent or a graph": (
+        "a batch's fields depend on each other, and on the type of the body"
+    ),
+    r"a node of type|an edge has either|/(nodes|edges)/\d+": (
+        "the fields of a node depend on its type, and those of an edge on its nodes"
+    ),
+    r"give a baseline_rate, or report": "a report's fields depend on each other",
+    r"a ticket for 'sse' opens one run": "a ticket's fields depend on each other",
     r"time zone": "which time zones there are changes every year",
     r"the expiry is in the past": "time goes on",
     r"nested deeper than": "JSON Schema cannot count depth",

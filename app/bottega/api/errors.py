@@ -205,7 +205,7 @@ def _escape(step: object) -> str:
 
 async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
     found = error.errors()
-    if any(item["type"] == "json_invalid" for item in found):
+    if any(item["type"] == "json_invalid" and item["loc"][0] == "body" for item in found):
         return problem_response(400, "bad_json", "the body is not valid JSON")
     sent = request.headers.get("content-type", "")
     if found[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
