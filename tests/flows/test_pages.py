@@ -21,11 +21,18 @@ from tests.fake_model import FakeModel
 from tests.processes import command
 from tests.service import Running, client_of
 from tests.team import define, start
+from tests.waiting import until
 
 SMALL = {
     *("list_sessions", "list_keys", "list_audit_log", "list_memory_reports"),
     *("list_files", "list_providers", "list_provider_versions", "sum_usage"),
-    *("list_interrupts", "list_secrets", "list_webhook_deliveries"),
+    *(
+        "list_interrupts",
+        "list_secrets",
+        "list_webhook_deliveries",
+        "list_batches",
+        "list_batch_events",
+    ),
     *("list_mcp_servers", "list_mcp_server_versions"),
 }
 """Lists whose items are always small: 200 of them fit in a page."""
@@ -59,6 +66,18 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"secrets_key": SecretStr(b64encode(bytes(32)).decode())})
 
 
+async def batch_of_four(client: httpx2.AsyncClient) -> str:
+    """Run a batch to its end; return its path."""
+    batch = {"agent": "designer", "items": [{"input": "x"}] * 4}
+    made = await client.post("/v1/batches", json=batch)
+    assert made.status_code == 202, made.text
+    path = f"/v1/batches/{made.json()['id']}"
+    await until(
+        lambda: client.get(path), lambda answer: bool(answer.json()["status"] == "completed")
+    )
+    return path
+
+
 async def fill(server: Running) -> dict[str, str]:
     """Create items of every kind, most of them large; return the path of each list."""
     client = server.client
@@ -66,6 +85,7 @@ async def fill(server: Running) -> dict[str, str]:
     run_id = await start(client)
     await server.frames(f"/v1/runs/{run_id}/ws")
     run = {"agent": "designer", "input": "x", "session_id": "s"}
+    batch_path = await batch_of_four(client)
     for number in range(4):
         await client.post("/v1/agents", json={"name": f"a{number}", "system_message": "x"})
         await client.put("/v1/agents/designer", json={"system_message": "x", "description": "y"})
@@ -91,6 +111,7 @@ async def fill(server: Running) -> dict[str, str]:
         secret = {"value": "long-enough", "hosts": ["203.0.114.7"]}
         stored = await client.put(f"/v1/secrets/S{number}", json=secret)
         assert stored.status_code == 201, stored.text
+        await batch_of_four(client)
     await client.delete("/v1/agents/a0")
     for _ in range(20):
         task = {"original_input": "x", "context": {"k": "y" * 7_500}}
@@ -110,6 +131,8 @@ async def fill(server: Running) -> dict[str, str]:
         "list_run_tasks": f"{run_path}/tasks",
         "list_run_messages": f"{run_path}/messages",
         "list_run_events": f"{run_path}/events",
+        "list_batches": "/v1/batches",
+        "list_batch_events": f"{batch_path}/events",
         "list_episodes": "/v1/episodes",
         "list_sessions": "/v1/sessions",
         "list_session_messages": "/v1/sessions/chat/messages",
@@ -220,7 +243,7 @@ async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: Fa
         ),
         ("/v1/agents", "/v1/agents/coordinator", DEFINED),
         ("/v1/agents/coordinator/versions", "/v1/agents/coordinator", DEFINED),
-        ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges"}),
+        ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges", "output"}),
     ]:
         whole = (await client.get(one)).json()
         ((summary, *_), *_) = await pages(client, path, limit="1")
