@@ -245,6 +245,7 @@ async def test_a_batch_of_a_graph(bottega: Running) -> None:
     assert (over["graph"], over["counts"]["completed"]) == ("pair", 2)
 
 
+@pytest.mark.deep
 async def test_every_item_ends_right_though_a_worker_dies(
     database_url: str, model: FakeModel
 ) -> None:

@@ -261,6 +261,7 @@ async def order_killed_at(database_url: str, model: FakeModel, nodes: list[str])
         assert not killer.seen["charge"]
 
 
+@pytest.mark.deep
 async def test_support_triage_goes_on_at_a_node(database_url: str, model: FakeModel) -> None:
     await triage_killed_at(database_url, model, ["approve"])
 
