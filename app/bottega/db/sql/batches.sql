@@ -161,30 +161,34 @@ END $$;
 -- Return a batch as the API shows it. seconds_left is estimated by the mean of the ended items.
 CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     WITH items AS (
-        SELECT coalesce(c.status, CASE WHEN c.is_held THEN 'queued' ELSE o.status END, 'cancelled')
-                   AS status, o.usage
-        FROM run_children c LEFT JOIN LATERAL (
-            SELECT o.status, o.usage FROM runs o
-            WHERE c.status IS NULL AND NOT c.is_held AND o.tenant_id = c.tenant_id
-              AND o.id = c.child_id) AS o ON true
-        WHERE c.tenant_id = r.tenant_id AND c.run_id = r.id
+        SELECT coalesce(status, 'queued') AS status, count(*) AS n, NULL::jsonb[] AS used
+        FROM run_children
+        WHERE tenant_id = r.tenant_id AND run_id = r.id AND (status IS NOT NULL OR is_held)
+        GROUP BY 1
+        UNION ALL  -- those under way
+        SELECT coalesce(o.status, 'cancelled'), count(*),
+               array_agg(o.usage) FILTER (WHERE jsonb_typeof(o.usage) = 'object')
+        FROM run_children c LEFT JOIN runs o ON o.tenant_id = c.tenant_id AND o.id = c.child_id
+        WHERE c.tenant_id = r.tenant_id AND c.run_id = r.id AND c.status IS NULL AND NOT c.is_held
+        GROUP BY 1
     ), counted AS (
-        SELECT count(*) AS total, count(*) FILTER (
-                   WHERE status NOT IN ('queued', 'running', 'waiting')) AS ended,
-               array_agg(usage) FILTER (WHERE jsonb_typeof(usage) = 'object') AS used
+        SELECT coalesce(sum(n), 0) AS total, coalesce(sum(n) FILTER (
+                   WHERE status NOT IN ('queued', 'running', 'waiting')), 0) AS ended
         FROM items)
     SELECT jsonb_build_object(
         'id', r.id, 'agent', r.agent, 'graph', r.graph,
         'status', CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END,
         'error', r.error, 'total', n.total, 'counts', (
-            SELECT jsonb_object_agg(s, (SELECT count(*) FROM items WHERE status = s))
+            SELECT jsonb_object_agg(s, (
+                SELECT coalesce(sum(i.n), 0) FROM items i WHERE i.status = s))
             FROM unnest(ARRAY['queued', 'running', 'waiting', 'completed', 'failed', 'timeout',
                               'cancelled']) AS s),
         'usage', (
             SELECT sum_usage(array_agg(u)) || jsonb_build_object(
                 'model_calls', coalesce(sum((u -> 'model_calls')::bigint), 0),
                 'tool_calls', coalesce(sum((u -> 'tool_calls')::bigint), 0))
-            FROM unnest(n.used || r.usage) AS u WHERE jsonb_typeof(u) = 'object'),
+            FROM (SELECT unnest(used) AS u FROM items UNION ALL SELECT r.usage) AS each
+            WHERE jsonb_typeof(u) = 'object'),
         'seconds_left', CASE WHEN r.ended_at IS NULL AND n.ended > 0 THEN round(
             extract(epoch FROM clock_timestamp() - r.created_at) * (n.total - n.ended) / n.ended, 1)
             END,

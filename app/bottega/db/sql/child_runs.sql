@@ -62,10 +62,11 @@ BEGIN
     END IF;
     WITH next AS (
         UPDATE run_children SET is_held = false
-        WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held AND number IN (
+        -- As an array they are looked up one by one, however many are held.
+        WHERE tenant_id = p_tenant AND run_id = p_parent AND number = ANY (ARRAY(
             SELECT number FROM run_children
             WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held
-            ORDER BY number LIMIT v_room)
+            ORDER BY number LIMIT v_room))
         RETURNING number, child_id, request
     ), stored AS (
         INSERT INTO runs (tenant_id, id, parent_run_id, root_run_id, parent_task, mode, agent,
