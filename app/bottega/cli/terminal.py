@@ -97,12 +97,12 @@ def database(settings: "Settings") -> Iterator[str]:
 @contextmanager
 def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] | None]]:
     """Do the same; yield also the folder and the lock of an embedded server."""
-    # Until the event loop takes over: a signal must not leave the embedded server running.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
     if settings.server_url is not None:
         yield settings.server_url, None
         return
+    # Until the event loop takes over: a signal must not leave the embedded server running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate
 
     with embedded.used(settings.data_dir) as (url, folder, lock):
