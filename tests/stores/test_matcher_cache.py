@@ -26,7 +26,8 @@ WITHIN_S = 20
 
 @asynccontextmanager
 async def hearing(database: Database) -> AsyncIterator[PatternCache]:
-    """Yield a cache that listens for changes."""
+    """Yield a cache that listens for changes from now on."""
+    await database.trust.signals.sent()
     listener = NotifyListener(database.connect)
     cache = PatternCache(database.pool, listener, utcnow)
     async with background(listener.run):
