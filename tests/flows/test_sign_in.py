@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bottega.settings import Settings
-from tests.service import Running, client_of, running
+from tests.service import Running, client_of, running, without_database
 from tests.tenants import holder
 from tests.waiting import until
 
@@ -132,6 +132,8 @@ async def test_a_person_gets_in_with_the_scopes_of_the_mapped_roles(
         nobody = issuer.sign(**{"https://acme.example/groups": "others"})
         assert (await get(server, nobody)).json()["scopes"] == []
         assert (await get(server, nobody, "/v1/runs")).status_code == 403
+        async with without_database(server):  # nobody else gets as far as to an unknown path
+            assert (await get(server, nobody, "/v1/nothing")).status_code == 404
         one = issuer.sign(**{"https://acme.example/groups": "ops"}, aud=["other", AUDIENCE])
         assert (await get(server, one)).json()["scopes"] == ["approve"]
         made = {"user": "bob", "actions": ["run"], "expires_in": 60}

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -19,7 +21,8 @@ from bottega.api.tokens import OPERATIONS
 from bottega.main import create_app
 from bottega.settings import Settings
 from tests.flows.test_two_users import HERS, MCP, META, Stage, staged
-from tests.service import client_of, running
+from tests.processes import Command, command
+from tests.service import client_of, running, without_database
 from tests.tenants import holder
 
 ALL = ["run", "read", "upload", "message", "cancel", "answer"]
@@ -337,39 +340,78 @@ async def test_a_file_is_its_uploader_s_alone(scene: Scene) -> None:
     assert (await scene.stage.key.post("/v1/runs", json=body)).status_code == 422
 
 
-@pytest.mark.parametrize("ends", ["token", "key"])
-async def test_a_revoked_token_ends_its_streams_at_another_process(
-    settings: Settings, database_url: str, ends: str
+@pytest.fixture
+def serve(database_url: str) -> Callable[[], AbstractAsyncContextManager[Command]]:
+    """Return a function that starts an API process on the test's database."""
+    return partial(
+        command,
+        *("serve", "--no-worker", "--port", "0"),
+        DATABASE_URL=database_url,
+        OPENAI_API_KEY="k",
+    )
+
+
+@pytest.mark.parametrize("ends", ["token", "key", "expiry"])
+async def test_what_ends_a_token_ends_its_streams_at_another_process(
+    database_url: str, serve: Callable[[], AbstractAsyncContextManager[Command]], ends: str
 ) -> None:
+    admin = await holder(database_url)
+    maker = await holder(database_url, scope="run")
+    life_s = 5 if ends == "expiry" else 0  # 0: it is ended before
+    now = asyncio.get_running_loop().time
     async with (
-        staged(settings, database_url) as stage,
-        running(settings, database_url) as other,
+        serve() as first,
+        serve() as second,
+        client_of(first.port, headers=admin.headers) as here,
+        client_of(second.port, headers=maker.headers) as there,
     ):
-        maker = await holder(database_url, scope="run")
-        async with maker.client(other) as client:
-            made = await token_of(client, "ada")
+        agent = {"name": "clerk", "system_message": "You help."}
+        assert (await here.post("/v1/agents", json=agent)).status_code == 201
+        run = {"agent": "clerk", "input": "x", "user": "ada"}  # without a worker it stays queued
+        path = f"/v1/runs/{(await here.post('/v1/runs', json=run)).json()['id']}"
+        since = now()
+        made = await token_of(there, "ada", expires_in=life_s or 3600)
         headers = bearer(made["token"])
-        url = f"ws://127.0.0.1:{other.port}/v1/runs/{stage.asks}/ws"
         async with (
-            websockets.connect(url, additional_headers=headers) as socket,
-            client_of(other.port, headers=headers) as client,
+            websockets.connect(
+                f"ws://127.0.0.1:{second.port}{path}/ws", additional_headers=headers
+            ) as socket,
+            client_of(second.port, headers=headers) as client,
             client.stream(
-                "GET",
-                f"/v1/runs/{stage.asks}/events",
-                headers={"accept": "text/event-stream"},
+                "GET", f"{path}/events", headers={"accept": "text/event-stream"}
             ) as events,
         ):
-            gone = f"/v1/tokens/{made['jti']}" if ends == "token" else f"/v1/keys/{maker.key_id}"
-            assert (await stage.key.delete(gone)).status_code == 204
-            async with asyncio.timeout(5):
+            assert json.loads(await socket.recv())["type"] == "run.queued"
+            gone = {"token": f"/v1/tokens/{made['jti']}", "key": f"/v1/keys/{maker.key_id}"}
+            if ends in gone:
+                assert (await here.delete(gone[ends])).status_code == 204
+                since = now()
+            async with asyncio.timeout_at(since + life_s + 5):
                 await socket.wait_closed()
                 async for _ in events.aiter_bytes():
                     pass
+        assert now() >= since + life_s
         assert socket.close_code == 4001
-        async with client_of(other.port, headers=headers) as client:
-            assert (await client.get("/v1/runs")).status_code == 401
-    async with running(settings, database_url) as later, client_of(later.port) as client:
+        for each in (first, second):
+            async with client_of(each.port, headers=headers) as client:
+                assert (await client.get("/v1/runs")).status_code == 401
+    async with serve() as later, client_of(later.port) as client:
         assert (await client.get("/v1/runs", headers=headers)).status_code == 401
+
+
+async def test_a_known_signing_key_verifies_tokens_without_the_database(
+    settings: Settings, database_url: str
+) -> None:
+    key = await holder(database_url)
+    async with running(settings, database_url) as server:
+        async with key.client(server) as client:
+            made = await token_of(client, "ada")
+        async with without_database(server), client_of(server.port) as client:
+            for _ in range(20):
+                answer = await client.get("/v1/keys", headers=bearer(made["token"]))
+                assert answer.json()["code"] == "insufficient_scope"  # who it is was found out
+            unknown = await client.get("/v1/keys", headers=bearer(f"btg_12345678_{'x' * 43}"))
+            assert unknown.status_code == 503
 
 
 async def test_a_token_outlives_a_restart_and_is_of_one_tenant(
