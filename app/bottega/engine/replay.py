@@ -37,6 +37,7 @@ from bottega.agents.messages import (
 from bottega.agents.parts import Part
 from bottega.errors import ModelError
 from bottega.events.types import (
+    FINAL_EVENT,
     FOR_PEOPLE,
     TOOL_ERROR,
     AgentCompleted,
@@ -47,6 +48,7 @@ from bottega.events.types import (
     LlmCompleted,
     MemoryPublished,
     MessageDelivered,
+    RunStatus,
     SubagentDequeued,
     SubagentDispatched,
     SubagentEnded,
@@ -86,6 +88,15 @@ ENDS = {
     EventType.SUBAGENT_CANCELLED: SubagentStatus.CANCELLED,
 }
 """The status of an asynchronous task after each kind of end event."""
+
+NODE_STATES = {
+    EventType.NODE_STARTED: "running",
+    EventType.NODE_COMPLETED: "completed",
+    EventType.NODE_FAILED: "failed",
+    EventType.NODE_SKIPPED: "skipped",
+}
+"""The status of a graph's node after each kind of event."""
+AGENT_CHANGES = (EventType.AGENT_STARTED, EventType.AGENT_WAITING, EventType.AGENT_RESUMED)
 
 _LONGEST_TYPE = 100
 _SERVED = frozenset(("provider", "model"))
@@ -193,6 +204,7 @@ class TaskReplay:
         paid: the part that this run paid, not the run that it repeats.
         is_received: its parent has read its outcome.
         failures: ``agent.failed`` of its tries.
+        status: as its row has it; ``None``: it has none yet.
     """
 
     agent: str | None = None
@@ -220,10 +232,24 @@ class TaskReplay:
     mailbox: Mailbox = field(default_factory=Mailbox)
     is_received: bool = False
     failures: list[Event] = field(default_factory=list)
+    status: str | None = None
 
     def use(self, usage: Usage, *, is_paid: bool) -> None:
         self.usage += usage
         self.paid += usage if is_paid else Usage()
+
+
+@dataclass(slots=True)
+class NodeReplay:
+    """A node of a graph that decides.
+
+    Attributes:
+        reason: why it was skipped.
+    """
+
+    task_id: UUID | None
+    status: str
+    reason: str | None = None
 
 
 _NO_TASK = TaskReplay()
@@ -251,6 +277,8 @@ class RunReplay:
             repeats.
         writes: (task or ``None``, path, content) of files, in order.
         edges: of the graph, by source and target: whether they are taken.
+        nodes: of a graph that decides, by name: those that were started or skipped.
+        is_over: the run has ended.
     """
 
     def __init__(self, carried_seq: int = 0, texts: Mapping[int, str | None] | None = None) -> None:
@@ -269,6 +297,8 @@ class RunReplay:
         self.messages_read = 0
         self.writes: list[tuple[UUID | None, str, str]] = []
         self.edges: dict[tuple[str, str], bool] = {}
+        self.nodes: dict[str, NodeReplay] = {}
+        self.is_over = False
 
     def task(self, task_id: UUID | None) -> TaskReplay:
         """Return the work of a task; nothing if the log does not have it."""
@@ -466,7 +496,23 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.tools[tool_call_of(event.data)].decisions[event.data["kind"]] = decision
 
 
+def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    for each in replay.tasks.values():  # those that still wait say so again
+        if each.status == RunStatus.WAITING:
+            each.status = RunStatus.RUNNING
+
+
+def _run_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    replay.is_over = True
+
+
+def _agent_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    waits = event.type == EventType.AGENT_WAITING
+    task.status = RunStatus.WAITING if waits else RunStatus.RUNNING
+
+
 def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    task.status = RunStatus.COMPLETED
     answer = AgentCompleted.of(event.data)
     is_reference = answer.answer_seq is not None
     task.output = replay.texts.get(answer.answer_seq or 0) if is_reference else answer.output
@@ -475,6 +521,12 @@ def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _agent_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.failures.append(event)
+    task.status = RunStatus.FAILED
+
+
+def _node_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
+    status, reason = NODE_STATES[EventType(event.type)], event.data.get("reason")
+    replay.nodes[event.data["node"]] = NodeReplay(event.task_id, status, reason)
 
 
 def _edge_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -491,10 +543,13 @@ def _task_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     match event.type:
         case EventType.SUBAGENT_DISPATCHED:
             task.dispatched = event
+            task.status = SubagentStatus.QUEUED
         case EventType.SUBAGENT_DEQUEUED:
             task.dequeued = task.dequeued or event
         case EventType.SUBAGENT_RESUMED:
             task.resumed += 1
+        case EventType.SUBAGENT_STATUS_CHANGED:
+            task.status = event.data["to"]
         case EventType.SUBAGENT_RETRIED:
             task.last_try = len(task.said)
         case EventType.SUBAGENT_MESSAGE_SENT:
@@ -503,6 +558,7 @@ def _task_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _task_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.ended = event
+    task.status = ENDS[EventType(event.type)]
     if (usage := _usage_of_child_run(event)) is not None:
         task.use(usage, is_paid=event.seq > replay.carried_seq)
 
@@ -521,14 +577,19 @@ _READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
     EventType.MESSAGE_DELIVERED: _message_delivered,
     EventType.INTERRUPT_CREATED: _people_asked,
     EventType.INTERRUPT_RESOLVED: _people_decided,
+    EventType.RUN_RESUMED: _run_resumed,
+    **dict.fromkeys(FINAL_EVENT.values(), _run_ended),
+    **dict.fromkeys(AGENT_CHANGES, _agent_changed),
     EventType.AGENT_COMPLETED: _agent_completed,
     EventType.AGENT_FAILED: _agent_failed,
     EventType.EDGE_DECIDED: _edge_decided,
+    **dict.fromkeys(NODE_STATES, _node_changed),
     EventType.MEMORY_PUBLISHED: _published,
     EventType.SUBAGENT_DISPATCHED: _task_changed,
     EventType.SUBAGENT_DEQUEUED: _task_changed,
     EventType.SUBAGENT_RESUMED: _task_changed,
     EventType.SUBAGENT_RETRIED: _task_changed,
+    EventType.SUBAGENT_STATUS_CHANGED: _task_changed,
     EventType.SUBAGENT_MESSAGE_SENT: _task_changed,
     **dict.fromkeys(ENDS, _task_ended),
 }

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import PageItems
 from bottega.errors import NotFoundError
-from bottega.runs import read
+from bottega.runs import graphs
 
 MOST_CHARACTERS = 10_000
 """Length to which an output is shown and compared."""
@@ -143,7 +143,7 @@ async def node_differences(
 
 async def _statuses(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, str]:
     try:
-        found = await read.graph(connection, tenant_id, run_id)
+        found = await graphs.graph(connection, tenant_id, run_id)
     except NotFoundError:  # it has no graph
         return {}
     return {node["name"]: node["status"] for node in found["nodes"]}

@@ -31,7 +31,7 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import DEMAND_TITLES
@@ -47,11 +47,8 @@ from bottega.db.tables import (
     tasks,
     webhooks,
 )
-from bottega.definitions import kinds
-from bottega.definitions.graphs import to_graph
 from bottega.errors import InvalidInputError, NotFoundError
-from bottega.events.types import UNFINISHED, ContextReceived, EventType, RunStatus
-from bottega.graph.decisions import is_plain, name_of_node
+from bottega.events.types import ContextReceived, EventType, RunStatus
 from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.handle import SubagentStatus
@@ -245,11 +242,6 @@ _RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").wher
 )
 _EXISTS = select(runs.c.id).where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
-)
-_GRAPH = select(kinds.GRAPHS.versions.c.definition).where(
-    kinds.GRAPHS.versions.c.tenant_id == bindparam("tenant"),
-    kinds.GRAPHS.versions.c.name == bindparam("name"),
-    kinds.GRAPHS.versions.c.version == bindparam("version"),
 )
 
 _BY_METADATA = text("""
@@ -523,176 +515,6 @@ async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) ->
     """Raise ``NotFoundError`` unless the tenant has this run."""
     if await connection.scalar(_EXISTS, {"tenant": tenant_id, "run": run_id}) is None:
         raise NotFoundError(f"there is no run {run_id}")
-
-
-async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return a run's graph, with the current publications of its agents.
-
-    Raises:
-        NotFoundError: unknown run, or (code ``no_graph``) a run without a graph.
-    """
-    run = await get(connection, tenant_id, run_id)
-    pinned = run["pinned"]["graph"]
-    if pinned is None:
-        raise NotFoundError(f"run {run_id} has no graph", code="no_graph")
-    definition = (await connection.execute(_GRAPH, {"tenant": tenant_id, **pinned})).scalar_one()
-    rows: dict[str, Any] = {
-        item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
-        for item in run["session_base"] or ()
-    }
-    published = await connection.execute(_published(), {"tenant": tenant_id, "run": run_id})
-    rows |= {row["agent"]: row for row in published.mappings()}
-    states = await node_states(connection, tenant_id, run, definition)
-    defined = {name_of_node(node): node for node in definition["nodes"]}
-    nodes = [
-        {
-            "type": "agent",
-            **defined[name],
-            "name": name,
-            "status": states.statuses.get(name, "pending"),
-            "reason": states.reasons.get(name),
-            "published": None if name in states.reasons else rows.get(name),
-        }
-        for name in to_graph(definition).get_topological_order()
-    ]
-    edges = [
-        {**edge, "taken": states.taken.get((edge["source"], edge["target"]))}
-        for edge in definition["edges"]
-    ]
-    return {**pinned, "nodes": nodes, "edges": edges}
-
-
-class NodeStates(NamedTuple):
-    """The states of a run's nodes, by name, and of its edges, by source and target.
-
-    Attributes:
-        reasons: why nodes were skipped.
-    """
-
-    statuses: Mapping[str, str]
-    reasons: Mapping[str, str]
-    taken: Mapping[tuple[str, str], bool]
-
-
-_STATES = {
-    EventType.NODE_STARTED: "running",
-    EventType.NODE_COMPLETED: "completed",
-    EventType.NODE_FAILED: "failed",
-    EventType.NODE_SKIPPED: "skipped",
-}
-_STATES_OF_TASKS = {
-    "queued": "pending",
-    "streaming": "running",
-    "timeout": "failed",
-    "cancelled": "failed",
-}
-
-
-async def node_states(
-    connection: AsyncConnection,
-    tenant_id: UUID,
-    run: Mapping[str, Any],
-    definition: Mapping[str, Any],
-) -> NodeStates:
-    """Return the states of the nodes of a run's graph: by its events, or those of its tasks.
-
-    Args:
-        run: with ``id``, ``mode`` and ``status``.
-    """
-    of_run = {"tenant": tenant_id, "run": run["id"]}
-    if run["mode"] != "dag" or is_plain(definition):
-        rows = await connection.execute(_TASK_STATES, of_run)
-        found = {row.agent: _STATES_OF_TASKS.get(row.status, row.status) for row in rows}
-        return NodeStates(found, {}, {})
-    statuses: dict[str, str] = {}
-    reasons: dict[str, str] = {}
-    taken: dict[tuple[str, str], bool] = {}
-    for row in await connection.execute(_DECISIONS, of_run):
-        data = row.data
-        if row.type == EventType.EDGE_DECIDED:
-            taken[data["source"], data["target"]] = data["taken"]
-            continue
-        statuses[data["node"]] = _STATES[row.type]
-        if "reason" in data:
-            reasons[data["node"]] = data["reason"]
-    asking = set((await connection.scalars(_ASKING, of_run)).all())
-    for name, status in statuses.items():
-        if status == "running" and run["status"] not in UNFINISHED:
-            statuses[name] = "failed"
-        elif status == "running" and name in asking:
-            statuses[name] = "waiting"
-    return NodeStates(statuses, reasons, taken)
-
-
-_TASK_STATES = (
-    select(tasks.c.agent, tasks.c.status)
-    .where(tasks.c.tenant_id == bindparam("tenant"), tasks.c.run_id == bindparam("run"))
-    .order_by(tasks.c.created_at, tasks.c.id)
-)
-_DECISIONS = (
-    select(run_events.c.type, run_events.c.data)
-    .where(
-        run_events.c.tenant_id == bindparam("tenant"),
-        run_events.c.run_id == bindparam("run"),
-        run_events.c.type.in_((*_STATES, EventType.EDGE_DECIDED)),
-    )
-    .order_by(run_events.c.step, run_events.c.seq)
-)
-_ASKING = text("""
-SELECT coalesce(i.node, e.data ->> 'node') FROM interrupts i LEFT JOIN run_events e
-    ON e.tenant_id = i.tenant_id AND e.run_id = i.run_id AND e.task_id = i.task_id
-        AND e.type = 'node.started'
-WHERE i.tenant_id = :tenant AND i.run_id = :run AND i.status = 'pending'
-""")
-
-
-@cache
-def _published() -> Select[Any]:
-    """Select the last publication of each node of a run's graph, from its log."""
-    version = run_events.c.data["version"].as_integer()
-    name = func.coalesce(run_events.c.data["node"].astext, run_events.c.agent)
-    last = (
-        select(run_events, version.label("version"), name.label("name"))
-        .where(
-            run_events.c.tenant_id == bindparam("tenant"),
-            run_events.c.run_id == bindparam("run"),
-            run_events.c.type == EventType.MEMORY_PUBLISHED,
-        )
-        .ext(distinct_on(name))
-        .order_by(name, version.desc())
-        .subquery()
-    )
-    answer = answer_in(last, event_data(last, last.c.data["answer_seq"].as_integer()))
-    return select(
-        last.c.name.label("agent"),
-        last.c.version,
-        last.c.task_id,
-        last.c.at.label("published_at"),
-        func.coalesce(last.c.data["content"].astext, answer).label("content"),
-        func.coalesce(last.c.data["metadata"], text("'{}'::jsonb")).label("metadata"),
-    )
-
-
-async def published_graph(
-    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return a run's graph as a definition, and the version that each node has published.
-
-    Nodes that were skipped have ``reason``.
-
-    Raises:
-        NotFoundError: unknown run, or its graph has another name.
-    """
-    found = await graph(connection, tenant_id, run_id)
-    if found["name"] != name:
-        raise NotFoundError(f"run {run_id} uses the graph '{found['name']}', not '{name}'")
-    shown = ("name", "agent", "ttl_s", "reason")
-    nodes = [{field: node[field] for field in shown} for node in found["nodes"]]
-    versions = {
-        node["name"]: node["published"]["version"] for node in found["nodes"] if node["published"]
-    }
-    edges = [{**edge, "taken": None} for edge in found["edges"]]
-    return {"nodes": nodes, "edges": edges, "ttl_s": None}, versions
 
 
 def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -50,7 +50,7 @@ from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
 from bottega.json_schema.values import WHOLE
-from bottega.runs import read
+from bottega.runs.graphs import published_graph
 from bottega.tenants import audit
 from bottega.tools.http import HttpToolDefinition
 from bottega.tools.mcp import McpToolDefinition
@@ -686,7 +686,7 @@ async def drawing(
         if run_id is None:
             content = (await store.get(tx, GRAPHS, tenant, name)).content
         else:
-            content, versions = await read.published_graph(tx, tenant, run_id, name)
+            content, versions = await published_graph(tx, tenant, run_id, name)
     drawings: Drawings = request.app.state.drawings
     picture = await drawings.get(tenant, content, versions, format)
     # A picture that is opened by itself must not be able to load or run anything.

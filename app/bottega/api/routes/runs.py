@@ -62,7 +62,7 @@ from bottega.db.failures import is_transient
 from bottega.definitions.agents import first_subagents
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
-from bottega.runs import messages, prompts, read
+from bottega.runs import graphs, messages, prompts, read
 from bottega.runs.control import request_cancel, request_task_cancel
 from bottega.runs.diff import compare, differences, node_differences, totals
 from bottega.runs.retry import retry as repeat
@@ -592,13 +592,23 @@ async def list_messages(
 @router.get(
     "/{run_id}/graph",
     operation_id="get_run_graph",
-    summary="Read the run's graph, with its agents' publications",
-    description="To see which agents have published what, during the run or after it.",
+    summary="Read the run's graph as it stands, or as it stood",
+    description=(
+        "To see what each node has done and published, now or when the run's event `seq` was the "
+        "last one."
+    ),
     response_model=RunGraph,
     responses=problems(404),
 )
-async def graph(tx: Transaction, tenant: ReviewTenant, run_id: RunId) -> Any:
-    return await read.graph(tx, tenant, run_id)
+async def graph(
+    tx: Transaction,
+    tenant: ReviewTenant,
+    run_id: RunId,
+    seq: Annotated[
+        int | None, Query(ge=1, le=2**31 - 1, description="The last event that counts.")
+    ] = None,
+) -> Any:
+    return await graphs.graph(tx, tenant, run_id, seq)
 
 
 @router.get(

@@ -493,6 +493,8 @@ class RunGraph(Answer):
     """Name of the graph."""
     version: int
     """Version of the graph that the run pinned."""
+    seq: int
+    """The last event that it follows from."""
     nodes: list[RunNode]
     """In the order of dependency."""
     edges: list[dict[str, Any]]
