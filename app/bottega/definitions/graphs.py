@@ -2,16 +2,18 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any
 
 from bottega.conditions import ConditionCheck, kind_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.errors import CycleError as ContainedError
 from bottega.graph.decisions import (
     EdgeRule,
     GraphRules,
+    NodeRule,
     is_plain,
     is_reference,
     label_of,
@@ -22,20 +24,32 @@ from bottega.graph.decisions import (
 from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
 
 MOST_NODES = 500
+DEEPEST = 3
+"""Levels of graphs that contain one another."""
 RESERVED = ("run", "item")
 """Names that no node may have: arguments refer to them."""
 FEATURE = re.compile(r"status|output|input|(output_json|metadata)(\.[^.\x00-\x1f]{1,64}){0,8}")
 FEATURE_RULE = "the features are status, output, input, output_json[.NAME…] and metadata[.NAME…]"
+_TURN = re.compile(r"status|output|output_json(\.[^.\x00-\x1f]{1,64}){0,8}")
+_TURN_RULE = "the features of a turn are status, output and output_json[.NAME…]"
 
 _ALWAYS = ("agent", "ttl_s", "source", "target", "policy")
 _NODE = {"type": "agent", "join": "any", "on_error": "fail", "router": False, "who": "run"}
 _EDGE = {"else": False}
-_NEEDED = {"agent": ("agent",), "tool": ("name", "tool"), "human": ("name", "ask", "schema")}
+_NEEDED = {
+    "agent": ("agent",),
+    "tool": ("name", "tool"),
+    "human": ("name", "ask", "schema"),
+    "graph": ("graph", "name"),
+}
 _OF_TYPES = {
-    **dict.fromkeys(("agent", "router", "memory", "success_check", "budget"), ("agent",)),
+    **dict.fromkeys(("agent", "router", "memory"), ("agent",)),
+    **dict.fromkeys(("success_check", "budget"), ("agent", "graph")),
     **dict.fromkeys(("tool", "arguments"), ("tool",)),
     **dict.fromkeys(("ask", "schema", "who", "expires_s"), ("human",)),
-    **dict.fromkeys(("retry", "timeout_s"), ("agent", "tool")),
+    **dict.fromkeys(("graph", "version", "loop"), ("graph",)),
+    "timeout_s": ("agent", "tool"),
+    **dict.fromkeys(("retry", "for_each"), ("agent", "tool", "graph")),
 }
 """The types of nodes on which a field has an effect; others: all."""
 _KINDS = {
@@ -48,6 +62,62 @@ _KINDS = {
 }
 """Kinds of values that conditions compare, by the type in a schema."""
 _WHOLE = ("eq", "ne", "in", "not_in")
+
+GraphRef = tuple[str, int | None]
+"""Name and version of a sub-graph; ``None``: the current one."""
+Graphs = Mapping[GraphRef, Mapping[str, Any]]
+"""Definitions of sub-graphs, those in sub-graphs among them."""
+Schemas = Mapping[str, Mapping[str, Any] | None]
+"""Schemas of the answers of existing agents; ``None``: answers are text."""
+
+
+def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
+    """Yield the sub-graphs of a stored definition, with the numbers of their nodes."""
+    for number, node in enumerate(content["nodes"]):
+        if (name := node.get("graph")) is not None:
+            yield number, (name, node.get("version"))
+
+
+def expanded(
+    content: Mapping[str, Any], definition_of: Callable[[GraphRef], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a stored definition with the ``definition`` of each sub-graph in its node."""
+    nodes = list(content["nodes"])
+    for number, ref in subgraphs_of(content):
+        inner = expanded(definition_of(ref), definition_of)
+        nodes[number] = {**nodes[number], "definition": inner}
+    return {**content, "nodes": nodes}
+
+
+def refuse_nesting(
+    name: str, content: Mapping[str, Any], graphs: Graphs, above: Sequence[str] = ()
+) -> None:
+    """Check the sub-graphs of a graph: they exist, have one answer, and nest in no circle.
+
+    Raises:
+        CycleError: graphs contain one another.
+        InvalidInputError: with the pointer to the node's field.
+    """
+    above = (*above, name)
+    for number, (inner, version) in subgraphs_of(content):
+        at = f"/nodes/{number}/graph"
+        if inner == name:
+            raise _wrong("a graph cannot contain itself", at)
+        if inner in above:
+            raise ContainedError((*above[above.index(inner) :], inner), what="node")
+        if (found := graphs.get((inner, version))) is None:
+            if version is not None and (inner, None) in graphs:
+                raise _wrong(f"the graph '{inner}' has no version {version}", at[:-5] + "version")
+            raise _wrong(f"there is no graph '{inner}'", at)
+        if len(above) >= DEEPEST:
+            raise _wrong(f"graphs are nested at most {DEEPEST} deep", at)
+        if len(GraphRules.of(found).answering) > 1:
+            raise _wrong(f"'{inner}' has several sinks: choose one by its 'output'", at)
+        try:
+            refuse_nesting(inner, found, graphs, above)
+        except InvalidInputError as error:
+            error.pointer = at
+            raise
 
 
 def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
@@ -80,7 +150,8 @@ def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
 
 def normalised(
     content: Mapping[str, Any],
-    schemas: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
+    schemas: Schemas = MappingProxyType({}),
+    graphs: Graphs = MappingProxyType({}),
     *,
     adds_nodes: bool = False,
 ) -> dict[str, Any]:
@@ -90,7 +161,8 @@ def normalised(
     from the defaults; each edge with ``source``, ``target``, ``policy`` and its condition.
 
     Args:
-        schemas: schemas of the answers of existing agents; ``None``: answers are text.
+        schemas: of agents of the graph and its sub-graphs.
+        graphs: its sub-graphs, which :func:`refuse_nesting` checks.
         adds_nodes: edges may name new nodes although others are listed, as in plain graphs.
 
     Raises:
@@ -123,7 +195,7 @@ def normalised(
     if _has_cycle(pairs):
         to_graph(stored)  # raises, and names the cycle; to build each graph takes far longer
     if not is_plain(stored):
-        _Checks(GraphRules.of(stored), nodes, schemas).refuse_wrong(edges)
+        _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
 
 
@@ -177,22 +249,20 @@ class _Checks:
         self,
         rules: GraphRules,
         nodes: Sequence[Mapping[str, Any]],
-        schemas: Mapping[str, Mapping[str, Any] | None],
+        schemas: Schemas,
+        graphs: Graphs,
     ) -> None:
         self.rules = rules
         self.nodes = nodes
         self.outputs: dict[str, Mapping[str, Any] | None] = {}
+        self.turns: dict[str, Mapping[str, Any] | None] = {}
         for node, rule in zip(nodes, rules.nodes.values(), strict=True):
-            if rule.is_router:
-                targets = [edge.target for edge in rules.outgoing[rule.name]]
-                self.outputs[rule.name] = route_schema(targets)
-            elif rule.type == "human":
-                self.outputs[rule.name] = node["schema"]
-            elif rule.type == "tool":
-                if (schema := node["tool"].get("output_schema")) is not None:
-                    self.outputs[rule.name] = schema
-            elif rule.agent is not None and rule.agent in schemas:
-                self.outputs[rule.name] = schemas[rule.agent]
+            schema = _answer_schema(node, rules, schemas, graphs)
+            self.turns[rule.name] = self.outputs[rule.name] = schema
+            if (each := node.get("for_each")) is not None:
+                item = {"type": "string"} if schema is None else schema
+                item = {} if each["on_error"] == "collect" else item
+                self.outputs[rule.name] = {"type": "array", "items": item}
 
     def refuse_wrong(self, edges: Sequence[Mapping[str, Any]]) -> None:
         """Check conditions, routers, arguments, and that each node may run."""
@@ -209,7 +279,15 @@ class _Checks:
         ):
             if rule.is_router and len(self.rules.outgoing[rule.name]) < 2:
                 raise _wrong("a router needs two targets or more", f"/nodes/{index}/router")
-            self._arguments(rule.name, node.get("arguments", {}), f"/nodes/{index}/arguments")
+            self._elements(rule, node.get("for_each"), f"/nodes/{index}/for_each")
+            if (loop := node.get("loop")) is not None:
+                at = f"/nodes/{index}/loop/until"
+                ConditionCheck(_TURN, _TURN_RULE).condition(loop["until"], at)
+                self._compared(loop["until"], rule.name, at, self.turns)
+            has_item = "for_each" in node
+            for argument, value in node.get("arguments", {}).items():
+                if is_reference(value) and not (has_item and value["from"] == "item"):
+                    self._reference(rule.name, value, f"/nodes/{index}/arguments/{argument}")
         self._refuse_unreachable()
 
     def _edge(self, edge: Mapping[str, Any], place: str) -> None:
@@ -230,19 +308,21 @@ class _Checks:
             text = f"it is never taken: another edge of {source} has no 'when'"
             raise _wrong(text, f"{place}/else")
 
-    def _compared(self, condition: Any, source: str, place: str) -> None:
+    def _compared(
+        self, condition: Any, source: str, place: str, outputs: Schemas | None = None
+    ) -> None:
         """Check that the tests of a checked condition compare what its features have."""
         for group in ("all", "any"):
             for index, each in enumerate(condition.get(group, ())):
-                self._compared(each, source, f"{place}/{group}/{index}")
+                self._compared(each, source, f"{place}/{group}/{index}", outputs)
         if "not" in condition:
-            self._compared(condition["not"], source, f"{place}/not")
+            self._compared(condition["not"], source, f"{place}/not", outputs)
         if "feature" not in condition:
             return
         first, *path = condition["feature"].split(".")
         kind, allowed = "text", ["completed", "failed"] if first == "status" else None
         if first == "output_json":
-            schema = self._schema_at(source, path, f"{place}/feature")
+            schema = self._schema_at(source, path, f"{place}/feature", outputs)
             named = schema.get("type")
             kind = _KINDS.get(named, "") if isinstance(named, str) else ""
             values = schema.get("enum")
@@ -261,9 +341,11 @@ class _Checks:
                 known = ", ".join(map(str, allowed[:20]))
                 raise _wrong(f"the feature's values are: {known}", f"{place}/value")
 
-    def _schema_at(self, node: str, path: Sequence[str], pointer: str) -> Mapping[str, Any]:
+    def _schema_at(
+        self, node: str, path: Sequence[str], pointer: str, outputs: Schemas | None = None
+    ) -> Mapping[str, Any]:
         """Return the schema of a place in a node's parsed output; empty: anything."""
-        schema: Any = self.outputs.get(node, {})
+        schema: Any = (self.outputs if outputs is None else outputs)[node]
         if schema is None:
             raise _wrong(f"the answer of '{node}' is text: its agent has no schema", pointer)
         for step in path:
@@ -283,17 +365,24 @@ class _Checks:
                 return {}
         return schema if isinstance(schema, Mapping) else {}
 
-    def _arguments(self, name: str, arguments: Mapping[str, Any], place: str) -> None:
-        for argument, value in arguments.items():
-            if not is_reference(value):
-                continue
-            at, source = f"{place}/{argument}", value["from"]
-            if source == "run":
-                continue
-            below = source in self.rules.nodes and self.rules.below(source)
-            if not below or all(edge.target != name for edge in below):
-                raise _wrong(f"'{source}' is no node before '{name}'", f"{at}/from")
-            self._schema_at(source, steps_of(value.get("pointer", "")), f"{at}/pointer")
+    def _elements(self, rule: NodeRule, each: Mapping[str, Any] | None, place: str) -> None:
+        """Check that the elements of a node can be a list."""
+        if each is None:
+            return
+        if rule.is_router:
+            raise _wrong("a router takes one edge, not one for each element", place)
+        kind = self._reference(rule.name, each, place).get("type", "array")
+        if kind != "array" and "array" not in kind:
+            raise _wrong(f"what is there is no list: its type is {kind}", f"{place}/pointer")
+
+    def _reference(self, name: str, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+        """Check a reference to another node; return the schema of what it refers to."""
+        if (source := value["from"]) == "run":
+            return {}
+        below = source in self.rules.nodes and self.rules.below(source)
+        if not below or all(edge.target != name for edge in below):
+            raise _wrong(f"'{source}' is no node before '{name}'", f"{place}/from")
+        return self._schema_at(source, steps_of(value.get("pointer", "")), f"{place}/pointer")
 
     def _refuse_unreachable(self) -> None:
         """Refuse nodes that need edges of which only one can be taken."""
@@ -325,6 +414,27 @@ class _Checks:
         if any(each.is_else for each in self.rules.outgoing[source]):
             return {source: frozenset(("else" if edge.is_else else "when",))}
         return {}
+
+
+def _answer_schema(
+    node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
+) -> Mapping[str, Any] | None:
+    """Return the schema of a node's parsed output for one element; ``None``: it has none."""
+    rule = rules.nodes[name_of_node(node)]
+    if rule.is_router:
+        return route_schema([edge.target for edge in rules.outgoing[rule.name]])
+    if rule.type == "human":
+        asked: Mapping[str, Any] = node["schema"]
+        return asked
+    if rule.type == "tool":
+        return node["tool"].get("output_schema") or {}
+    if rule.type == "agent":
+        return schemas.get(rule.agent or "", {})
+    if (inner := graphs.get((node["graph"], node.get("version")))) is None:
+        return {}
+    below = GraphRules.of(inner)
+    (last,) = (each for each in inner["nodes"] if name_of_node(each) in below.answering)
+    return {} if "for_each" in last else _answer_schema(last, below, schemas, graphs)
 
 
 def _order(rules: GraphRules) -> Iterable[str]:

@@ -10,6 +10,7 @@ from cachetools import LRUCache
 from pydantic_core import from_json
 
 from bottega import metrics
+from bottega.definitions.graphs import GraphRef, expanded
 
 _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
@@ -55,6 +56,27 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
         yield Pin(tenant_id, "mcp_server", name, version)
     if graph := pinned.get("graph"):
         yield Pin(tenant_id, "graph", graph["name"], graph["version"])
+        for name, versions in graph.get("below", {}).items():
+            yield from (Pin(tenant_id, "graph", name, version) for version in versions)
+
+
+def pinned_graph(
+    tenant_id: UUID, pinned: Mapping[str, Any], definitions: Mapping[Pin, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return the definition of the graph in a run's pins, with those of its sub-graphs.
+
+    ``None``: the run has no graph, or it is not among the definitions.
+    """
+    if (graph := pinned.get("graph")) is None:
+        return None
+    below = graph.get("below", {})
+
+    def definition_of(ref: GraphRef) -> Mapping[str, Any]:
+        name, version = ref
+        return definitions[Pin(tenant_id, "graph", name, version or below[name][0])]
+
+    found = definitions.get(Pin(tenant_id, "graph", graph["name"], graph["version"]))
+    return None if found is None else expanded(found, definition_of)
 
 
 class PinnedDefinitions:

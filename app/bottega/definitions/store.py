@@ -11,7 +11,19 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Row, Select, Text, and_, cast, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Text,
+    and_,
+    cast,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -178,6 +190,33 @@ async def named(
     if lock:
         query = query.with_for_update(of=kind.table)
     return {row.name: _definition(row) for row in await connection.execute(query)}
+
+
+async def referred(
+    connection: AsyncConnection,
+    kind: DefinitionKind,
+    tenant_id: UUID,
+    refs: Collection[tuple[str, int | None]],
+) -> dict[tuple[str, int | None], dict[str, Any]]:
+    """Return the contents of those references (name, version) that exist; ``None``: current."""
+    table, old = kind.table.c, kind.versions.c
+    query = select(old.name, old.version, table.version.label("current"), old.definition)
+    query = query.join_from(
+        kind.versions, kind.table, and_(old.tenant_id == table.tenant_id, old.name == table.name)
+    ).where(
+        table.tenant_id == tenant_id,
+        table.deleted_at.is_(None),
+        or_(
+            tuple_(old.name, old.version).in_([ref for ref in refs if ref[1] is not None]),
+            and_(old.version == table.version, old.name.in_([name for name, _ in refs])),
+        ),
+    )
+    found: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for row in await connection.execute(query):
+        found[row.name, row.version] = row.definition
+        if row.version == row.current:
+            found[row.name, None] = row.definition
+    return found
 
 
 async def unknown(

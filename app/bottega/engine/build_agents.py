@@ -93,6 +93,7 @@ class Team:
         rules, nodes, numbers: of a DAG: what decides in it, its nodes' definitions, and their
             places in the order of dependency, by name.
         warnings: (code, message) pairs.
+        team_of: makes the team of a sub-graph, by its node, for each time that it runs.
     """
 
     agents: dict[str, BaseAgent]
@@ -101,6 +102,7 @@ class Team:
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[tuple[str, str]] = ()
+    team_of: Callable[[str], "Team"] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class CompiledTeam:
         roots: as :attr:`Team.agents`.
         callers: stand-ins for the nodes of a DAG that are no agents, with the tool of each.
         rules, nodes, numbers: as :attr:`Team.rules`.
+        subgraphs: the teams of its sub-graphs, by node.
         definitions, providers, mcp_servers, structure: of the agents, the tenant's model servers,
             its MCP servers and the graph, to compare them with those of a run.
     """
@@ -130,6 +133,7 @@ class CompiledTeam:
     rules: GraphRules | None = None
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    subgraphs: Mapping[str, "CompiledTeam"] = field(default_factory=dict)
 
     def team(
         self,
@@ -137,11 +141,14 @@ class CompiledTeam:
         dependencies: AgentDependencies,
         registry: SubagentRegistry | None,
         session: McpSession | None,
+        schema: Mapping[str, Any] | None,
     ) -> Team:
-        """Make a run's own agents and graph."""
+        """Make a run's own agents and graph.
+
+        Args:
+            schema: JSON Schema of the answer; ``None``: the agents' own.
+        """
         graph = None if self.graph is None else self.graph.without_publications()
-        if graph is not None:
-            _restore(graph, run.session_base)
         copies: FreshCopies = {}
 
         def copy_of(agent: BaseAgent) -> BaseAgent:
@@ -170,12 +177,24 @@ class CompiledTeam:
             if rule is not None and (approval := approval_of(rule)):
                 _approve_others(agent, own, approval)
         roots = {name: copy_of(agent) for name, agent in self.roots.items()}
-        _set_schema(run.output_schema, roots, self.rules)
+        _set_schema(schema, roots, self.rules)
         everybody = [copy_of(member.agent) for member in self.members]
         for name, caller in self.callers.items():
             roots[name] = _own_caller(caller, graph, session)
         warnings = [*self.warnings, *_of_patterns(everybody)]
-        return Team(roots, graph, self.rules, self.nodes, self.numbers, warnings)
+
+        def team_of(node: str) -> Team:
+            answers = self.rules is not None and node in self.rules.answering
+            is_whole = answers and "for_each" not in self.nodes[node]
+            below = self.subgraphs[node]
+            return below.team(run, dependencies, registry, session, schema if is_whole else None)
+
+        return Team(roots, graph, self.rules, self.nodes, self.numbers, warnings, team_of=team_of)
+
+    @property
+    def size(self) -> int:
+        """Number of its agents, those of sub-graphs among them."""
+        return len(self.members) + sum(each.size for each in self.subgraphs.values())
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
@@ -213,13 +232,25 @@ async def compiled(
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
     """
-    graph = None if run.graph is None else to_graph(run.graph)
-    in_dag = run.mode == "dag" and graph is not None
+    return await _compiled(run, run.graph, dependencies, with_async=with_async)
+
+
+async def _compiled(
+    run: ClaimedRun,
+    content: dict[str, Any] | None,
+    dependencies: AgentDependencies,
+    *,
+    with_async: bool,
+) -> CompiledTeam:
+    """Build the agents of a run's graph, or of one in it."""
+    graph = None if content is None else to_graph(content)
     rules, nodes, numbers = None, {}, {}
     names = {run.first: run.first}
-    if in_dag and graph is not None and run.graph is not None:
-        rules = GraphRules.of(run.graph)
-        nodes = {name_of_node(node): node for node in run.graph["nodes"]}
+    if run.mode == "dag" and graph is not None and content is not None:
+        rules = GraphRules.of(content)
+        if content is not run.graph:
+            rules = replace(rules, is_plain=False)  # its nodes have events
+        nodes = {name_of_node(node): node for node in content["nodes"]}
         numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
         names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}
 
@@ -238,22 +269,31 @@ async def compiled(
     }
     agents = [*(member.agent for member in built.members), *callers.values()]
     tools = [tool for agent in agents for tool in _sending(agent)]
+    warnings = [*built.warnings]
+    subgraphs = {}
+    for name, node in nodes.items():
+        if (inner := node.get("definition")) is not None:
+            below = await _compiled(run, inner, dependencies, with_async=with_async)
+            subgraphs[name] = below
+            tools += below.tools
+            warnings += [each for each in below.warnings if each not in warnings]
     if rules is not None:
         _let_route(rules, built.roots)
     return CompiledTeam(
         run.agents,
         run.providers,
         run.mcp_servers,
-        run.graph,
+        content,
         built.members,
         tools,
         built.roots,
         graph,
-        built.warnings,
+        warnings,
         callers,
         rules,
         nodes,
         numbers,
+        subgraphs,
     )
 
 
@@ -306,7 +346,7 @@ class _Place:
 
     @property
     def size(self) -> int:
-        return 1 if self.team is None else len(self.team.members)
+        return 1 if self.team is None else self.team.size
 
     def holds(self, run: ClaimedRun) -> CompiledTeam | None:
         """Return the team if a run has the same definitions; quick if they are the same objects."""
@@ -351,7 +391,10 @@ class Teams:
             await tool.check_secrets()
         if run.output_schema is not None:
             await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
-        return team.team(run, self._dependencies, self._registry, session)
+        made = team.team(run, self._dependencies, self._registry, session, run.output_schema)
+        if made.graph is not None:
+            _restore(made.graph, run.session_base)
+        return made
 
     def helped(self, helper: BaseAgent) -> None:
         """Let the plugins configure a helper."""

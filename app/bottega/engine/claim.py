@@ -1,7 +1,7 @@
 """A claimed run, with all that a worker needs to execute it, and to hand it back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 from uuid import UUID
@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
-from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
+from bottega.definitions.pinned import Pin, PinnedDefinitions, pinned_graph, pins_of
 from bottega.tenants.limits import Payer
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
@@ -50,7 +50,9 @@ class ClaimedRun:
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that it uses.
         mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
-        graph_name, graph: name and pinned definition; ``None``: it has no graph.
+        graph_name, graph: name and pinned definition, with those of the graphs in it; ``None``: it
+            has no graph.
+        graph_pins: the versions of these.
         session_id: ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
         in_conversation: false: it knows nothing of the session's other runs but publications.
@@ -94,6 +96,7 @@ class ClaimedRun:
     operators: frozenset[str]
     mcp_servers: Mapping[str, Mapping[str, Any]]
     graph_name: str | None
+    graph_pins: Mapping[str, Any] = field(default_factory=dict)
     graph: dict[str, Any] | None
     session_id: str | None
     session_base: Sequence[Mapping[str, Any]]
@@ -132,6 +135,7 @@ class ClaimedRun:
             "payer": Payer(**paid) if (paid := values["pinned"].get("payer")) else None,
             "operators": frozenset(values["pinned"].get("operators") or ()),
             "graph": None,
+            "graph_pins": values["pinned"].get("graph") or {},
         }
         values |= {name: float(values[name]) for name in ("timeout_s", "remaining_s")}
         values |= {name: UUID(values[name]) for name in ("task_root", "salt", "assigned_as")}
@@ -144,7 +148,7 @@ class ClaimedRun:
         for pin in self.pins:
             if pin in definitions:
                 found[pin.kind][pin.name] = definitions[pin]
-        graph = next(iter(found["graph"].values()), None)
+        graph = pinned_graph(self.tenant_id, {"graph": self.graph_pins or None}, definitions)
         return replace(
             self,
             agents=found["agent"],

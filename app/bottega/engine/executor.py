@@ -425,10 +425,8 @@ class Executor:
             if conversation is not None:
                 conversation.begin(team.agents)
             given, question = split_turns(query)
-            for member in team.agents.values():
-                member.conversation_history += given
             about = {"input": facts_of(run).question, "metadata": run.metadata}
-            end = await GraphRun(team, recorder, question, about).run()
+            end = await GraphRun(team, recorder, question, about, given).run()
         else:
             (agent,) = team.agents.values()
             if run.parent_task is not None:

@@ -4,10 +4,15 @@ A node starts once its incoming edges are decided. Every agent gets the run's ow
 sources' answers along the graph. :mod:`bottega.graph.decisions` decides; here nodes are executed,
 and what was decided is recorded. A resumed run takes no decision twice: it replays its nodes, and
 recorded edges stay as they are.
+
+A node that is a graph is executed in the same way, one level down: what it received is what the
+graph's first nodes read. Each place has a path, of which its task's id follows, and a name in the
+log: the node, then the element (from 0) or the turn (from 1) of which there are several, then the
+node in the graph there, such as ``improve/2/draft``.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -16,9 +21,16 @@ from typing import Any
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from bottega.agents.approval import EXPIRES_S, Interrupt
 from bottega.agents.checks import unmet_check
-from bottega.agents.history import QueryInput
-from bottega.agents.messages import AssistantMessage, ToolCall, ToolStatus, Usage
-from bottega.agents.query import CurrentCall, current_call, next_query
+from bottega.agents.messages import (
+    DEMANDS,
+    AssistantMessage,
+    HumanMessage,
+    StandardMessage,
+    ToolCall,
+    ToolStatus,
+    Usage,
+)
+from bottega.agents.query import CurrentCall, Path, current_call, next_query
 from bottega.agents.tool_calls import answer_calls
 from bottega.engine.build_agents import Team
 from bottega.engine.journal import CANCELLED, End, is_answered
@@ -28,22 +40,31 @@ from bottega.events.types import AgentFailed, EventType, RunStatus
 from bottega.graph.decisions import (
     Decision,
     EdgeDecided,
+    EdgeKey,
     GraphCourse,
     GraphRules,
     MissingArgumentError,
     NodeEnd,
     NodeSkipped,
+    NodeType,
     arguments_of,
+    is_last_turn,
+    name_of_node,
+    referred,
 )
-from bottega.graph.publication import as_text
+from bottega.graph.publication import MemoryItem, PropagationPolicy, as_text
 from bottega.subagents.budget import DOLLARS, Account, billionths
 
 TOOL_FAILED = "tool_failed"
 TIMEOUT = "timeout"
 CHECK_FAILED = "check_failed"
+NOT_A_LIST = "not_a_list"
+TOO_MANY_ITEMS = "too_many_items"
+MAX_ITERATIONS = "max_iterations"
 _NO_RETRY = frozenset(
     (
         *("cancelled", "denied", "invalid_arguments", "unknown_tool", "budget_exhausted"),
+        *(NOT_A_LIST, TOO_MANY_ITEMS),
         *("model_bad_request", "model_unauthorized", "model_forbidden", "model_not_found"),
         *("model_context_too_long", "model_filtered", "model_refused", "unpriced_model"),
     )
@@ -68,13 +89,40 @@ class _Failure:
         return self.code not in _NO_RETRY
 
 
+_WHOLE = object()
+
+
+@dataclass(slots=True)
+class _Work:
+    """A node's work, or that for one element.
+
+    Attributes:
+        name: in the log.
+        query: of its present try.
+        question: of an agent, or of the agents in a graph.
+        received: what the node read along the graph.
+        item: the element; ``_WHOLE``: the node has none.
+    """
+
+    node: Mapping[str, Any]
+    kind: NodeType
+    name: str
+    query: Query
+    question: Sequence[StandardMessage]
+    received: Sequence[MemoryItem] = ()
+    item: Any = _WHOLE
+
+
 @dataclass(slots=True)
 class GraphRun:
-    """A run's nodes under way.
+    """The nodes of a run under way, or of a graph in it.
 
     Args:
         question: of every agent.
         about: the run's ``input``, as text, and ``metadata``.
+        turns: of the conversation in the run's input, before the question.
+        path, name: of the graph in the run; the name ends with a slash.
+        at_work: the queries of all levels that have not ended, by path.
 
     Attributes:
         responses: of the nodes that have ended.
@@ -82,8 +130,12 @@ class GraphRun:
 
     team: Team
     recorder: JournalRecorder
-    question: QueryInput
+    question: Sequence[StandardMessage]
     about: Mapping[str, Any]
+    turns: Sequence[StandardMessage] = ()
+    path: Path = ()
+    name: str = ""
+    at_work: dict[Path, Query] = field(default_factory=dict)
     responses: dict[str, AssistantResponse] = field(default_factory=dict)
     _usage: AgentUsage = AgentUsage()
     _queries: dict[str, Query] = field(default_factory=dict)
@@ -97,7 +149,10 @@ class GraphRun:
                 cancelled first.
         """
         self.recorder.loops.between = self._is_between
-        course = GraphCourse(self._rules, self.about, self.recorder.journal.replay.edges)
+        self.recorder.tasks.levels.add(self.path)
+        for agent in self.team.agents.values():
+            agent.conversation_history += self.turns
+        course = GraphCourse(self._rules, self.about, self._recorded_edges())
         try:
             async with asyncio.TaskGroup() as group:
                 self._follow(course.begin(), group)
@@ -105,10 +160,13 @@ class GraphRun:
                     await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
                     for task in [task for task in self._under_way if task.done()]:
                         name = self._under_way.pop(task)
+                        del self.at_work[self._queries[name].path]
                         self._follow(course.end(self._ended(name, task.result())), group)
                     self.recorder.looks_if_it_waits()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the one that stopped the others
+        finally:
+            self._stop_work()
         return end_of_graph(self._rules, self._graph, self.responses, course, self._usage)
 
     @property
@@ -121,10 +179,27 @@ class GraphRun:
         assert self.team.graph is not None
         return self.team.graph
 
+    def _stop_work(self) -> None:
+        for path in [path for path in self.at_work if path[: len(self.path)] == self.path]:
+            if path != self.path:
+                del self.at_work[path]
+
+    def _recorded_edges(self) -> dict[EdgeKey, bool]:
+        recorded, found = self.recorder.journal.replay.edges, {}
+        for edges in self._rules.outgoing.values() if recorded else ():
+            for edge in edges:
+                key = self.name + edge.source, self.name + edge.target
+                if key in recorded:
+                    found[edge.source, edge.target] = recorded[key]
+        return found
+
     def _is_between(self) -> bool:
         """Return true if a node is about to begin, between tries, or has ended just now."""
         opened = self.recorder.tasks.open
-        return any(self._queries[name] not in opened for name in self._under_way.values())
+        above = {path[:length] for path in self.at_work for length in range(len(path))}
+        return any(
+            query not in opened and path not in above for path, query in self.at_work.items()
+        )
 
     def _follow(self, decisions: list[Decision], group: asyncio.TaskGroup) -> None:
         """Record decisions, and start nodes."""
@@ -132,21 +207,28 @@ class GraphRun:
             if isinstance(decision, EdgeDecided):
                 if not decision.taken:
                     self._graph.close_edge(decision.source, decision.target)
-                self._record(EventType.EDGE_DECIDED, **decision._asdict())
+                ends = {
+                    "source": self.name + decision.source,
+                    "target": self.name + decision.target,
+                }
+                self._record(EventType.EDGE_DECIDED, **decision._asdict() | ends)
             elif isinstance(decision, NodeSkipped):
                 self._skip(decision)
             else:
                 name = decision.name
                 query = self._queries[name] = self._query(name)
-                about = {"node": name, "type": self._rules.nodes[name].type}
-                self._record_of(name, EventType.NODE_STARTED, about)
+                self.at_work[query.path] = query
+                if self.name:
+                    self.recorder.memory.names[query.path] = self.name + name
+                kind = self._rules.nodes[name].type
+                self._record_of(name, EventType.NODE_STARTED, {"type": kind})
                 self._under_way[group.create_task(self._execute(name, query))] = name
 
     def _skip(self, skipped: NodeSkipped) -> None:
         name = skipped.name
         if not self._rules.is_plain:
             self._graph.withdraw(name)
-            self._record(EventType.NODE_SKIPPED, node=name, reason=skipped.reason)
+            self._record(EventType.NODE_SKIPPED, node=self.name + name, reason=skipped.reason)
             return
         self.responses[name] = AssistantResponse(
             error=f"skipped, because {skipped.source} has no answer",
@@ -163,50 +245,67 @@ class GraphRun:
         """Record an event of a node's own."""
         if not self._rules.is_plain:
             place = self.recorder.tasks.place_at(self._queries[name].path, self._agent_name(name))
-            self.recorder.tasks.write(place, kind, data)
+            self.recorder.tasks.write(place, kind, {"node": self.name + name, **data})
 
     def _agent_name(self, name: str) -> str:
         return self._rules.nodes[name].agent or ""
 
     def _query(self, name: str) -> Query:
         index = self.team.numbers[name]
-        return Query(self.team.agents[name], (), self.recorder, path=((0, index),))
+        return Query(self.team.agents[name], (), self.recorder, path=(*self.path, (0, index)))
 
     def _ended(self, name: str, response: AssistantResponse) -> NodeEnd:
         """Note a node's end; return it as a fact to decide by."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         if not is_failed:
-            self._record_of(name, EventType.NODE_COMPLETED, {"node": name})
+            self._record_of(name, EventType.NODE_COMPLETED, {})
             return NodeEnd(name, output=response.content, output_json=response.output_json)
         if not self._rules.is_plain:
             self._graph.withdraw(name)
         error = {"code": response.error_code or "agent_failed", "message": response.error}
-        self._record_of(name, EventType.NODE_FAILED, {"node": name, "error": error})
+        self._record_of(name, EventType.NODE_FAILED, {"error": error})
         return NodeEnd(name, is_failed=True)
 
     async def _execute(self, name: str, query: Query) -> AssistantResponse:
-        """Execute a node, with the new tries that it may have."""
-        node = self.team.nodes.get(name, {})
+        """Execute a node, and publish what it has if it is no agent that does so itself."""
+        node, kind = self.team.nodes[name], self._rules.nodes[name].type
         if (budget := node.get("budget")) is not None:
             self.recorder.node_accounts[query.path] = _accounts_of(name, budget)
-        retry: Mapping[str, Any] | None = node.get("retry")
-        while True:
-            response, failure = await self._try(name, node, query)
-            self._usage += response.usage
-            if failure is None or retry is None or query.tries > retry["max"]:
-                return response
-            if not failure.is_retried(retry):
-                return response
-            if not self._is_replayed(query):
-                await asyncio.sleep(retry["backoff_s"])
-            query = self._queries[name] = self._next_try(name, query)
+        work = _Work(node, kind, self.name + name, query, self.question)
+        if "for_each" in node:
+            response = await self._for_each(name, work)
+        else:
+            work.received = self._graph.pull_for(name) if kind == "graph" else ()
+            response = await self._with_tries(work)
+        self._queries[name] = work.query
+        if kind == "agent" and "for_each" not in node:
+            self.team.agents[name] = _agent_of(work.query)
+        elif response.error is None:
+            await self._publish(name, work.query, response.content)
+        self._usage += response.usage
+        return response
 
-    def _next_try(self, name: str, before: Query) -> Query:
-        """Return the query of a node's next try, with an agent that knows nothing of the last."""
-        agent = self.team.agents[name] = self.team.agents[name].fresh_copy()
+    async def _with_tries(self, work: _Work) -> AssistantResponse:
+        """Do work, with the new tries that it may have."""
+        retry: Mapping[str, Any] | None = work.node.get("retry")
+        usage = AgentUsage()
+        while True:
+            response, failure = await self._try(work)
+            usage += response.usage
+            if failure is None or retry is None or work.query.tries > retry["max"]:
+                break
+            if not failure.is_retried(retry):
+                break
+            if not self._is_replayed(work.query):
+                await asyncio.sleep(retry["backoff_s"])
+            work.query = self.at_work[work.query.path] = self._next_try(work.query)
+        return response.model_copy(update={"usage": usage})
+
+    def _next_try(self, before: Query) -> Query:
+        """Return the query of a next try, with an agent that knows nothing of the last."""
         return Query(
-            agent,
+            _agent_of(before).fresh_copy(),
             (),
             self.recorder,
             path=before.path,
@@ -220,25 +319,165 @@ class GraphRun:
         task = self.recorder.journal.replay.task(self.recorder.tasks.id_of(query))
         return len(task.failures) > query.tries or (query.tries + 1, "call") in task.tools
 
-    async def _try(
-        self, name: str, node: Mapping[str, Any], query: Query
-    ) -> tuple[AssistantResponse, _Failure | None]:
-        kind = self._rules.nodes[name].type
-        if kind == "agent":
-            response = self._known_failure(query) or await self._ask(name, node, query)
+    async def _try(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
+        query = work.query
+        if work.kind in ("agent", "graph"):
+            execute = self._ask if work.kind == "agent" else self._run_graph
+            response = self._known_failure(query) or await execute(work)
             if response.error is None:
-                reason = await unmet_check(node.get("success_check", ()), response.content)
-                if reason is not None:
+                checks = work.node.get("success_check", ())
+                if (reason := await unmet_check(checks, response.content)) is not None:
                     response = _failed(CHECK_FAILED, reason, response.usage)
             code = None if is_answered(query, response) else response.error_code or "agent_failed"
             return response, None if code is None else _Failure(code)
         self.recorder.tasks.open[query] = None
         try:
-            if kind == "tool":
-                return await self._call(name, node, query)
-            return await self._ask_people(name, node, query)
+            return await (self._call if work.kind == "tool" else self._ask_people)(work)
         finally:
             self.recorder.tasks.open.pop(query, None)
+
+    # Elements
+
+    async def _for_each(self, name: str, work: _Work) -> AssistantResponse:
+        """Do a node's work for each element of a list; its output is the list of theirs."""
+        each = work.node["for_each"]
+        at = f"{each['pointer'] or 'the root'} of {each['from']}"
+        try:
+            items = referred(each, self._outputs())
+        except MissingArgumentError as error:
+            return _failed(NOT_A_LIST, str(error))
+        if not isinstance(items, list):
+            return _failed(NOT_A_LIST, f"there is no list at {at}")
+        if len(items) > each["max"]:
+            text = f"there are {len(items)} elements at {at}; the maximum is {each['max']}"
+            return _failed(TOO_MANY_ITEMS, text)
+        work.received = [
+            item for item in self._graph.pull_for(name) if item.source_id != each["from"]
+        ]
+        self.recorder.tasks.levels.add(work.query.path)
+        ended = await self._elements(name, work, items)
+        return self._collected(each["on_error"], ended)
+
+    async def _elements(
+        self, name: str, work: _Work, items: Sequence[Any]
+    ) -> Mapping[int, AssistantResponse]:
+        """Do the work of elements, some at a time; after a failure that counts, of no more."""
+        each, ended = work.node["for_each"], dict[int, AssistantResponse]()
+        received = SharedMemoryGraph()  # they publish nothing: the node does
+        received.received = work.received
+        numbers = iter(range(len(items)))
+
+        async def take_elements() -> None:
+            for number in numbers:
+                if each["on_error"] == "fail" and any(end.error for end in ended.values()):
+                    return
+                element = self._element(name, work, received, number, items[number])
+                path = element.query.path
+                self.at_work[path] = element.query
+                ended[number] = await self._with_tries(element)
+                del self.at_work[path]
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(each["concurrency"], len(items))):
+                    group.create_task(take_elements())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return ended
+
+    def _element(
+        self, name: str, work: _Work, received: SharedMemoryGraph, number: int, item: Any
+    ) -> _Work:
+        """Return the work of an element; its question is the element."""
+        agent = self.team.agents[name].fresh_copy()
+        agent.memory_graph = received
+        path = (*work.query.path, (0, number))
+        if self.name:
+            self.recorder.memory.names[path] = work.name
+        demands = [message for message in self.question if DEMANDS in message.metadata]
+        return _Work(
+            work.node,
+            work.kind,
+            f"{work.name}/{number}",
+            Query(agent, (), self.recorder, path=path),
+            [*demands, HumanMessage(content=as_text(item))],
+            work.received,
+            item,
+        )
+
+    def _collected(
+        self, on_error: str, ended: Mapping[int, AssistantResponse]
+    ) -> AssistantResponse:
+        """Return the answer of a node with elements: the list of theirs, in order."""
+        usage, outputs = AgentUsage(), []
+        for number in sorted(ended):
+            end = ended[number]
+            usage += end.usage
+            if end.error is None:
+                outputs.append(end.content if end.output_json is None else end.output_json)
+                continue
+            code = end.error_code or "agent_failed"
+            if on_error == "fail":
+                used = sum((each.usage for each in ended.values()), AgentUsage())
+                return _failed(code, f"element {number}: {end.error}", used)
+            if on_error == "collect":
+                outputs.append({"error": {"code": code, "message": end.error}})
+        return AssistantResponse(content=as_text(outputs), output_json=outputs, usage=usage)
+
+    def _outputs(self) -> dict[str, Any]:
+        """Return what references lead to."""
+        outputs = {each: response.output_json for each, response in self.responses.items()}
+        return outputs | {"run": self.about}
+
+    # Graphs
+
+    async def _run_graph(self, work: _Work) -> AssistantResponse:
+        """Run a node's graph, in turns if it is a loop; each turn reads the output of the last."""
+        loop: Mapping[str, Any] | None = work.node.get("loop")
+        most = 1 if loop is None else loop["max"]
+        usage, last = AgentUsage(), AssistantResponse()
+        for turn in range(1, most + 1):
+            last = await self._turn(work, turn, last)
+            usage += last.usage
+            is_failed = last.error is not None
+            output_json = last.output_json
+            end = NodeEnd(work.name, is_failed, None if is_failed else last.content, output_json)
+            if loop is None or is_last_turn(loop["until"], end):
+                break
+        else:
+            if loop is not None and loop["on_max"] == "fail":
+                text = f"the condition of '{work.name}' did not hold within {most} turns"
+                return _failed(MAX_ITERATIONS, text, usage)
+        return last.model_copy(update={"usage": usage})
+
+    async def _turn(self, work: _Work, turn: int, last: AssistantResponse) -> AssistantResponse:
+        """Run a node's graph once; return its end as an answer."""
+        name, is_loop, tries = name_of_node(work.node), "loop" in work.node, work.query.tries
+        received = [*work.received]
+        if last.content:
+            policy = PropagationPolicy.FINAL_RESPONSE_ONLY
+            received.append(MemoryItem(name, last.content, self.recorder.claimed_at, turn - 1, policy))
+        team = self.team.team_of(name)
+        assert team.graph is not None
+        team.graph.received = received
+        is_whole = work.item is _WHOLE
+        place = [work.name, *([str(turn)] if is_loop else ())]
+        place += [f"try-{tries}"] if tries > 1 else []
+        end = await GraphRun(
+            team,
+            self.recorder,
+            work.question,
+            self.about if is_whole else {**self.about, "input": as_text(work.item)},
+            self.turns if is_whole else (),
+            (*work.query.path, (turn, tries - 1)),
+            f"{'/'.join(place)}/",
+            self.at_work,
+        ).run()
+        usage = end.usage or AgentUsage()
+        if end.error is not None:
+            return _failed(end.error["code"], end.error["message"], usage)
+        text = "" if end.output is None else as_text(end.output)
+        return AssistantResponse(content=text, output_json=end.output_json, usage=usage)
 
     # Agents
 
@@ -255,21 +494,22 @@ class GraphRun:
         usage = AgentUsage.from_dict(failed.usage)
         is_paid = event.seq > replay.carried_seq
         self.recorder.repeat(usage, usage if is_paid else Usage())
-        for account in self.recorder.node_accounts.get(query.path, ()):
+        for account in self.recorder.accounts_of(query.path):
             account.spend(usage)
         query.model_calls += usage.model_calls
         return _failed(failed.error["code"], failed.error["message"], usage)
 
-    async def _ask(self, name: str, node: Mapping[str, Any], query: Query) -> AssistantResponse:
-        accounts = self.recorder.node_accounts.get(query.path, ())
+    async def _ask(self, work: _Work) -> AssistantResponse:
+        query, node = work.query, work.node
+        accounts = self.recorder.accounts_of(query.path)
         if not accounts and "timeout_s" not in node:
-            return await self._answer(query)
-        asked = asyncio.ensure_future(self._answer(query))
+            return await self._answer(work)
+        asked = asyncio.ensure_future(self._answer(work))
         try:
             while not asked.done():
                 await asyncio.wait([asked], timeout=node.get("timeout_s"))
                 if not asked.done() and not self._waits_for_people(query):
-                    text = f"'{name}' has not answered within {node['timeout_s']:g} s"
+                    text = f"'{work.name}' has not answered within {node['timeout_s']:g} s"
                     return await self._stop(asked, query, TIMEOUT, text)
             return asked.result()
         except BudgetExhaustedError as error:
@@ -284,12 +524,11 @@ class GraphRun:
         """Return true if a query cannot go on without people, whose time does not count."""
         return any(each is query and needs for each, needs in self.recorder.loops.needing_people())
 
-    async def _answer(self, query: Query) -> AssistantResponse:
-        agent = query.agent
-        assert isinstance(agent, BaseAgent)
+    async def _answer(self, work: _Work) -> AssistantResponse:
+        query, agent = work.query, _agent_of(work.query)
         next_query.set(query)
         execute: Callable[[], Awaitable[AssistantResponse]]
-        execute = partial(agent.execute_query_async, self.question)
+        execute = partial(agent.execute_query_async, work.question)
         found = await self.recorder.tasks.cancellable(query.path, agent, execute)
         return found or AssistantResponse(
             error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
@@ -306,13 +545,12 @@ class GraphRun:
 
     # Tools and people
 
-    async def _call(
-        self, name: str, node: Mapping[str, Any], query: Query
-    ) -> tuple[AssistantResponse, _Failure | None]:
+    async def _call(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
+        query = work.query
         tool = query.agent.registered_tools[0]
-        outputs = {each: response.output_json for each, response in self.responses.items()}
+        outputs = self._outputs() | ({} if work.item is _WHOLE else {"item": work.item})
         try:
-            arguments = arguments_of(node.get("arguments", {}), outputs | {"run": self.about})
+            arguments = arguments_of(work.node.get("arguments", {}), outputs)
         except MissingArgumentError as error:
             return _failed(TOOL_FAILED, str(error)), _Failure("invalid_arguments")
         query.model_calls += 1
@@ -326,19 +564,18 @@ class GraphRun:
             status = None if result.error_status is None else str(result.error_status)
             failure = _Failure(code if code == TIMEOUT else kind, status)
             return _failed(code, result.error or "", query.usage), failure
-        return await self._said(name, query, result.result), None
+        return _said(query, result.result), None
 
-    async def _ask_people(
-        self, name: str, node: Mapping[str, Any], query: Query
-    ) -> tuple[AssistantResponse, _Failure | None]:
+    async def _ask_people(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
+        node, query = work.node, work.query
         query.model_calls += 1
-        call = ToolCall(id="call", name=name)
+        call = ToolCall(id="call", name=name_of_node(node))
         interrupt = Interrupt(
             kind="question",
             question=node["ask"],
             schema=node["schema"],
             expires_s=node.get("expires_s", EXPIRES_S),
-            node=name,
+            node=work.name,
             who=node.get("who", "run"),
         )
         token = current_call.set(CurrentCall(query, 0, call.id))
@@ -347,13 +584,12 @@ class GraphRun:
         finally:
             current_call.reset(token)
         if "answer" in said:
-            return await self._said(name, query, said["answer"]), None
+            return _said(query, said["answer"]), None
         code = str(said.get("reason", "denied"))
         return _failed(code, "nobody answered in time"), _Failure(code)
 
-    async def _said(self, name: str, query: Query, value: Any) -> AssistantResponse:
-        """Publish what a tool or a person gave; return it as the node's answer."""
-        text = as_text(value)
+    async def _publish(self, name: str, query: Query, text: str) -> None:
+        """Publish the answer of a node that no agent of its own has published."""
         if text.strip():
             publication = await self._graph.publish(
                 name,
@@ -363,7 +599,17 @@ class GraphRun:
             )
             self.recorder.published(query, publication)
             self.recorder.publications_ended(query)
-        return AssistantResponse(content=text, output_json=value, usage=query.usage)
+
+
+def _agent_of(query: Query) -> BaseAgent:
+    agent = query.agent
+    assert isinstance(agent, BaseAgent)
+    return agent
+
+
+def _said(query: Query, value: Any) -> AssistantResponse:
+    """Return what a tool or a person gave as a node's answer."""
+    return AssistantResponse(content=as_text(value), output_json=value, usage=query.usage)
 
 
 def _failed(code: str, text: str, usage: AgentUsage = AgentUsage()) -> AssistantResponse:

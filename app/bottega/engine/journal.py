@@ -573,6 +573,8 @@ class Tasks:
 
     Attributes:
         open: queries that are under way.
+        levels: paths below which the run's own tasks are: the root's, and those of sub-graphs and
+            of nodes with elements.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
@@ -580,6 +582,7 @@ class Tasks:
         self.root = root
         self.cancelled = set(cancelled)
         self.open: dict[Query, None] = {}
+        self.levels: set[Path] = {()}
         self._ids: dict[Path, UUID | None] = {(): None}
         self._places: dict[Path, TaskPlace] = {}
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
@@ -597,8 +600,12 @@ class Tasks:
         """Return the place of the task at a path."""
         place = self._places.get(path)
         if place is None or place.agent != agent:
-            depth = len(path) - 1 if path else None
-            place = TaskPlace(self.id_at(path), self.id_at(path[:-1]), agent, depth)
+            depth = parent_id = None
+            if path:
+                above = (len(path) - n for n in range(1, len(path) + 1))
+                depth = len(path) - 1 - next(n for n in above if path[:n] in self.levels)
+                parent_id = self.id_at(path[:-1]) if depth else None
+            place = TaskPlace(self.id_at(path), parent_id, agent, depth)
             self._places[path] = place
         return place
 

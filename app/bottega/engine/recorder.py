@@ -62,7 +62,7 @@ from bottega.events.types import (
     warning,
 )
 from bottega.files.run_files import RunFiles
-from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
+from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
 _AT_ONCE = 8
@@ -115,14 +115,18 @@ class MemoryLog:
 
     Args:
         in_session: the run's session gets the publications, too.
+
+    Attributes:
+        names: of the nodes of sub-graphs, by the paths of their queries.
     """
 
     def __init__(self, journal: Journal, tasks: Tasks, *, in_session: bool) -> None:
         self._journal = journal
         self._tasks = tasks
         self._in_session = in_session
+        self.names: dict[Path, str] = {}
         self._published: dict[Query, Publication] = {}
-        self._answers: dict[tuple[str, int], int] = {}
+        self._answers: dict[str, int] = {}
 
     def published(self, query: Query, publication: Publication) -> None:
         """Keep a query's publication until the query ends."""
@@ -140,17 +144,18 @@ class MemoryLog:
         published = self._published.pop(query, None)
         if published is None:
             return
-        data: dict[str, Any] = {"version": published.version, "content": published.content}
-        if published.agent_id != name_of(query.agent):
-            data["node"] = published.agent_id
+        data: dict[str, Any] = {"version": published.version}
+        if (node := self.node_of(query)) != name_of(query.agent):
+            data["node"] = node
         if seq is not None and published.content == output:
-            del data["content"]
-            data["answer_seq"] = seq
-            self._answers[published.agent_id, published.version] = seq
+            self._answers[published.content] = seq
+        data |= self._text(published.content)
         if published.metadata:
             data["metadata"] = dict(published.metadata)
         written = self._tasks.add(query, EventType.MEMORY_PUBLISHED, data)
-        if not self._in_session or not self._journal.is_new(written):
+        self._answers.setdefault(published.content, written)
+        is_inner = query.path in self.names
+        if not self._in_session or is_inner or not self._journal.is_new(written):
             return  # a resumed run repeats it; others may have published since
         kept = published.to_dict()
         self._journal.publication(
@@ -163,7 +168,7 @@ class MemoryLog:
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         """Write the context that a query got from direct predecessors."""
         for item in items:
-            edge = [item.source_id, query.agent.agent_id]
+            edge = [item.source_id, self.node_of(query)]
             data = {"edge": edge, "policy": item.policy}
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(item) | data)
 
@@ -173,16 +178,21 @@ class MemoryLog:
             data = {} if score is None else {"score": score}
             self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(item) | data)
 
+    def node_of(self, query: Query) -> str | None:
+        """Return the name of a query's agent in the graph; in a sub-graph with those above it."""
+        return self.names.get(query.path, query.agent.agent_id)
+
     def _about(self, item: MemoryItem) -> dict[str, Any]:
         """Return a memory item with its text, or a reference to it if the log has it."""
         data: dict[str, Any] = {"source": item.source_id, "version": item.version}
         if item.metadata:
             data["metadata"] = dict(item.metadata)
-        answer = self._answers.get((item.source_id, item.version))
-        if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
-            return data | {"answer_seq": answer}
-        # It is more than an answer, or comes from an earlier run of the session.
-        return data | {"content": item.content}
+        return data | self._text(item.content)
+
+    def _text(self, content: str) -> dict[str, Any]:
+        """Return a text, or a reference to the event that has it."""
+        seq = self._answers.get(content)
+        return {"content": content} if seq is None else {"answer_seq": seq}
 
 
 def storable_result(result: ToolResult) -> ToolResult:
@@ -252,6 +262,8 @@ class JournalRecorder(Recorder):
         accounts: budgets of the run and of its tenant's day.
         node_accounts: budgets of a graph's nodes, by the paths of their queries.
         spent: by all agents of the run, in all its attempts.
+        memory: of what agents publish and receive.
+        claimed_at: time of this attempt's claim.
         lessons: memory about failures for the root; ``None``: the run has no memory.
     """
 
@@ -288,9 +300,9 @@ class JournalRecorder(Recorder):
             self._observers.append(ShownCalls(live_text, self.tasks))
         self._run_files = run_files
         self.files = None if run_files is None else run_files.load
-        self._shared = MemoryLog(journal, self.tasks, in_session=run.session_id is not None)
+        self.memory = MemoryLog(journal, self.tasks, in_session=run.session_id is not None)
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
-        self._claimed_at, self._began = run.claimed_at, monotonic()
+        self.claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
         # Of each query: its last answer, with the event of that; results since its last model call.
         self._said: dict[Query, tuple[str | None, int]] = {}
@@ -321,7 +333,7 @@ class JournalRecorder(Recorder):
         if not is_answered(query, response):
             error = {"code": response.error_code or AGENT_FAILED, "message": response.error}
             self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
-            self._shared.ended(query, None, None)
+            self.memory.ended(query, None, None)
             return
         is_told = bool(said) and said == response.content
         answer = {"answer_seq": at} if is_told else {"output": response.content}
@@ -334,7 +346,7 @@ class JournalRecorder(Recorder):
         else:
             call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
             self._answers[call] = seq
-        self._shared.ended(query, response.content, seq)
+        self.memory.ended(query, response.content, seq)
 
     def query_escaped(self, query: Query, error: BaseException) -> None:
         super().query_escaped(query, error)
@@ -364,10 +376,17 @@ class JournalRecorder(Recorder):
         """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
         if query.task is not None:
             return query.admission()
-        of_node = self.node_accounts.get(query.path[:1], ())
+        of_node = self.accounts_of(query.path)
         if not (of_node or self.accounts.are_limited):
             return nullcontext(Permit())
         return reserved_for((*self.accounts.all, *of_node), query)
+
+    def accounts_of(self, path: Path) -> Sequence[Account]:
+        """Return the budgets of the nodes that a path leads through."""
+        if not self.node_accounts:
+            return ()
+        above = (path[:length] for length in range(1, len(path) + 1))
+        return [account for each in above for account in self.node_accounts.get(each, ())]
 
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
@@ -432,7 +451,7 @@ class JournalRecorder(Recorder):
         self._spend_of_node(query, usage)
 
     def _spend_of_node(self, query: Query, usage: Usage) -> None:
-        for account in self.node_accounts.get(query.path[:1], ()):
+        for account in self.accounts_of(query.path):
             account.spend(usage)
 
     def answer_lost(self, query: Query, usage: Usage) -> None:
@@ -485,7 +504,7 @@ class JournalRecorder(Recorder):
         if known.failing is None:
             return None
         tries, since = known.failing
-        waited = (self._claimed_at - since).total_seconds() + monotonic() - self._began
+        waited = (self.claimed_at - since).total_seconds() + monotonic() - self._began
         return Failing(tries, max(0.0, waited))
 
     async def tool_call(
@@ -596,10 +615,10 @@ class JournalRecorder(Recorder):
         self.tasks.add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
-        self._shared.injected(query, items)
+        self.memory.injected(query, items)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
-        self._shared.recalled(query, items)
+        self.memory.recalled(query, items)
 
     def sources_of(self, query: Query) -> Collection[str] | None:
         return self.journal.replay.task(self.tasks.id_of(query)).sources
@@ -610,20 +629,20 @@ class JournalRecorder(Recorder):
 
     def version_of(self, query: Query) -> int | None:
         """Return the version of an earlier attempt, since queries may end in another order now."""
-        node = query.agent.agent_id or ""
+        node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:
             return None
-        last = graph.publication(node)
+        last = graph.publication(query.agent.agent_id or "")
         newest = max(*known.values(), last.version if last else 0)
         return known.get(self.tasks.id_of(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
-        self._shared.published(query, publication)
+        self.memory.published(query, publication)
 
     def publications_ended(self, query: Query) -> None:
         """Record what a node published that is no agent."""
-        self._shared.ended(query, None, None)
+        self.memory.ended(query, None, None)
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
         data = {"call": query.model_calls, "code": code, "message": message}

@@ -535,6 +535,8 @@ def _edge_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _published(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.published = event
+    if (text := event.data.get("content")) is not None:
+        replay.texts[event.seq] = text
     versions = replay.versions.setdefault(event.data.get("node", event.agent), {})
     versions[event.task_id] = MemoryPublished.of(event.data).version
 

@@ -10,17 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
-from bottega.conditions import Condition, holds
+from bottega.conditions import Condition, holds, named
 from bottega.graph.publication import as_text
 
-NodeType = Literal["agent", "tool", "human"]
+NodeType = Literal["agent", "tool", "human", "graph"]
 NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped"]
 EdgeKey = tuple[str, str]
 """Source and target of an edge."""
 
 _MOST_REASONS = 3
 _NEW_IN_NODES = frozenset(
-    ("name", "type", "join", "on_error", "router", "timeout_s", "retry", "budget", "success_check")
+    (
+        *("name", "type", "join", "on_error", "router", "timeout_s", "retry", "budget"),
+        *("success_check", "for_each"),
+    )
 )
 
 
@@ -272,29 +275,37 @@ class GraphCourse:
         ]
 
     def _by_condition(self, edge: EdgeRule, when: Condition, end: NodeEnd) -> EdgeDecided:
-        taken = holds(when, lambda feature: self._feature(feature, end))
+        taken = holds(when, lambda feature: feature_of(feature, end, self.about))
         said = "holds" if taken else "does not hold"
         return self._decided(edge, taken, f"the condition on {edge.source} {said}")
-
-    def _feature(self, feature: str, end: NodeEnd) -> Any:
-        """Return the value of a condition's feature; ``None``: it is absent."""
-        first, *path = feature.split(".")
-        match first:
-            case "status":
-                return "failed" if end.is_failed else "completed"
-            case "output":
-                return end.output
-            case "output_json":
-                found = end.output_json
-            case _:
-                found = self.about.get(first)
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
 
     def _decided(self, edge: EdgeRule, taken: bool, reason: str) -> EdgeDecided:
         taken = self.recorded.get((edge.source, edge.target), taken)
         return EdgeDecided(edge.source, edge.target, taken, reason)
+
+
+def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
+    """Return the value of a condition's feature; ``None``: it is absent."""
+    first, *path = feature.split(".")
+    match first:
+        case "status":
+            return "failed" if end.is_failed else "completed"
+        case "output":
+            return end.output
+        case "output_json":
+            found = end.output_json
+        case _:
+            found = about.get(first)
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def is_last_turn(until: Condition, end: NodeEnd) -> bool:
+    """Return true if a loop ends with a turn: it failed unnoticed, or the condition holds."""
+    if end.is_failed and "status" not in named(until):
+        return True
+    return holds(until, lambda feature: feature_of(feature, end, {}))
 
 
 def route_schema(targets: Sequence[str]) -> dict[str, Any]:
@@ -341,18 +352,23 @@ def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
     """Return a tool node's arguments, with values in place of references.
 
     Args:
-        outputs: the parsed output of each node that has one, and ``run``.
+        outputs: the parsed output of each node that has one, ``run``, and ``item``, the element.
 
     Raises:
         MissingArgumentError: a reference leads to nothing.
     """
     return {
-        name: _referred(value, outputs) if is_reference(value) else value
+        name: referred(value, outputs) if is_reference(value) else value
         for name, value in arguments.items()
     }
 
 
-def _referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+def referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+    """Return the value that a reference ``from``, ``pointer`` leads to.
+
+    Raises:
+        MissingArgumentError: it leads to nothing.
+    """
     node, pointer = reference["from"], reference.get("pointer", "")
     found = outputs.get(node)
     for step in steps_of(pointer):

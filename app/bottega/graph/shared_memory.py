@@ -183,6 +183,7 @@ class SharedMemoryGraph:
     Attributes:
         labels, skipped: for drawings: conditions of edges, and why nodes were skipped.
         relays: nodes whose readers get what these nodes get, in place of their own answers.
+        received: what those nodes read that read from no other: what the graph itself got.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -195,6 +196,7 @@ class SharedMemoryGraph:
         self._lock = threading.RLock()
         self._shares = False  # its structure is another graph's too: copy it before a change
         self.relays: frozenset[str] = frozenset()
+        self.received: Sequence[MemoryItem] = ()
         self.labels: dict[tuple[str, str], str] = {}
         self.skipped: dict[str, str] = {}
         self._closed: frozenset[tuple[str, str]] = frozenset()
@@ -448,7 +450,18 @@ class SharedMemoryGraph:
         Args:
             only: sources to read, even if expired; ``None``: all that have not expired.
         """
-        return self._pull(self._direct_sources(agent_id), only)
+        items = self._pull(self._direct_sources(agent_id), only)
+        if self.received and self._reads_received(agent_id):
+            items += [item for item in self.received if only is None or item.source_id in only]
+        return items
+
+    def _reads_received(self, agent_id: str) -> bool:
+        sources = self._graph.pred.get(agent_id, ())
+        return not sources or any(
+            name in self.relays and self._reads_received(name)
+            for name in sources
+            if (name, agent_id) not in self._closed
+        )
 
     @locked
     def pull_for_indirect(

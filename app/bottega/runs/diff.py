@@ -35,12 +35,14 @@ WITH events AS MATERIALIZED (
     SELECT run_id, step, seq, type, agent, task_id, at, data FROM run_events
     WHERE tenant_id = :tenant AND run_id = ANY(:runs) AND agent IS NOT NULL
       AND type IN ('agent.started', 'agent.completed', 'agent.failed', 'llm.completed',
-        'llm.failed', 'llm.cancelled', 'tool.started', 'memory.injected', 'context.recalled')
+        'llm.failed', 'llm.cancelled', 'tool.started', 'memory.injected', 'context.recalled',
+        'memory.published')
 ), answers AS MATERIALIZED (
-    SELECT e.run_id, e.seq, coalesce(e.data ->> 'output', m.data #>> '{message,content}') AS text
+    SELECT e.run_id, e.seq, coalesce(e.data ->> 'output', e.data ->> 'content',
+        m.data #>> '{message,content}') AS text
     FROM events e LEFT JOIN events m ON m.run_id = e.run_id
         AND m.seq = CAST(e.data ->> 'answer_seq' AS bigint)
-    WHERE e.type = 'agent.completed'
+    WHERE e.type IN ('agent.completed', 'memory.published')
 ), page AS (
     SELECT DISTINCT agent FROM events
     WHERE CAST(:after AS text) IS NULL

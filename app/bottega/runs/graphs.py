@@ -51,7 +51,8 @@ async def definition_of(
     """
     if (pinned := run["pinned"]["graph"]) is None:
         raise NotFoundError(f"run {run['id']} has no graph", code="no_graph")
-    found = await connection.execute(_GRAPH, {"tenant": tenant_id, **pinned})
+    named = {field: pinned[field] for field in ("name", "version")}
+    found = await connection.execute(_GRAPH, {"tenant": tenant_id, **named})
     definition: dict[str, Any] = found.scalar_one()
     return definition
 
@@ -100,7 +101,9 @@ async def graph(
         {**edge, "taken": states.taken.get((edge["source"], edge["target"]))}
         for edge in definition["edges"]
     ]
-    return {**run["pinned"]["graph"], "seq": seq, "nodes": nodes, "edges": edges}
+    pinned = run["pinned"]["graph"]
+    named = {field: pinned[field] for field in ("name", "version")}
+    return {**named, "seq": seq, "nodes": nodes, "edges": edges}
 
 
 class _NodeStates(NamedTuple):
@@ -134,12 +137,15 @@ async def _node_states(
     replay = replay_run(events)
     if not decides:
         return _NodeStates(_statuses_by_agent(replay), {}, {})
-    statuses = {
-        name: _unended(replay, replay.task(node.task_id).status)
-        if node.status == "running"
-        else node.status
-        for name, node in replay.nodes.items()
-    }
+    # Nodes of a sub-graph come after its own, and their names begin with its name.
+    statuses: dict[str, str] = {}
+    for name, node in reversed(replay.nodes.items()):
+        statuses[name] = node.status
+        if node.status == "running":
+            statuses[name] = _unended(replay, replay.task(node.task_id).status)
+            inner = (each for each in statuses if each.startswith(f"{name}/"))
+            if any(statuses[each] == "waiting" for each in inner):
+                statuses[name] = "waiting"
     reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
     return _NodeStates(statuses, reasons, replay.edges)
 

@@ -29,6 +29,7 @@ from bottega.definitions.agents import (
     listed,
     refuse_stateful,
 )
+from bottega.definitions.graphs import DEEPEST
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
@@ -239,7 +240,8 @@ class Pins:
         epoch: of the tenant's definitions; the versions are current while it is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``, with the
-            tenant's own providers that its agents use, and those of the operator.
+            tenant's own providers that its agents use, and those of the operator. If the graph
+            contains others, ``graph`` has ``below: {name: [the current version, others]}``.
         first: the agents that the run starts with; each gets its input.
         memory: the strictest mode of these.
         memory_scope: of the agent that it starts with; None: that agent names none, or it is a DAG.
@@ -333,7 +335,8 @@ def _pins(
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
         )
-    of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": []}
+    of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": [], "below": []}
+    below = _below(of_graph["below"])
     nodes: list[str] = list(dict.fromkeys(of_graph["nodes"]))
     named_by = dict.fromkeys(nodes, "/graph")
     if agent is not None:
@@ -353,7 +356,7 @@ def _pins(
     names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
     pinned = {
         "agents": {name: each.version for name, each in agents.items()},
-        "graph": graph and {"name": graph, "version": found["graph"]["version"]},
+        "graph": graph and {"name": graph, "version": found["graph"]["version"], **below},
         "providers": {
             name: known[name].version for name in names if known[name].version is not None
         },
@@ -380,6 +383,24 @@ def _pins(
     return Pins(
         UUID(found["epoch"]), pinned, first, memory, scope, params, tools, dialects, used, expose
     )
+
+
+def _below(graphs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """Return the versions of the graphs in a graph, by name."""
+    versions: dict[str, dict[int, None]] = {}
+    for each in graphs:
+        if each["version"] is None:
+            raise InvalidInputError(
+                f"the graph contains '{each['name']}', of which there is no such version",
+                code="unknown_graph",
+                pointer="/graph",
+            )
+        if each["level"] > DEEPEST:
+            raise InvalidInputError(
+                f"graphs are nested at most {DEEPEST} deep", code="too_deep", pointer="/graph"
+            )
+        versions.setdefault(each["name"], {each["current"]: None})[each["version"]] = None
+    return {"below": {name: list(each) for name, each in versions.items()}} if versions else {}
 
 
 def _checked_agents(

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from bottega.api.auth import acts_for
 from bottega.api.errors import problems
 from bottega.api.routes import agents, graphs, providers
-from bottega.api.routes.graphs import NewGraph
+from bottega.api.routes.graphs import NewGraph, Node
 from bottega.api.routes.mcp import servers
 from bottega.api.routes.mcp.servers import NewMcpServer
 from bottega.api.routes.providers import (
@@ -42,6 +42,7 @@ from bottega.definitions.agents import hold_sub_agents, listed, named_by
 from bottega.definitions.kinds import AGENTS, GRAPHS, MCP_SERVERS, PROVIDERS, DefinitionKind
 from bottega.definitions.store import Definition
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnknownReferenceError
+from bottega.errors import CycleError as ContainedError
 from bottega.files.inputs import parts_of
 from bottega.tenants import audit
 from bottega.tools.mcp import McpToolDefinition
@@ -232,6 +233,8 @@ def _named_by_graph(number: int, graph: NewGraph) -> Iterator[Place]:
             yield f"{at}/agent", AGENTS, node.agent
         elif isinstance(node.tool, McpToolDefinition):
             yield f"{at}/tool/server", MCP_SERVERS, node.tool.server
+        elif node.graph is not None:
+            yield f"{at}/graph", GRAPHS, node.graph
     for pointer, name in _ends(number, graph):
         if not graph.nodes:
             yield pointer, AGENTS, name
@@ -317,7 +320,7 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the definitions of a section with their numbers, sub-agents before their parents.
+    """Yield the definitions of a section with their numbers, those that others name first.
 
     Raises:
         InvalidInputError: two have the same name.
@@ -329,17 +332,22 @@ def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
                 f"'{body.name}' is there twice", pointer=f"/{section}/{number}/name"
             )
     order = list(places)
-    if section == "agents":
+    if section in ("agents", "graphs"):
         children = {body.name: _children(body) for body in bodies}
         # Otherwise a step between two sound states could be a circle. Each agent's check names one
         # that stays.
-        with suppress(CycleError):
+        try:
             order = [name for name in TopologicalSorter(children).static_order() if name in places]
+        except CycleError as error:
+            if section == "graphs":
+                raise ContainedError(error.args[1], what="node") from None
     for name in order:
         yield places[name], bodies[places[name]]
 
 
-def _children(body: NewAgent) -> Sequence[str]:
+def _children(body: NewAgent | NewGraph) -> Sequence[str]:
+    if isinstance(body, NewGraph):
+        return [node.graph for node in body.nodes if isinstance(node, Node) and node.graph]
     return () if body.subagents is None else body.subagents.names
 
 

@@ -22,7 +22,15 @@ from pydantic_core import PydanticCustomError, from_json, to_json
 
 from bottega.api.errors import problems
 from bottega.api.schemas.agents import ContainsCheck, EqualsCheck, SchemaCheck
-from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, MemoryMode, Name, Part
+from bottega.api.schemas.base import (
+    NAME_PATTERN,
+    Answer,
+    Body,
+    MemoryMode,
+    Name,
+    Part,
+    VersionNumber,
+)
 from bottega.api.schemas.params import ClientToolDefinition, OutputSchemaField, ToolDefinition
 from bottega.api.schemas.parts import ShownCall
 from bottega.api.schemas.runs import CostBudget, Failure
@@ -43,9 +51,21 @@ from bottega.container import Service
 from bottega.definitions import store
 from bottega.definitions.draw import command as draw_command
 from bottega.definitions.draw import draw, packed
-from bottega.definitions.graphs import MOST_NODES, normalised, to_graph, with_edge, without_edge
+from bottega.definitions.graphs import (
+    DEEPEST,
+    MOST_NODES,
+    GraphRef,
+    Graphs,
+    Schemas,
+    normalised,
+    refuse_nesting,
+    subgraphs_of,
+    to_graph,
+    with_edge,
+    without_edge,
+)
 from bottega.definitions.kinds import AGENTS, GRAPHS
-from bottega.definitions.pinned import PinnedDefinitions, pins_of
+from bottega.definitions.pinned import PinnedDefinitions, pinned_graph, pins_of
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
@@ -92,8 +112,42 @@ class NodeBudget(Part):
     """Price of its model calls."""
 
 
+_Pointer = Annotated[str, StringConstraints(pattern="^(/|$)", max_length=1000)]
+
+
+class NodeForEach(Part):
+    """Elements of a list: the node runs once for each."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    from_: Annotated[Name, Field(alias="from")]
+    """A node upstream, for its parsed output; or `run`, with `input` and `metadata`."""
+    pointer: _Pointer = ""
+    """JSON Pointer to the list there."""
+    max: Annotated[int, Field(ge=1, le=1000), WHOLE] = 1000
+    """With more elements the node fails with the code `too_many_items`."""
+    concurrency: Annotated[int, Field(ge=1, le=1000), WHOLE] = 20
+    """Elements at the same time."""
+    on_error: Literal["fail", "skip", "collect"] = "fail"
+    """An element's failure fails the node, is left out of its output, or is in it as `error`."""
+    spread_above: Annotated[int, Field(ge=0, le=1000), WHOLE] = 50
+    """More elements are child runs, which any worker executes."""
+
+
+class NodeLoop(Part):
+    """Turns of a graph: each reads the output of the last one."""
+
+    until: dict[str, JsonValue]
+    """Condition under which a turn is the last. Features: `status`, `output` and
+    `output_json.NAME` of the turn."""
+    max: Annotated[int, Field(ge=1, le=100), WHOLE]
+    """Number of turns at most."""
+    on_max: Literal["fail", "continue"] = "fail"
+    """After these the node fails with the code `max_iterations`, or has the last output."""
+
+
 class Node(Part):
-    """A node of the graph: an agent, one call of a tool, or a question to people."""
+    """A node of the graph: an agent, a call of a tool, a question to people, another graph."""
 
     model_config = ConfigDict(
         serialize_by_alias=True,
@@ -112,13 +166,23 @@ class Node(Part):
                     "ask": "May we refund this order?",
                     "schema": {"type": "object", "properties": {"refund": {"type": "boolean"}}},
                 },
+                {"agent": "reader", "for_each": {"from": "split", "pointer": "/pages"}},
+                {
+                    "name": "improve",
+                    "type": "graph",
+                    "graph": "draft-and-review",
+                    "loop": {
+                        "until": {"feature": "output_json.ok", "op": "eq", "value": True},
+                        "max": 5,
+                    },
+                },
             ]
         },
     )
 
     name: Name | None = None
     """Name of the node, as edges and events have it; null: its agent's."""
-    type: Literal["agent", "tool", "human"] = "agent"
+    type: Literal["agent", "tool", "human", "graph"] = "agent"
     """Kind of the node."""
     agent: Name | None = None
     """Name of the agent; null: the node is none."""
@@ -143,7 +207,17 @@ class Node(Part):
     """What a node of type `tool` calls, as in an agent. Of an MCP server: one name in `tools`."""
     arguments: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = _Absent
     """Arguments of the call: values, or `{"from": NODE, "pointer": "/a/b"}` for a part of another
-    node's parsed output; NODE may be `run`, with `input` and `metadata`."""
+    node's parsed output; NODE may be `run`, with `input` and `metadata`, or `item`, the element
+    of `for_each`."""
+    graph: Name | None = _Absent
+    """Name of the graph that a node of type `graph` runs; it has one sink, or names its `output`.
+    Its sources get what the node received."""
+    version: VersionNumber | None = _Absent
+    """Version of that graph; null: the current one when a run is accepted."""
+    for_each: NodeForEach | None = _Absent
+    """Runs the node once for each element of a list; its output is the list of theirs."""
+    loop: NodeLoop | None = _Absent
+    """Repeats a graph."""
     ask: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = _Absent
     """What a node of type `human` asks."""
     schema_: OutputSchemaField | None = Field(
@@ -158,8 +232,8 @@ class Node(Part):
 
     @model_validator(mode="after")
     def _named(self) -> Self:
-        if self.name is None and self.agent is not None:
-            object.__setattr__(self, "name", self.agent)  # it is frozen for all others
+        if self.name is None and (named := self.agent or self.graph) is not None:
+            object.__setattr__(self, "name", named)  # it is frozen for all others
         return self
 
     @field_validator("tool")
@@ -528,7 +602,7 @@ async def plan_of(
         "graph": graph,
         "version": pins.pinned["graph"]["version"],
         "agent": agent,
-        "content": next(found[pin] for pin in pins_needed if pin.kind == "graph"),
+        "content": pinned_graph(tenant_id, pins.pinned, found),
         "agents": agents,
         "mcp_servers": {pin.name: found[pin] for pin in pins_needed if pin.kind == "mcp_server"},
         "versions": pins.pinned["agents"],
@@ -553,18 +627,36 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
     """Check a graph, in a thread: thousands of edges take a tenth of a second."""
     content = body.model_dump(exclude={"name"}, by_alias=True)
     await refuse_foreign(caller, sent_secrets(body))
-    schemas = await _answer_schemas(caller, content)
-    return await asyncio.to_thread(normalised, content, schemas)
+    graphs = await _subgraphs(caller, content)
+    refuse_nesting(name, content, graphs)
+    schemas = await _answer_schemas(caller, content, graphs)
+    return await asyncio.to_thread(normalised, content, schemas, graphs)
 
 
-async def _answer_schemas(
-    caller: Caller, content: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any] | None]:
+async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
+    """Return the graphs in a graph, and those in them."""
+    found: dict[GraphRef, Mapping[str, Any]] = {}
+    level = [content]
+    for _ in range(DEEPEST):
+        refs = {ref for each in level for _, ref in subgraphs_of(each)} - found.keys()
+        if not refs:
+            break
+        read = await store.referred(caller.tx, GRAPHS, caller.tenant, refs)
+        found |= read
+        level = list(read.values())
+    return found
+
+
+_REFERRING = ("arguments", "for_each", "loop")
+
+
+async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Graphs) -> Schemas:
     """Return the schemas of the answers of the graph's agents that exist, if it refers to any."""
     asks = any("when" in edge for edge in content["edges"])
-    if not asks and all("arguments" not in node for node in content["nodes"]):
+    if not asks and all(name not in node for node in content["nodes"] for name in _REFERRING):
         return {}
-    names = [node["agent"] for node in content["nodes"] if node["agent"] is not None]
+    nodes = [node for each in (content, *graphs.values()) for node in each["nodes"]]
+    names = [node["agent"] for node in nodes if node["agent"] is not None]
     names += [edge[end] for edge in content["edges"] for end in ("source", "target")]
     found = await store.named(caller.tx, AGENTS, caller.tenant, names, lock=False)
     return {name: each.content.get("output_schema") for name, each in found.items()}

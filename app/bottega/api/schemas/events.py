@@ -447,7 +447,7 @@ class NodeData(EventData):
 class NodeStartedData(NodeData):
     """Data of a node that starts."""
 
-    type: Literal["agent", "tool", "human"]
+    type: Literal["agent", "tool", "human", "graph"]
 
 
 class NodeFailedData(NodeData):

@@ -448,7 +448,7 @@ class RunNode(Answer):
 
     name: str
     """Name of the node."""
-    type: Literal["agent", "tool", "human"]
+    type: Literal["agent", "tool", "human", "graph"]
     agent: str | None
     """Name of the agent; null: the node is none."""
     status: Literal["pending", "running", "waiting", "completed", "failed", "skipped"]

@@ -60,22 +60,31 @@ CREATE OR REPLACE FUNCTION read_pins(
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     RETURN (
-        WITH RECURSIVE wanted AS (
-            SELECT v.version, ARRAY(
-                SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node
-                WHERE node ->> 'agent' IS NOT NULL
-            ) AS nodes, jsonb_path_query_array(v.definition, '$.nodes[*] ? (@.agent != null)')
-                AS agent_nodes, jsonb_path_query_array(v.definition, '$.nodes[*].tool') AS tools
+        WITH RECURSIVE wanted(level, name, version, current, definition) AS (
+            SELECT 1, v.name, v.version, g.version, v.definition
             FROM graphs g JOIN graph_versions v
               ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = CASE
                 WHEN p_agent IS NULL THEN coalesce(p_version, g.version) ELSE g.version END
             WHERE g.tenant_id = p_tenant AND g.name = p_graph AND g.deleted_at IS NULL
+            UNION
+            SELECT level + 1, node ->> 'graph', v.version, g.version, v.definition
+            FROM wanted
+            CROSS JOIN jsonb_path_query(
+                wanted.definition, '$.nodes[*] ? (@.graph != null)') AS node
+            LEFT JOIN graphs g ON g.tenant_id = p_tenant AND g.name = node ->> 'graph'
+              AND g.deleted_at IS NULL
+            LEFT JOIN graph_versions v ON v.tenant_id = p_tenant AND v.name = g.name
+              AND v.version = coalesce((node ->> 'version')::integer, g.version)
+            WHERE level <= 3  -- one more than there may be
+        ), nodes AS (
+            SELECT node FROM wanted
+            CROSS JOIN jsonb_array_elements(wanted.definition -> 'nodes') AS node
         ), reached(name, version, definition) AS (
             SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
               ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = CASE
                 WHEN a.name = p_agent THEN coalesce(p_version, a.version) ELSE a.version END
             WHERE a.tenant_id = p_tenant AND a.deleted_at IS NULL AND (
-                a.name = p_agent OR a.name = ANY((SELECT nodes FROM wanted)::text[]))
+                a.name = p_agent OR a.name = ANY(ARRAY(SELECT node ->> 'agent' FROM nodes)))
             UNION
             SELECT a.name, v.version, v.definition FROM reached
             CROSS JOIN jsonb_array_elements_text(
@@ -88,9 +97,17 @@ BEGIN
         SELECT jsonb_build_object(
             'epoch', (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant),
             'graph', (SELECT jsonb_build_object(
-                'version', version, 'nodes', nodes, 'tools', tools,
-                'memory', (SELECT jsonb_agg(node -> 'memory')
-                    FROM jsonb_array_elements(agent_nodes) node)) FROM wanted),
+                'version', version,
+                'nodes', (SELECT coalesce(jsonb_agg(node -> 'agent'), '[]') FROM nodes
+                    WHERE node ->> 'agent' IS NOT NULL),
+                'memory', (SELECT jsonb_agg(node -> 'memory') FROM nodes
+                    WHERE node ->> 'agent' IS NOT NULL),
+                'tools', (SELECT coalesce(jsonb_agg(node -> 'tool'), '[]') FROM nodes
+                    WHERE node -> 'tool' IS NOT NULL),
+                'below', (SELECT coalesce(jsonb_agg(jsonb_build_object(
+                        'name', name, 'version', version, 'current', current, 'level', level)
+                    ORDER BY level), '[]') FROM wanted WHERE level > 1))
+                FROM wanted WHERE level = 1),
             'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'stateful', definition -> 'stateless' = 'false',
@@ -116,7 +133,7 @@ BEGIN
                     SELECT jsonb_path_query(
                         definition, 'lax $.tools[*] ? (@.type == "mcp").server') #>> '{}'
                     FROM reached UNION
-                    SELECT tool ->> 'server' FROM wanted, jsonb_array_elements(tools) tool)),
+                    SELECT node #>> '{tool,server}' FROM nodes)),
             'providers', (
                 SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
                     'version', p.version, 'dialect', v.definition ->> 'dialect',

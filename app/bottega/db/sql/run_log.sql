@@ -111,7 +111,7 @@ $$;
 CREATE OR REPLACE FUNCTION answer_in(p_tenant uuid, p_run uuid, p_data jsonb) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN coalesce(p_data ->> 'output', p_data #>> '{message,content}', CASE
+    RETURN coalesce(p_data ->> 'output', p_data #>> '{message,content}', p_data ->> 'content', CASE
         WHEN p_data ? 'answer_seq' THEN answer_in(p_tenant, p_run, event_data(
             p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
 END $$;

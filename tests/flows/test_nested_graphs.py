@@ -1,0 +1,256 @@
+"""Graphs in graphs: sub-graphs, loops of turns, and nodes that run once for each element."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fake_model import FakeModel, Reply, http_error, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import named
+from tests.flows.test_deciding_graphs import (
+    asks,
+    calculates,
+    define,
+    edge,
+    end_of,
+    interrupt_of,
+    nodes_of,
+    run,
+    says,
+    start,
+    taken,
+)
+from tests.service import Running
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
+
+OK = {"feature": "output_json.ok", "op": "eq", "value": True}
+
+
+async def store(
+    bottega: Running, name: str, nodes: list[Any], edges: list[dict[str, Any]], **more: Any
+) -> None:
+    for node in nodes:
+        if (agent := node if isinstance(node, str) else node.get("agent")) is not None:
+            await create(bottega, agent)
+    body = {"name": name, "nodes": nodes, "edges": edges, **more}
+    stored = await bottega.client.post("/v1/graphs", json=body)
+    assert stored.status_code == 201, stored.text
+
+
+def inner(name: str, graph: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": "graph", "graph": graph, **more}
+
+
+def prompts(model: FakeModel, name: str) -> list[list[dict[str, Any]]]:
+    return [each["messages"] for each in model.requests if named(each) == name]
+
+
+async def test_a_graph_runs_in_a_node(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "team", ["find", "write"], [edge("find", "write")])
+    await define(
+        bottega,
+        ["ask", inner("research", "team"), "last"],
+        [edge("ask", "research"), edge("research", "last")],
+    )
+    model.decide = says()
+    found, log = await run(bottega)
+    assert (found["status"], found["output"]) == ("completed", "last's answer")
+    assert nodes_of(log) == {
+        "ask": "completed",
+        "research": "completed",
+        "research/find": "completed",
+        "research/write": "completed",
+        "last": "completed",
+    }
+    assert taken(log)["research/find-research/write"]
+    asked = {name: str(prompts(model, name)[0]) for name in ("find", "write", "last")}
+    # Its first node reads what the node got, the last one only what is before it.
+    assert "Shared context from ask" in asked["find"]
+    assert "Shared context from ask" not in asked["write"]
+    assert "Shared context from research" in asked["last"]
+    assert "write's answer" in asked["last"]
+    assert all("The question." in each for each in asked.values())
+    shown = (await bottega.client.get(f"/v1/runs/{found['id']}/graph")).json()
+    assert {node["name"]: node["status"] for node in shown["nodes"]} == dict.fromkeys(
+        ("ask", "research", "last"), "completed"
+    )
+    assert shown["nodes"][1]["published"]["content"] == "write's answer"
+
+
+async def test_a_loop_ends_when_its_condition_holds(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "turn", ["draft", {"agent": "review"}], [edge("draft", "review")])
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    review = (await bottega.client.get("/v1/agents/review")).json()
+    changed = {key: review[key] for key in ("system_message", "model")}
+    await bottega.client.put("/v1/agents/review", json={**changed, "output_schema": schema})
+    loop = {"until": OK, "max": 5}
+    await define(bottega, [inner("improve", "turn", loop=loop), "last"], [edge("improve", "last")])
+    model.decide = says(review=[text('{"ok": false}'), text('{"ok": true}')])
+    found, log = await run(bottega)
+    assert (found["status"], found["output"]) == ("completed", "last's answer")
+    assert [each for each in nodes_of(log) if "draft" in each] == [
+        "improve/1/draft",
+        "improve/2/draft",
+    ]
+    first, second = prompts(model, "draft")
+    assert "Shared context from improve" not in str(first)
+    assert "Shared context from improve" in str(second)
+    assert '{"ok": false}' in json.loads(json.dumps(second))[1]["content"]
+
+
+async def test_a_loop_is_bounded(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "turn", ["draft"], [])
+    never = {"feature": "output", "op": "eq", "value": "done"}
+    for on_max in ("fail", "continue"):
+        node = inner("improve", "turn", loop={"until": never, "max": 2, "on_max": on_max})
+        body = {"nodes": [node], "edges": []}
+        assert (await bottega.client.put("/v1/graphs/g", json=body)).status_code in (200, 201)
+        model.requests.clear()
+        model.decide = says()
+        found, _ = await run(bottega)
+        assert len(model.requests) == 2
+        if on_max == "fail":
+            assert (found["status"], found["error"]["code"]) == ("failed", "max_iterations")
+        else:
+            assert (found["status"], found["output"]) == ("completed", "draft's answer")
+
+
+def list_of(*values: Any) -> Reply:
+    return text(json.dumps({"items": list(values)}))
+
+
+async def define_map(bottega: Running, node: dict[str, Any], **more: Any) -> None:
+    items = {"type": "object", "properties": {"items": {"type": "array"}}, "required": ["items"]}
+    await create(bottega, "split", output_schema=items)
+    if (name := node.get("agent")) is not None:
+        await create(bottega, name)
+    each = {"from": "split", "pointer": "/items", **more}
+    body = {"name": "g", "nodes": ["split", {**node, "for_each": each}, "join"]}
+    await create(bottega, "join")
+    edges = [edge("split", node.get("name") or node["agent"])]
+    edges += [edge(node.get("name") or node["agent"], "join")]
+    stored = await bottega.client.post("/v1/graphs", json={**body, "edges": edges})
+    assert stored.status_code == 201, stored.text
+
+
+async def test_an_agent_answers_each_element(bottega: Running, model: FakeModel) -> None:
+    await define_map(bottega, {"agent": "read"}, concurrency=2)
+    asked: list[str] = []
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of("one", {"two": 2}, "three")
+        if named(request) == "read":
+            asked.append(request["messages"][-1]["content"])
+            return text(f"read {asked[-1]}")
+        return text("joined")
+
+    model.decide = decide
+    found, log = await run(bottega)
+    assert (found["status"], found["output"]) == ("completed", "joined")
+    assert sorted(asked) == ["one", "three", '{"two":2}']
+    for prompt in prompts(model, "read"):
+        assert "split" not in str(prompt)
+    said = json.dumps(["read one", 'read {"two":2}', "read three"], separators=(",", ":"))
+    assert said in prompts(model, "join")[0][1]["content"]
+    assert nodes_of(log) == dict.fromkeys(("split", "read", "join"), "completed")
+    # The list stands once in the log.
+    assert (
+        sum(
+            said in json.dumps(each["data"].get("content")).encode().decode("unicode_escape")
+            for each in log
+        )
+        <= 1
+    )
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip", "collect"])
+async def test_elements_may_fail(bottega: Running, model: FakeModel, on_error: str) -> None:
+    await define_map(bottega, {"agent": "read"}, on_error=on_error, concurrency=1)
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of("a", "bad", "c")
+        if request["messages"][-1]["content"] == "bad":
+            return http_error(400)
+        return text(named(request) + " said")
+
+    model.decide = decide
+    found, _ = await run(bottega)
+    if on_error == "fail":
+        assert found["status"] == "failed"
+        assert "element 1" in found["error"]["message"]
+        assert len(prompts(model, "read")) == 2
+        return
+    assert found["status"] == "completed"
+    got = prompts(model, "join")[0][1]["content"]
+    assert got.count("read said") == 2
+    assert ("model_bad_request" in got) == (on_error == "collect")
+
+
+@pytest.mark.parametrize(
+    ("items", "code"),
+    [('{"items": [1, 2, 3]}', "too_many_items"), ('{"items": "x"}', "not_a_list")],
+)
+async def test_only_so_many_elements_of_a_list(
+    bottega: Running, model: FakeModel, items: str, code: str
+) -> None:
+    await create(bottega, "split", output_schema={"type": "object"})
+    await create(bottega, "read")
+    each = {"from": "split", "pointer": "/items", "max": 2}
+    body = {"name": "g", "nodes": ["split", {"agent": "read", "for_each": each}]}
+    stored = await bottega.client.post(
+        "/v1/graphs", json={**body, "edges": [edge("split", "read")]}
+    )
+    assert stored.status_code == 201, stored.text
+    model.decide = says(split=text(items))
+    found, log = await run(bottega)
+    assert (found["status"], found["error"]["code"]) == ("failed", code)
+    assert nodes_of(log)["read"] == "failed"
+
+
+async def test_tools_and_graphs_have_elements(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "team", ["find", "write"], [edge("find", "write")])
+    square = calculates("square", {"from": "item", "pointer": "/n"})
+    square["for_each"] = {"from": "run", "pointer": "/metadata/list"}
+    each = {"from": "square"}
+    nodes = [square, inner("each", "team", for_each=each)]
+    await define(bottega, nodes, [edge("square", "each")], output="each")
+    model.decide = says()
+    found, log = await run(bottega, metadata={"list": [{"n": "2 * 2"}, {"n": "3 * 3"}]})
+    assert found["status"] == "completed", found
+    assert found["output"] == '["write\'s answer","write\'s answer"]'
+    assert found["output_json"] == ["write's answer", "write's answer"]
+    assert {each for each in nodes_of(log) if "find" in each} == {"each/0/find", "each/1/find"}
+    assert sorted(each[-1]["content"] for each in prompts(model, "find")) == ["4", "9"]
+
+
+async def test_a_person_answers_in_a_graph_in_a_graph(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "deep", [asks("check"), "yes"], [edge("check", "yes", when=OK)])
+    await store(bottega, "middle", [inner("low", "deep")], [])
+    await define(bottega, [inner("top", "middle")], [])
+    model.decide = says()
+    run_id = await start(bottega)
+    found = await interrupt_of(bottega, run_id)
+    assert found["node"] == "top/low/check"
+    shown = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()
+    assert [node["status"] for node in shown["nodes"]] == ["waiting"]
+    # A new version does not change the run.
+    changed = {"nodes": [calculates("other", "1 + 1")], "edges": []}
+    assert (await bottega.client.put("/v1/graphs/deep", json=changed)).status_code == 200
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    assert (await bottega.client.post(path, json={"answer": {"ok": True}})).status_code == 200
+    ended, log = await end_of(bottega, run_id)
+    assert ended["output"] == "yes's answer"
+    assert nodes_of(log)["top/low/check"] == "completed"
