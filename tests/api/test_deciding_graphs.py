@@ -155,13 +155,21 @@ REFUSED: list[tuple[str, list[Any], list[dict[str, Any]]]] = [
     ("/nodes/0/name", [HUMAN | {"name": "item"}], []),
     ("/nodes/0/graph", [{"name": "x", "type": "graph", "graph": "nothing"}], []),
     ("/nodes/0/graph", [{"name": "x", "type": "graph"}], []),
-    ("/nodes/0/loop", [{"agent": "a", "loop": {"until": OK, "max": 2}}], []),
+    ("/nodes/0/loop", [{"agent": "a", "loop": {"until": WHEN, "max": 2}}], []),
     ("/nodes/0/for_each/from", [{"agent": "a", "for_each": {"from": "b"}}], []),
     ("/nodes/0/for_each/from", [{"agent": "a", "for_each": {"from": "item"}}], []),
     ("/nodes/0/for_each/max", [{"agent": "a", "for_each": {"from": "run", "max": 1001}}], []),
     ("/nodes/0/for_each", [HUMAN | {"for_each": {"from": "run"}}], []),
-    ("/nodes/0/for_each", [{"agent": "a", "router": True, "for_each": {"from": "run"}}, *"bc"], EDGES_OF_A),
-    ("/nodes/1/for_each/pointer", [HUMAN, {"agent": "a", "for_each": {"from": "ask", "pointer": "/ok"}}], [{"source": "ask", "target": "a"}]),
+    (
+        "/nodes/0/for_each",
+        [{"agent": "a", "router": True, "for_each": {"from": "run"}}, *"bc"],
+        [edge("a", "b"), edge("a", "c")],
+    ),
+    (
+        "/nodes/1/for_each/pointer",
+        [HUMAN, {"agent": "a", "for_each": {"from": "ok", "pointer": "/sum"}}],
+        [edge("ok", "a")],
+    ),
     (
         "/nodes/0/arguments/expression/from",
         [TOOL | {"arguments": {"expression": {"from": "item"}}}],
@@ -225,3 +233,88 @@ async def test_the_example_is_applied(client: httpx2.AsyncClient) -> None:
     assert applied.status_code == 200, applied.text
     shown = (await client.get("/v1/graphs/order")).json()
     assert [node["name"] for node in shown["nodes"]] == ["sum", "approve", "letter"]
+
+
+def inner(name: str, graph: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": "graph", "graph": graph, **more}
+
+
+async def put(client: httpx2.AsyncClient, name: str, *nodes: Any, **more: Any) -> httpx2.Response:
+    body = {"nodes": list(nodes), "edges": [], **more}
+    return await client.put(f"/v1/graphs/{name}", json=body)
+
+
+def refused_at(answer: httpx2.Response) -> str:
+    assert answer.status_code == 422, answer.text
+    pointer: str = answer.json()["errors"][0]["pointer"]
+    return pointer
+
+
+async def test_graphs_contain_others_but_not_one_another(client: httpx2.AsyncClient) -> None:
+    for name, *nodes in (("a", "x"), ("b", inner("n", "a")), ("c", inner("n", "b", version=1))):
+        assert (await put(client, name, *nodes)).status_code == 201
+    shown = (await client.get("/v1/graphs/c")).json()["nodes"][0]
+    assert {key: shown[key] for key in ("name", "type", "graph", "version", "agent")} == {
+        **inner("n", "b", version=1),
+        "agent": None,
+    }
+    assert refused_at(await put(client, "d", inner("n", "c"))) == "/nodes/0/graph"  # too deep
+    assert refused_at(await put(client, "d", inner("n", "a", version=2))) == "/nodes/0/version"
+    assert refused_at(await put(client, "a", inner("n", "a"))) == "/nodes/0/graph"
+    for within in ("b", "c"):
+        circle = await put(client, "a", inner("n", within))
+        assert (circle.status_code, circle.json()["code"]) == (409, "cycle"), circle.text
+    two = await client.put("/v1/graphs/two", json={"nodes": ["x", "y"], "edges": []})
+    assert two.status_code == 201
+    assert refused_at(await put(client, "d", inner("n", "two"))) == "/nodes/0/graph"
+    unnamed = await put(client, "e", {"type": "graph", "graph": "a"})
+    assert unnamed.json()["nodes"][0]["name"] == "a"
+
+
+async def test_graphs_of_one_document_contain_others(client: httpx2.AsyncClient) -> None:
+    agent = {"name": "x", "system_message": "x"}
+    outer = {"name": "outer", "nodes": [inner("n", "inner")], "edges": []}
+    leaf = {"name": "inner", "nodes": ["x"], "edges": []}
+    applied = await client.post("/v1/apply", json={"agents": [agent], "graphs": [outer, leaf]})
+    assert applied.status_code == 200, applied.text
+    circle = {"graphs": [outer, leaf | {"nodes": [inner("n", "outer")]}]}
+    refused = await client.post("/v1/apply", json=circle)
+    assert (refused.status_code, refused.json()["code"]) == (409, "cycle")
+
+
+async def test_loops_are_bounded_and_compare_what_their_turns_have(
+    client: httpx2.AsyncClient,
+) -> None:
+    assert (await put(client, "ask", HUMAN)).status_code == 201
+    when = WHEN
+    for until, most, pointer in (
+        (when, None, "/nodes/0/loop/max"),
+        (when, 101, "/nodes/0/loop/max"),
+        ({**when, "feature": "input"}, 2, "/nodes/0/loop/until/feature"),
+        ({**when, "feature": "output_json.sum"}, 2, "/nodes/0/loop/until/value"),
+        ({**when, "feature": "output_json.total"}, 2, "/nodes/0/loop/until/feature"),
+        ({**when, "op": "like"}, 2, "/nodes/0/loop/until/op"),
+    ):
+        loop = {"until": until} | ({} if most is None else {"max": most})
+        refused = await put(client, "g", inner("n", "ask", loop=loop))
+        assert pointer in [each["pointer"] for each in refused.json()["errors"]], refused.text
+    loop = {"until": when, "max": 3}
+    assert (await put(client, "g", inner("n", "ask", loop=loop))).status_code == 201
+    shown = (await client.get("/v1/graphs/g")).json()["nodes"][0]
+    assert shown["loop"] == {**loop, "on_max": "fail"}
+
+
+async def test_elements_are_given_back_with_their_defaults(client: httpx2.AsyncClient) -> None:
+    each = {"from": "run", "pointer": "/metadata/list"}
+    argument = {"expression": {"from": "item", "pointer": "/n"}}
+    stored = await put(client, "g", TOOL | {"arguments": argument, "for_each": each})
+    assert stored.status_code == 201, stored.text
+    shown = stored.json()["nodes"][0]
+    assert shown["arguments"] == argument
+    assert shown["for_each"] == {
+        **each,
+        "max": 1000,
+        "concurrency": 20,
+        "on_error": "fail",
+        "spread_above": 50,
+    }

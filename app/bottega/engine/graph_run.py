@@ -456,7 +456,9 @@ class GraphRun:
         received = [*work.received]
         if last.content:
             policy = PropagationPolicy.FINAL_RESPONSE_ONLY
-            received.append(MemoryItem(name, last.content, self.recorder.claimed_at, turn - 1, policy))
+            received.append(
+                MemoryItem(name, last.content, self.recorder.claimed_at, turn - 1, policy)
+            )
         team = self.team.team_of(name)
         assert team.graph is not None
         team.graph.received = received
