@@ -165,8 +165,6 @@ class GraphRun:
                     self.recorder.looks_if_it_waits()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the one that stopped the others
-        finally:
-            self._stop_work()
         return end_of_graph(self._rules, self._graph, self.responses, course, self._usage)
 
     @property
@@ -178,11 +176,6 @@ class GraphRun:
     def _graph(self) -> SharedMemoryGraph:
         assert self.team.graph is not None
         return self.team.graph
-
-    def _stop_work(self) -> None:
-        for path in [path for path in self.at_work if path[: len(self.path)] == self.path]:
-            if path != self.path:
-                del self.at_work[path]
 
     def _recorded_edges(self) -> dict[EdgeKey, bool]:
         recorded, found = self.recorder.journal.replay.edges, {}
