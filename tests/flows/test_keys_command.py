@@ -12,6 +12,7 @@ import pytest
 from bottega import main
 from bottega.errors import InvalidInputError
 from bottega.settings import Settings
+from bottega.tenants.keys import ROLES
 from tests import forks
 from tests.processes import command
 from tests.service import client_of
@@ -89,6 +90,26 @@ async def test_a_key_is_printed_once_and_works_until_it_is_revoked(bottega: Any,
 def test_a_key_may_have_several_scopes(bottega: Any) -> None:
     create(bottega, "--scope", "define", scope="run")
     assert "run, define" in bottega("keys", "list").stdout
+
+
+def test_a_key_may_have_a_role_and_limits(bottega: Any) -> None:
+    limits = '{"agents": ["helper"], "addresses": ["10.0.0.0/8"], "tokens_per_day": 1000}'
+    for role, scopes in ROLES.items():
+        words = ("keys", "create", "--tenant", "acme", "--role", role, "--limits", limits)
+        made = bottega(*words)
+        assert made.returncode == 0, made.stderr
+        said = " ".join(made.stderr.split())
+        assert f"may {', '.join(scopes)}, within {limits}" in said
+    for wrong, said in (
+        (("--role", "owner"), "owner"),
+        (("--role", "viewer", "--scope", "run"), "either"),
+        ((), "either"),
+        (("--role", "viewer", "--limits", '{"agent": []}'), "agent: Extra inputs"),
+        (("--role", "viewer", "--limits", "x"), "limits: Invalid JSON"),
+    ):
+        refused = bottega("keys", "create", "--tenant", "acme", *wrong)
+        assert refused.returncode == 2, refused.stderr
+        assert said in " ".join(refused.stderr.split()), refused.stderr
 
 
 def test_a_key_may_have_to_name_a_user(bottega: Any, database_url: str) -> None:

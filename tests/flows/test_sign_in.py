@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import jwt
 import pytest
+import websockets
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -132,6 +134,13 @@ async def test_a_person_gets_in_with_the_scopes_of_the_mapped_roles(
         nobody = issuer.sign(**{"https://acme.example/groups": "others"})
         assert (await get(server, nobody)).json()["scopes"] == []
         assert (await get(server, nobody, "/v1/runs")).status_code == 403
+        path = f"ws://127.0.0.1:{server.port}/v1/runs/{UUID(int=0)}/ws"
+        for token, status in ((nobody, 403), (issuer.sign(), 404)):
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                await websockets.connect(
+                    path, additional_headers={"Authorization": f"Bearer {token}"}
+                )
+            assert refused.value.response.status_code == status
         async with without_database(server):  # nobody else gets as far as to an unknown path
             assert (await get(server, nobody, "/v1/nothing")).status_code == 404
         one = issuer.sign(**{"https://acme.example/groups": "ops"}, aud=["other", AUDIENCE])

@@ -210,7 +210,7 @@ async def test_all_secrets_are_sealed_again_in_pages(
     async with operator.transactions(database_url) as begin:
         while not pages or after is not None:
             async with begin() as tx:
-                page = await rows.seal_again(tx, both, after)
+                page = await rows.seal_again(tx, "cli", both, after)
             pages.append((page.changed, page.unreadable))
             after = page.last
     assert pages == [(1, 1), (1, 0), (1, 0), (0, 0)]

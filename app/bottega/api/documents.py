@@ -627,10 +627,9 @@ def _described() -> str:
         f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
         f"POST /v1/ws-tickets, good once for {TICKET_S['websocket']:g} s. Watching needs the scope "
-        "`read`, the frames `cancel` and `message` the scope `run`, the frame `resolve` the scope "
-        "`approve` "
-        "(approvals), or `run` or `approve` (the rest); else an `error` frame has the code "
-        f"`insufficient_scope`. Pings: {PING_LIMIT}."
+        "`read` or `approve`, the frames `cancel` and `message` the scope `run`, the frame "
+        "`resolve` the scope `approve` (approvals), or `run` or `approve` (the rest); else an "
+        f"`error` frame has the code `insufficient_scope`. Pings: {PING_LIMIT}."
     )
 
 

@@ -9,14 +9,16 @@ Results for scripts go to standard output, all other text to standard error.
 ``bottega providers``: small calls that show what a model server can do.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 from rich.text import Text
 
 from bottega.cli.terminal import (
@@ -48,6 +50,9 @@ class _Scope(StrEnum):
     DEFINE = "define"
     APPROVE = "approve"
     ADMIN = "admin"
+
+
+_Role = Literal["viewer", "runner", "approver", "builder", "admin"]
 
 
 def tenant_name(name: str | None) -> str | None:
@@ -84,15 +89,32 @@ def _expires(text: str | None) -> datetime | timedelta | None:
         raise typer.BadParameter("90d, 12h, 30m, or a date as 2027-01-31T12:00Z") from None
 
 
+def _limits(text: str) -> "StoredLimits":
+    """Parse limits, which have the form that the API has."""
+    from bottega.tenants.limits import NO_LIMITS, RequestLimits
+
+    try:
+        return NO_LIMITS.narrowed(RequestLimits.model_validate_json(text))
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"])) or "limits"
+        raise typer.BadParameter(f"{where}: {found['msg']}", param_hint="--limits") from None
+
+
 @keys.command("create")
 def create_key(
     tenant: Annotated[
         str, typer.Option(callback=tenant_name, help="Its name; it is created if missing.")
     ],
     scope: Annotated[
-        list[_Scope],
+        list[_Scope] | None,
         typer.Option(help="What it may do; repeat it for several."),
-    ],
+    ] = None,
+    role: Annotated[_Role | None, typer.Option(help="In place of scopes: those of a role.")] = None,
+    limits: Annotated[
+        str,
+        typer.Option(help="What limits it, as JSON: agents, models, addresses, requests_per_s, …"),
+    ] = "{}",
     name: Annotated[
         str, typer.Option(callback=_name, help="Purpose of the key, as lists show it.")
     ] = "made by the operator",
@@ -105,23 +127,28 @@ def create_key(
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
     until = _expires(expires)
+    if (scope is None) == (role is None):
+        raise typer.BadParameter("name either scopes or a role: --scope run, or --role runner")
     settings = start()
     from bottega.tenants import operator
+    from bottega.tenants.keys import ROLES
 
     with database(settings) as url:
         made = operator.create_key(
             url,
             tenant,
             name=name,
-            scopes=[each.value for each in scope],
+            scopes=ROLES[role] if role else [each.value for each in scope or ()],
             expires=until,
             require_user=require_user,
+            limits=_limits(limits),
         )
         row, key = run(made)
     end = "until it is revoked" if row["expires_at"] is None else f"until {_at(row['expires_at'])}"
     may = ", ".join(row["scopes"])
     whose = ", for the user that a request names" if require_user else ""
-    console.print(f"A key of {tenant} that may {may}{whose}, valid {end}:", highlight=False)
+    within = f", within {json.dumps(row['limits'])}" if row["limits"] else ""
+    console.print(f"A key of {tenant} that may {may}{whose}{within}, valid {end}:", highlight=False)
     print(key)  # noqa: T201 (a script reads it)
 
 
@@ -300,6 +327,7 @@ def retain(
 
 if TYPE_CHECKING:
     from bottega.settings import Settings
+    from bottega.tenants.limits import StoredLimits
 
 secrets = typer.Typer(no_args_is_help=True, help="Change the key of tenants' secrets.")
 
@@ -335,7 +363,7 @@ async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
     async with operator.transactions(url) as begin:
         while True:
             async with begin() as tx:
-                page = await rows.seal_again(tx, keys, after)
+                page = await rows.seal_again(tx, operator.ACTOR, keys, after)
             changed, unreadable, after = (
                 changed + page.changed,
                 unreadable + page.unreadable,

@@ -143,7 +143,9 @@ class Resealed(NamedTuple):
     unreadable: int
 
 
-async def seal_again(tx: AsyncConnection, keyring: Keyring, after: Place | None) -> Resealed:
+async def seal_again(
+    tx: AsyncConnection, actor: str, keyring: Keyring, after: Place | None
+) -> Resealed:
     """Seal the next page of the secrets of all tenants with the first key. Versions stay.
 
     Args:
@@ -166,6 +168,7 @@ async def seal_again(tx: AsyncConnection, keyring: Keyring, after: Place | None)
             unreadable += 1
             continue
         await tx.execute(update(secrets).where(_named(*last[:2])).values(value=sealed))
+        await audit.note(tx, row.tenant_id, actor, "secret.reencrypt", row.name)
         changed += 1
     return Resealed(last, changed, unreadable)
 

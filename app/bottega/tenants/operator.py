@@ -28,6 +28,7 @@ from bottega.db.tables import (
 from bottega.errors import ConflictError, NotFoundError
 from bottega.tenants import audit, keys
 from bottega.tenants.erase import Begin, Removed, erase_tenant
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.retention import due, remove
 
 ACTOR = "cli"
@@ -103,6 +104,7 @@ async def create_key(
     scopes: Collection[keys.Scope],
     expires: datetime | timedelta | None = None,
     require_user: bool = False,
+    limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
     """Create a key; return its row and, for the only time, the key itself.
 
@@ -127,6 +129,7 @@ async def create_key(
             scopes=scopes,
             expires_at=expires,
             require_user=require_user,
+            limits=limits,
         )
 
 

@@ -46,7 +46,7 @@ from bottega.api.server.connections import (
     TOO_MANY_PINGS,
 )
 from bottega.api.server.middleware import TURN
-from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep, refuse_unknown_query
+from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep, refuse_unknown_query
 from bottega.api.shared.run_control import decide, refuse_other_user, send_message
 from bottega.container import Service
 from bottega.db.failures import is_transient
@@ -128,6 +128,7 @@ async def _watch(socket: WebSocket) -> None:
         refuse_unknown_query(socket.query_params, WatchQuery.model_fields)
         query = WatchQuery.model_validate(dict(socket.query_params))
         run_id = UUID(socket.path_params["run_id"])
+        socket.state.principal.need("read", "approve")
         cursor = await service.streams.cursor_of(socket.state.principal.tenant_id, run_id)
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
@@ -417,7 +418,7 @@ class Ticket(Answer):
     responses=problems(400, 404, 413, 415),
 )
 async def create(
-    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: NewTicket
+    service: ServiceDep, principal: PrincipalDep, tenant: ReviewTenant, body: NewTicket
 ) -> Any:
     key = None
     async with service.database.begin(tenant) as tx:

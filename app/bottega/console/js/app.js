@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { connected, get, isKept, isPerson, key, needsKey, useKey } from "./api.js";
 import { html } from "./html.js";
-import { begin, comeBack, failure, me, provider, signIn, signOut } from "./person.js";
+import { begin, comeBack, failure, isKnown, may, me, provider, signIn, signOut } from "./person.js";
 import { Chat } from "./pages/chat.js";
 import { Home } from "./pages/home.js";
 import { Interrupts } from "./pages/interrupts.js";
@@ -15,32 +15,41 @@ import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
 import { route } from "./router.js";
 
+const REVIEW = "read approve";
+const COMPARE = { name: "Comparison", needs: "read", load: () => import("./pages/compare.js").then((m) => m.Compare) };
 /**
- * The pages by the first word of their address. Those with `load` are read when they are first shown;
- * so are those in `below`, by the third word.
+ * The pages by the first word of their address, with the scopes of which a caller needs one. Those with
+ * `load` are read when they are first shown; so are those in `below`, by the third word.
  */
 const PAGES = {
-  "": { name: "Home", view: Home },
-  runs: { name: "Runs", view: Runs, one: Run, below: { compare: () => import("./pages/compare.js").then((m) => m.Compare) } },
-  interrupts: { name: "Waiting for you", view: Interrupts },
+  "": { name: "Home", needs: REVIEW, view: Home },
+  runs: { name: "Runs", needs: REVIEW, view: Runs, one: Run, below: { compare: COMPARE } },
+  interrupts: { name: "Waiting for you", needs: REVIEW, view: Interrupts },
   chat: { name: "Chat", view: Chat, needs: "run" },
   agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
   graphs: { name: "Graphs", needs: "read", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
   memory: { name: "Memory", needs: "read", load: () => import("./pages/memory.js").then((m) => m.Memory) },
-  operations: { name: "Operations", needs: "read", load: () => import("./pages/operations.js").then((m) => m.Operations) },
+  operations: {
+    name: "Operations", needs: "read", load: () => import("./pages/operations.js").then((m) => m.Operations),
+  },
 };
 const asksForKey = signal(false);
 const signedOut = signal(null);
 
 /** A page gets `rest`, the words of its address after the first, and `query`; `id` is the first of `rest`. */
 function page({ path: [area = "", ...rest], query }) {
-  const found = PAGES[area];
-  if (!found) return html`<div class="head"><h1>There is no such page</h1></div><p><${Link} path=${[]}>Go to the first page<//></p>`;
+  const found = PAGES[area]?.below?.[rest[1]] ?? PAGES[area];
+  if (!isKnown.value) return html`<${Loading} />`;
+  if (!found || !may(found.needs)) {
+    const why = found ? "You may not see this page" : "There is no such page";
+    const way = may(REVIEW)
+      ? html`<${Link} path=${[]}>Go to the first page<//>`
+      : "No role lets you see anything here. Ask who runs this server for one.";
+    return html`<div class="head"><h1>${why}</h1></div><p>${way}</p>`;
+  }
   const view = (rest.length && found.one) || found.view;
   const given = { id: rest[0], rest, query };
-  const below = found.below?.[rest[1]];
-  if (below) return html`<${Later} key=${`${area} ${rest[1]}`} name=${rest[1]} load=${below} given=${given} />`;
-  if (found.load) return html`<${Later} key=${area} name=${found.name} load=${found.load} given=${given} />`;
+  if (found.load) return html`<${Later} key=${found.name} name=${found.name} load=${found.load} given=${given} />`;
   return html`<${view} key=${rest[0]} ...${given} />`;
 }
 
@@ -125,7 +134,7 @@ function App() {
     <header class="top">
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
-        ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} data-needs=${needs} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
+        ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} needs=${needs} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
       </nav>
       <div class="actions">
         <${Button} kind="small ghost" onClick=${() => (theme.value = next)} aria-label=${`Colours: ${theme.value}. Change to ${next}`}>${{ system: "◐", light: "☀", dark: "☾" }[theme.value]}<//>

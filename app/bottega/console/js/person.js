@@ -10,8 +10,10 @@ const INCLUDED = { run: ["read"], define: ["read"], admin: SCOPES };
 
 /** The provider as the server knows it; null: people here use keys. */
 export const provider = signal(null);
-/** `name`, `user` and `scopes` of the caller; null: not read. */
+/** `name`, `user` and `scopes` of the caller; null: not read, or there are no keys. */
 export const me = signal(null);
+/** False while it is not known who the caller is: pages ask for nothing until then. */
+export const isKnown = signal(false);
 /** Why the last sign-in failed; "": it did not. */
 export const failure = signal("");
 
@@ -59,19 +61,23 @@ export async function comeBack() {
   }
 }
 
-/** Whether the caller has a scope; true while that is not known. */
-export const may = (scope) => !me.value || me.value.scopes.some((each) => each === scope || INCLUDED[each]?.includes(scope));
+const holds = (scope) => me.value.scopes.some((each) => each === scope || INCLUDED[each]?.includes(scope));
 
-/** Elements with `data-needs` are hidden from who lacks that scope. */
-const showWhatIsPermitted = () => (document.documentElement.dataset.may = SCOPES.filter(may).join(" "));
+/** Whether the caller has one of the scopes in `needs`, such as "read approve"; true without `needs`, and if keys are not needed. */
+export const may = (needs) => !needs || !me.value || needs.split(" ").some(holds);
 
 /** Learn about the provider, and who the caller is whenever that changes. */
 export async function begin() {
-  effect(showWhatIsPermitted);
   effect(() => {
     const used = key.value;
     me.value = null;
-    if (used) get("/v1/me").then((found) => key.value === used && (me.value = found), () => {});
+    isKnown.value = !used;
+    const learn = (found) => {
+      if (key.value !== used) return; // another one was entered meanwhile
+      me.value = found;
+      isKnown.value = true;
+    };
+    if (used) get("/v1/me").then(learn, () => learn(null));
   });
   const found = await get("/v1/sign-in").catch(() => null);
   if (found?.client_id) provider.value = found;

@@ -18,7 +18,7 @@ export function Versions({ agent, onTakeBack }) {
     ${numbers.map((each) => html`<option value=${each}>version ${each}</option>`)}</select></label>`;
   return html`<${Panel} title="Two versions compared">
     <form class="filters body" onSubmit=${(e) => e.preventDefault()}>${choice("From", 0)} ${choice("To", 1)}
-      ${before.data && pair[0] !== agent.version && html`<${Button} onClick=${() => onTakeBack(before.data)}>Edit from version ${pair[0]}<//>`}</form>
+      ${before.data && pair[0] !== agent.version && html`<${Button} needs="define" onClick=${() => onTakeBack(before.data)}>Edit from version ${pair[0]}<//>`}</form>
     <${Loaded} from=${before} what="the version">${(old) => html`<${Loaded} from=${after} what="the version">${(next) => html`<${Diff} before=${asText(old)} after=${asText(next)} />`}<//>`}<//>
   <//>`;
 }

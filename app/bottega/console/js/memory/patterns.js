@@ -38,8 +38,8 @@ export function Pattern({ id }) {
   };
   return html`<${Loaded} from=${found} what="the pattern">${(pattern) => html`
     <div class="head"><div><h2>${pattern.name}</h2><p class="small soft"><${State} value=${pattern.lifecycle.state} /> ${pattern.category.toLowerCase()}, version ${pattern.version}, changed <${Time} at=${pattern.updated_at} />${pattern.lifecycle.reason && ` · ${pattern.lifecycle.reason}`}</p></div>
-      <div class="actions"><${Act} label="Judge it now" act=${validate} />
-        ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} label="Deprecate" question="Runs no longer get it." act=${async () => (await post(url`/v1/patterns/${id}/deprecate`, { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
+      <div class="actions"><${Act} needs="run" label="Judge it now" act=${validate} />
+        ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} needs="run" label="Deprecate" question="Runs no longer get it." act=${async () => (await post(url`/v1/patterns/${id}/deprecate`, { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
     ${told && html`<p class="note" role="status">${told}</p>`}
     <p>${pattern.summary}</p>
     ${pattern.lifecycle.decision && html`<p class="small soft">Last look: ${pattern.lifecycle.decision}</p>`}

@@ -12,7 +12,7 @@ const took = (job) => duration(job.started_at && job.ended_at ? Date.parse(job.e
 
 export function Reports() {
   const start = () => follow(post("/v1/memory/maintenance"), ({ id }) => ["memory", "reports", id]);
-  return html`<${Panel} title="Reports" actions=${html`<${Confirmed} label="Run it now" kind="small" question="Merge, age and judge now?" act=${start} />`}>
+  return html`<${Panel} title="Reports" actions=${html`<${Confirmed} needs="admin" label="Run it now" kind="small" question="Merge, age and judge now?" act=${start} />`}>
     <${Pages} path="/v1/memory/reports?order=desc" what="reports" everyMs=${5000}>${(items) => items.length
       ? html`<${Table} label="Reports of memory's maintenance" head=${["Began", "Why", "State", "#Took"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "reports", each.id]}><${Time} at=${each.created_at} /><//></td><td>${each.cause}</td><td><${Status} value=${SHOWN[each.status] ?? each.status} />${each.error && html` <span class="bad-text small">${each.error}</span>`}</td><td class="right">${took(each)}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no report yet."><p>Maintenance runs each night.</p><//>`}<//><//>`;

@@ -40,9 +40,9 @@ export function Secrets() {
   };
   return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets" what="secrets">${(secrets, reload) => secrets.length
       ? html`<${Table} label="Secrets" head=${["Name", "Only to", "Changed", ""]}>${secrets.map((each) => html`<tr key=${each.name}><td class="mono">${each.name}</td><td>${each.hosts.join(", ")}</td><td><${Time} at=${each.updated_at} /></td>
-        <td><${Confirmed} label="Delete" question=${`Delete ${each.name}? What sends it fails.`} act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
-      : html`<${Empty} title="No secret is stored." />`}<//>
-    <${Sending} label="Store it" send=${store}>
+        <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`} act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
+      : html`<${Empty} title="No secret is stored." />`}<//><//>
+    <${Panel} title="Store a secret" needs="define"><${Sending} label="Store it" send=${store}>
       <label>Name <input name="name" required /></label>
       <label>Hosts that may get it <input name="hosts" required placeholder="api.example.com" /></label>
       <label>Value <input name="value" type="password" autocomplete="off" required /></label><//><//>`;

@@ -25,10 +25,10 @@ export function Providers() {
       ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", ""]}>${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">${each.base_url ?? "–"}</td><td>${each.dialect}</td>
         <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">${limits(each)}</td><td>${each.owner}</td>
         <td class="actions"><${Button} kind="small" aria-expanded=${chosen === each.name} onClick=${() => setChosen(chosen === each.name ? null : each.name)}>Health<//>
-          ${each.owner === "tenant" && html`<${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
+          ${each.owner === "tenant" && html`<${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no provider but the server's own." />`}<//>
       ${chosen && html`<${Health} key=${chosen} name=${chosen} />`}<//>
-    <${Panel} title="Add a provider"><${Sending} label="Add it" send=${make}>
+    <${Panel} title="Add a provider" needs="define"><${Sending} label="Add it" send=${make}>
       <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required placeholder="https://api.example.com/v1" /></label>
       <label>Dialect <select name="dialect">${DIALECTS.map((each) => html`<option>${each}</option>`)}</select></label>
       <label>Name of the secret with its key (see Secrets) <input name="secret" /></label><label>Models, if only these <input name="models" /></label><//><//>`;

@@ -20,8 +20,8 @@ export function Schedules() {
       ? html`<${Table} label="Schedules" head=${["Name", "When", "Starts", "Next", "Last", ""]}>${schedules.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td><code>${each.cron}</code> <span class="small soft">${each.timezone}</span></td>
         <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Time} at=${each.next_at} />`}</td>
         <td>${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time} at=${each.last_at} /><//>` : "–"}${each.last_error && html`<p class="small bad-text">${each.last_error.message}</p>`}</td>
-        <td class="actions" data-needs="define"><${Act} kind="small" label=${each.paused ? "Go on" : "Pause"} act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
-          <${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`
+        <td class="actions"><${Act} needs="define" kind="small" label=${each.paused ? "Go on" : "Pause"} act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
+          <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No run is scheduled." />`}<//><//>
     <${Panel} title="Make a schedule" needs="define"><${Sending} label="Make it" send=${make}>
       <label>Name <input name="name" required /></label>

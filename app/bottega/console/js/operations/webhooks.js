@@ -5,8 +5,9 @@ import { post, withQuery } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Copy, Empty, Link, Loaded, Panel, Status, Time, Value } from "../parts/basics.js";
-import { go } from "../router.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { may } from "../person.js";
+import { go } from "../router.js";
 
 const SHOWN = { pending: "pending", delivered: "completed", failed: "failed" };
 
@@ -23,7 +24,7 @@ export function Webhooks({ query }) {
         <td><${Link} path=${["runs", each.run_id]} class="mono">${each.run_id.slice(0, 8)}…<//></td><td>${each.event}</td><td class="small">${each.url}</td><td><${Status} value=${SHOWN[each.status]} /></td><td class="right">${each.tries}</td>
         <td class="small">${each.answer ?? each.error ?? "–"}</td><td>${each.status === "pending" && each.next_at ? html`<${Time} at=${each.next_at} />` : each.ended_at ? html`ended <${Time} at=${each.ended_at} />` : "–"}</td></tr>`)}<//>`
       : html`<${Empty} title="No webhook was asked for."><p>A run with <code>webhook_url</code> is told of at its end.</p><//>`}<//><//>
-    <${Secrets} />`;
+    ${may("admin") && html`<${Secrets} />`}`;
 }
 
 function Secrets() {

@@ -9,14 +9,14 @@ import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time, chosenOf, permitted } from "../parts/basics.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
 
 const NEW = "+new";
-const TABS = [["edit", "Settings"], ["versions", "Versions"], ["try", "Try it"], ["runs", "Runs"]];
+const TABS = [["edit", "Settings"], ["versions", "Versions"], ["try", "Try it", "run"], ["runs", "Runs"]];
 
 export function Agents({ id, query }) {
   if (id === NEW) return html`<${New} />`;
@@ -28,7 +28,7 @@ function All({ query }) {
   const fits = (agent) => `${agent.name} ${agent.description}`.toLowerCase().includes(text);
   const models = (model) => (model == null ? "default" : [model].flat().join(", "));
   return html`
-    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" data-needs="define" path=${["agents", NEW]}>New agent<//></div></div>
+    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" needs="define" path=${["agents", NEW]}>New agent<//></div></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}><label class="grow">Name or description <input type="search" value=${query.text ?? ""} onInput=${(e) => go(["agents"], { text: e.target.value }, { replace: true })} /></label></form>
     <${Panel}><${Pages} path="/v1/agents" what="agents">${(items) => items.filter(fits).length
       ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed"]}>${items.filter(fits).map((each) => html`<tr key=${each.name}><td><${Link} path=${["agents", each.name]}>${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
@@ -69,7 +69,7 @@ function One({ stored, query }) {
   const [agent, setAgent] = useState(left?.agent ?? stored);
   const [base, setBase] = useState(left?.base ?? null);
   const [turn, setTurn] = useState(0); // counts what the form began with
-  const tab = query.tab ?? "edit";
+  const tab = chosenOf(TABS, query.tab);
   const show = (next) => go(["agents", agent.name], { tab: next === "edit" ? "" : next }, { replace: true });
   const path = url`/v1/agents/${agent.name}`;
   const save = async (content) => {
@@ -95,8 +95,8 @@ function One({ stored, query }) {
   };
   return html`
     <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time} at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
-      <div class="actions"><${Link} class="button" data-needs="run" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
-    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Parts of the agent" />
+      <div class="actions"><${Link} class="button" needs="run" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} needs="define" label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
+    <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
       <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : schema
         ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it" save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null} left=${left?.draft} onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
@@ -140,7 +140,7 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
     <//>
     ${error && html`<${Failure} error=${error} />`}
     ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
-    <div class="composer"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!touched}>${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
+    <div class="composer"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!touched}>${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
 }
 
 function Trial({ name }) {

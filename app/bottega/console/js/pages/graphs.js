@@ -9,13 +9,14 @@ import { Versions } from "../graphs/versions.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time, chosenOf, permitted } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
 import { Pages, Table } from "../parts/lists.js";
+import { may } from "../person.js";
 import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
 
-const TABS = [["edit", "Graph"], ["try", "Try it"], ["versions", "Versions"]];
+const TABS = [["edit", "Graph"], ["try", "Try it", "run"], ["versions", "Versions"]];
 
 export function Graphs({ id, query }) {
   return id ? html`<${One} key=${id} name=${id} query=${query} />` : html`<${All} />`;
@@ -44,7 +45,7 @@ function New() {
       setError(problem);
     }
   };
-  return html`<form class="filters" data-needs="define" onSubmit=${make}>
+  return may("define") && html`<form class="filters" onSubmit=${make}>
       <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}" title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off" onInput=${(e) => setName(e.target.value.trim())} /></label>
       <button class="button primary">Make it</button>
     </form>
@@ -70,7 +71,7 @@ function Workshop({ graph, agents, query, reload }) {
   const draft = drafts.at(-1) ?? draftOf(base);
   const differences = changes(base, draft);
   const isChanged = differences.length > 0;
-  const tab = query.tab ?? "edit";
+  const tab = chosenOf(TABS, query.tab);
   const show = (next) => go(["graphs", name], { tab: next === "edit" ? "" : next }, { replace: true });
   useEffect(() => keep(place, isChanged ? { base, drafts } : null), [base, drafts]);
   const undo = () => setDrafts((old) => old.slice(0, -1));
@@ -107,15 +108,15 @@ function Workshop({ graph, agents, query, reload }) {
       <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p></div>
       <div class="actions">
         <${Button} disabled=${!drafts.length} onClick=${undo}>Undo<//>
-        <${Button} data-needs="define" kind="primary" busy=${busy} disabled=${!isChanged} onClick=${save}>Save version ${base.version + 1}<//>
-        <${Button} data-needs="define" kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
+        <${Button} needs="define" kind="primary" busy=${busy} disabled=${!isChanged} onClick=${save}>Save version ${base.version + 1}<//>
+        <${Button} needs="define" kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
       </div>
     </div>
     ${error && html`<${Failure} error=${error} />`}
     ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${() => get(url`/v1/graphs/${name}`).then(adopt, setError)}>Drop my changes and show it<//></p>`}
     ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
     <${MissingAgents} graph=${draft} agents=${agents} />
-    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Views of the graph" />
+    <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Views of the graph" />
     ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents} onChange=${(next) => setDrafts((old) => [...old, next])} />`}
     ${tab === "try" && html`<${Trial} name=${name} agents=${agents} isChanged=${isChanged} />`}
     ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version} onTake=${(content) => {

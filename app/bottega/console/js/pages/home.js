@@ -8,6 +8,7 @@ import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
 import { RunTable } from "../parts/run_table.js";
+import { may } from "../person.js";
 import { follow, to } from "../router.js";
 
 const EVERY_MS = 4000;
@@ -26,8 +27,9 @@ export function Home() {
   const failed = useData(recent("failed"), { everyMs: EVERY_MS });
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
   const waits = useData("/v1/interrupts?status=pending&limit=6", { everyMs: EVERY_MS });
-  const usage = useData("/v1/usage?by=day&limit=1&order=desc", { everyMs: 30_000 });
-  const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
+  const reads = may("read");
+  const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null, { everyMs: 30_000 });
+  const scheduler = useData(reads ? "/v1/scheduler" : null, { everyMs: EVERY_MS });
   const today = usage.data?.items[0];
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
   const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read
@@ -36,14 +38,14 @@ export function Home() {
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
   const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
   return html`
-    <div class="head"><h1>Home</h1><div class="actions"><${Demo} /></div></div>
+    <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
     <${Figures}>
       <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["interrupts"])} />
-      <${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />
-      <${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : none("0")} />
-      <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />
+      ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
+      ${reads && html`<${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : none("0")} />
+        <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
     ${scheduler.data && !workers.length && html`<p class="note bad" role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
     <div class="columns">
@@ -61,7 +63,7 @@ export function Home() {
     <${Panel} title="Latest runs" actions=${html`<${Link} path=${["runs"]}>All<//>`}>
       <${Loaded} from=${last} what="runs">${(page) => page.items.length
         ? html`<${RunTable} runs=${page.items} />`
-        : html`<${FirstMinute} />`}<//>
+        : may("define") ? html`<${FirstMinute} />` : html`<${Empty} title="Nothing has run yet." />`}<//>
     <//>`;
 }
 
@@ -87,5 +89,5 @@ function Demo() {
     }
     setBusy(false);
   };
-  return isHere && html`<${Button} data-needs="run" kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
+  return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
 }

@@ -9,6 +9,7 @@ import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Stale, Status, Tabs, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
+import { may } from "../person.js";
 import { EventList } from "../run/events.js";
 import { Flows } from "../run/flows.js";
 import { Graph } from "../run/graph.js";
@@ -72,8 +73,8 @@ export function Run({ id, query }) {
         <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time} at=${run.data.created_at} />
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
           ${run.data.memory_used && html` · memory_used: ${run.data.memory_used}`}
-          ${run.data.memory !== "off" && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
-          ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//> (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}</p></div>
+          ${run.data.memory !== "off" && may("read") && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
+          ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//>${may("read") && html` (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}`}</p></div>
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
@@ -162,11 +163,11 @@ function Actions({ run, status, onDone }) {
   const retry = (from) => follow(postOnce(url`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
   const cancel = () => post(url`/v1/runs/${run.id}/cancel`);
   return html`
-    ${moves && html`<${Button} data-needs="run" kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
-    ${!moves && status !== "completed" && html`<${Button} data-needs="run" busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
-    ${!moves && html`<${Button} data-needs="run" busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
-    ${!moves && typeof run.input === "string" && html`<${Button} onClick=${() => setChanging(true)}>Change and run<//>`}
-    <${Link} class="button" path=${["runs", run.id, "compare"]}>Compare<//>
+    ${moves && html`<${Button} needs="run" kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
+    ${!moves && status !== "completed" && html`<${Button} needs="run" busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
+    ${!moves && html`<${Button} needs="run" busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
+    ${!moves && typeof run.input === "string" && html`<${Button} needs="run" onClick=${() => setChanging(true)}>Change and run<//>`}
+    <${Link} needs="read" class="button" path=${["runs", run.id, "compare"]}>Compare<//>
     ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
 }

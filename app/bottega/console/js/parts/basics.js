@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { connected } from "../api.js";
 import { ago, exact } from "../format.js";
 import { html } from "../html.js";
+import { may } from "../person.js";
 import { to } from "../router.js";
 
 const SIGNS = {
@@ -31,8 +32,11 @@ export function Time({ at }) {
   return html`<time datetime=${at ?? ""} title=${exact(at)}>${ago(at)}</time>`;
 }
 
-/** `busy`: the button ignores clicks, but keeps the focus, which a disabled button loses. */
-export const Button = ({ kind = "", busy = false, children, ...rest }) => html`
+/**
+ * `busy`: the button ignores clicks, but keeps the focus, which a disabled button loses. `needs`, also of
+ * links and panels: scopes; who has none of them does not see it.
+ */
+export const Button = ({ kind = "", busy = false, needs, children, ...rest }) => may(needs) && html`
   <button type="button" class="button ${kind}" aria-disabled=${busy} aria-busy=${busy} ...${rest}>${children}</button>`;
 addEventListener("click", (event) => {
   if (!event.target.closest?.('[aria-disabled="true"]')) return;
@@ -40,11 +44,10 @@ addEventListener("click", (event) => {
   event.stopImmediatePropagation();
 }, true);
 
-export const Link = ({ path, query, children, ...rest }) => html`<a href=${to(path, query)} ...${rest}>${children}</a>`;
+export const Link = ({ path, query, needs, children, ...rest }) => may(needs) && html`<a href=${to(path, query)} ...${rest}>${children}</a>`;
 
-/** `needs`: the scope without which it is hidden. */
-export const Panel = ({ title, actions, children, kind = "", needs }) => html`
-  <section class="panel ${kind}" data-needs=${needs}>
+export const Panel = ({ title, actions, children, kind = "", needs }) => may(needs) && html`
+  <section class="panel ${kind}">
     ${title && html`<header><h2>${title}</h2><div class="actions">${actions}</div></header>`}
     ${children}
   </section>`;
@@ -101,6 +104,12 @@ export function Copy({ text, label = "Copy" }) {
 export const Figure = ({ name, value, note, href }) => html`
   <div class="figure"><dt>${name}</dt><dd>${href ? html`<a href=${href}>${value}</a>` : value}${note && html`<small>${note}</small>`}</dd></div>`;
 export const Figures = ({ children }) => html`<dl class="figures">${children}</dl>`;
+
+/** Those of the tabs `[[name, label, needs], …]` that the caller may see; without `needs` all may. */
+export const permitted = (tabs) => tabs.filter(([, , needs]) => may(needs));
+
+/** The tab that an address names, if there is such a one; else the first. */
+export const chosenOf = (tabs, name) => (permitted(tabs).find(([each]) => each === name) ?? tabs[0])[0];
 
 /** Tabs; `chosen` is the name of one of `[[name, label], …]`. */
 export function Tabs({ tabs, chosen, onChoose, label }) {

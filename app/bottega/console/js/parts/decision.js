@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
 import { html } from "../html.js";
+import { may } from "../person.js";
 import { Button, Time, Value } from "./basics.js";
 
 const TITLES = { approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program" };
@@ -30,6 +31,8 @@ export function Decision({ interrupt, onDone }) {
   const said = comment ? { comment } : {};
   const approve = () => send(() => ({ decision: "approve", ...(edited === null ? {} : { arguments: JSON.parse(edited) }), ...said }));
   const deny = () => send(() => ({ decision: "deny", ...said }));
+  const isApproval = interrupt.kind === "approval";
+  const mayDecide = may(isApproval || interrupt.who === "approve" ? "approve" : "run approve");
   const plain = !interrupt.schema || interrupt.schema.type === "string";
   const reply = () => send(() => ({ answer: plain ? answer : JSON.parse(answer) }));
   const result = () => send(() => ({ result: JSON.parse(answer) }));
@@ -42,14 +45,15 @@ export function Decision({ interrupt, onDone }) {
     ${interrupt.kind !== "question" && (edited === null
       ? html`<${Value} value=${interrupt.arguments} />`
       : html`<label>Arguments <textarea rows="6" value=${edited} onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
-    ${interrupt.kind === "approval" && html`
+    ${!mayDecide && html`<p class="small soft">You may see this, but not decide it.</p>`}
+    ${mayDecide && isApproval && html`
       <label>Comment <input value=${comment} maxlength="2000" onInput=${(e) => setComment(e.target.value)} /></label>
-      <div class="actions" data-needs="approve">
+      <div class="actions">
         <${Button} kind="primary" busy=${busy} onClick=${approve}>Approve<//>
         <${Button} kind="danger" busy=${busy} onClick=${deny}>Deny<//>
         ${edited === null && html`<${Button} onClick=${() => setEdited(JSON.stringify(interrupt.arguments, null, 2))}>Edit arguments<//>`}
       </div>`}
-    ${interrupt.kind !== "approval" && html`
+    ${mayDecide && !isApproval && html`
       <form onSubmit=${(e) => (e.preventDefault(), interrupt.kind === "question" ? reply() : result())}>
         <label>${interrupt.kind === "question" ? "Answer" : "Result (JSON)"}
           <textarea rows="3" value=${answer} required onInput=${(e) => setAnswer(e.target.value)}></textarea></label>

@@ -44,8 +44,8 @@ export function Pages({ path, what, everyMs = 0, children }) {
     ${cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}`}<//>`;
 }
 
-/** A button that asks once more before it acts. */
-export function Confirmed({ label, question, act, kind = "small danger" }) {
+/** A button that asks once more before it acts; `needs` as of a button. */
+export function Confirmed({ label, question, act, needs, kind = "small danger" }) {
   const [asks, setAsks] = useState(null); // null: it never did
   const box = useRef(null);
   useEffect(() => {
@@ -64,14 +64,14 @@ export function Confirmed({ label, question, act, kind = "small danger" }) {
     }
     setBusy(false);
   };
-  if (!asks) return html`<span ref=${box}><${Button} kind=${kind} onClick=${() => setAsks(true)}>${label}<//></span>`;
+  if (!asks) return html`<span ref=${box}><${Button} needs=${needs} kind=${kind} onClick=${() => setAsks(true)}>${label}<//></span>`;
   return html`<span ref=${box} class="inline" role="group" tabindex="-1" aria-label=${question}>${question}
     <${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//><${Button} kind="small" onClick=${() => (setAsks(false), setError(null))}>Keep<//>
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</span>`;
 }
 
-/** A button that acts at once, and says so if that did not work. */
-export function Act({ label, act, kind = "" }) {
+/** A button that acts at once, and says so if that did not work; `needs` as of a button. */
+export function Act({ label, act, needs, kind = "" }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const go = async () => {
@@ -79,7 +79,7 @@ export function Act({ label, act, kind = "" }) {
     await act().then(() => setError(null), setError);
     setBusy(false);
   };
-  return html`<${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure} error=${error} />`}`;
+  return html`<${Button} needs=${needs} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure} error=${error} />`}`;
 }
 
 const fieldsOf = (form) => JSON.stringify([...new FormData(form)]);

@@ -6,6 +6,7 @@ import { plain } from "../format.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Panel } from "../parts/basics.js";
+import { may } from "../person.js";
 
 export function Steer({ run, state, moves }) {
   const [postOnce] = usePostOnce();
@@ -13,7 +14,7 @@ export function Steer({ run, state, moves }) {
   const [sent, setSent] = useState({});
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
-  const takes = moves && run.mode !== "dag";
+  const takes = moves && run.mode !== "dag" && may("run");
   // A message that was just sent comes into the log a little later.
   const known = new Set(state.messages.map((each) => each.id));
   const coming = Object.keys(sent).filter((id) => !known.has(id)).map((id) => ({ id, delivered: false }));

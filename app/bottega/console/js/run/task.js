@@ -4,8 +4,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { post, url, withQuery } from "../api.js";
 import { duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
-import { Button, Copy, Empty, Panel, Status, Tabs, Value } from "../parts/basics.js";
+import { Button, Copy, Empty, Panel, Status, Tabs, Value, permitted } from "../parts/basics.js";
 import { Pages } from "../parts/lists.js";
+import { may } from "../person.js";
 import { Prompt } from "./prompt.js";
 import { isFinal } from "./state.js";
 
@@ -19,8 +20,8 @@ export function TaskDetail({ run, state, task, now }) {
     setTab("prompt");
   };
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
-  const tabs = [["text", "Text"], ["prompt", "Prompt"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
-    ["received", `Received ${task.received.length}`], ["messages", "Messages"]];
+  const tabs = permitted([["text", "Text"], ["prompt", "Prompt", "read"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
+    ["received", `Received ${task.received.length}`], ["messages", "Messages"]]);
   return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} key=${task.key} run=${run} task=${task} />`}>
     <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
     <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
@@ -39,7 +40,7 @@ function CancelTask({ run, task }) {
   const [error, setError] = useState(null);
   if (isFinal(task.status) || task.id === null) return null;
   const cancel = () => post(url`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
-  return html`<${Button} kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
+  return html`<${Button} needs="run" kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
 }
 
 function Text({ task }) {
@@ -58,7 +59,7 @@ function Text({ task }) {
 const Calls = ({ task, onPrompt }) => task.calls.length === 0
   ? html`<${Empty} title="No model call yet." />`
   : html`<div class="scroll" tabindex="0" role="region" aria-label="Model calls"><table class="table"><thead><tr><th scope="col">Call</th><th scope="col">Model</th><th scope="col" class="right">Time</th><th scope="col" class="right">In</th><th scope="col" class="right">Out</th><th scope="col" class="right">Cost</th><th scope="col">Result</th></tr></thead>
-    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td><${Button} kind="small ghost" onClick=${() => onPrompt(each.call)} aria-label=${`Prompt of call ${each.call}`}>${each.call}<//></td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
+    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td>${may("read") ? html`<${Button} kind="small ghost" onClick=${() => onPrompt(each.call)} aria-label=${`Prompt of call ${each.call}`}>${each.call}<//>` : each.call}</td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
       <td class="right">${tokens(each.usage?.input)}</td><td class="right">${tokens(each.usage?.output)}</td><td class="right">${money(each.usage?.cost)}</td>
       <td>${each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}</span>` : excerpt(plain(each.message?.content) || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table></div>`;
 
