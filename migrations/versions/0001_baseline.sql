@@ -440,6 +440,17 @@ CREATE TABLE runs (
     -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
     input jsonb NOT NULL,
+    -- The first 300 characters of the user's last text in it.
+    question text NOT NULL GENERATED ALWAYS AS (left(coalesce(
+        CASE jsonb_typeof(input) WHEN 'string' THEN input
+        ELSE coalesce(
+            jsonb_path_query_first(
+                jsonb_path_query_array(input, '$[*] ? (@.role == "user").content') -> -1,
+                '$[*].text'),
+            jsonb_path_query_first(
+                jsonb_path_query_array(input, '$[*] ? (@.role == "user").content') -> -1,
+                '$ ? (@.type() == "string")')
+        ) END #>> '{}', ''), 300)) STORED,
     -- Texts that the run's own agents read beside the input.
     goals jsonb NOT NULL DEFAULT '[]',
     constraints jsonb NOT NULL DEFAULT '[]',

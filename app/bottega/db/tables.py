@@ -144,7 +144,7 @@ runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root parent_run_id root_run_id conversation_id",
     text="status mode agent graph session_id user_id stop_reason webhook_url memory memory_used "
-    "principal traceparent tracestate",
+    "question principal traceparent tracestate",
     json="session_base turn input goals constraints success_criteria pinned cost_budget overrides "
     "output_schema output output_json error usage spent spent_beside metadata attempts "
     "parent_task batch",

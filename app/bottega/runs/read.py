@@ -5,9 +5,10 @@ run, with the outcomes that say its worth.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
@@ -17,16 +18,21 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     FromClause,
+    Numeric,
     Select,
     Subquery,
     Table,
     Text,
     Uuid,
     and_,
+    any_,
     bindparam,
     case,
+    cast,
     exists,
+    false,
     func,
+    not_,
     select,
     text,
     true,
@@ -186,6 +192,7 @@ OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_
 _OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
+_SHOWN_QUESTION = 200  # characters
 _HIDDEN = (
     "pinned",
     "session_base",
@@ -267,6 +274,7 @@ class RunFilter:
         created_after, created_before: exclusive.
         metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
             string, or the number, boolean or null that it spells.
+        search: what else must hold, of the newest runs that meet all other conditions.
     """
 
     status: str | None = None
@@ -278,6 +286,36 @@ class RunFilter:
     created_after: datetime | None = None
     created_before: datetime | None = None
     metadata: Sequence[tuple[str, str]] = ()
+    search: "RunSearch | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSearch:
+    """Conditions that no index serves; ``None`` means any.
+
+    Attributes:
+        text: part of the question, whatever its case and accents.
+        error_code: of the run's error.
+        outcome: as :func:`outcome_of` decides it.
+        longer_than_s: seconds since its start, until its end if it is over.
+        cost_over: US dollars.
+        version: of its first agent, or of its graph.
+        retrying: its last model call failed, and is about to be repeated.
+        rated: a person gave feedback.
+    """
+
+    text: str | None = None
+    error_code: str | None = None
+    outcome: OutcomeValue | None = None
+    longer_than_s: float | None = None
+    cost_over: float | None = None
+    version: int | None = None
+    retrying: bool | None = None
+    rated: bool | None = None
+
+
+SEARCHED_RUNS = 20_000
+"""Of the runs that meet a list's other conditions, a search reads these newest ones."""
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
@@ -311,6 +349,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         **row,
         **shown(row),
         "user": row["user_id"],
+        "question": row["question"][:_SHOWN_QUESTION],
         "memory_used": OFF if row["memory"] == "off" else row["memory_used"],
         "webhook": webhook,
     }
@@ -327,12 +366,22 @@ async def page(
     full: bool,
 ) -> PageItems[dict[str, Any]]:
     """List runs by age: the page after ``after``; ``full``: with input and output."""
-    query = _runs(*_HIDDEN, *(() if full else _BODIES)).where(runs.c.tenant_id == tenant_id)
-    if wanted.metadata:
+    query = _runs(*_HIDDEN, *(() if full else _BODIES))
+    conditions = [runs.c.tenant_id == tenant_id]
+    if wanted.metadata and wanted.search is not None:
+        found = await _with_metadata(connection, wanted, None, True, SEARCHED_RUNS)
+        conditions.append(runs.c.id == any_(bindparam("found", found, type_=ARRAY(Uuid))))
+    elif wanted.metadata:
         found = await _with_metadata(connection, wanted, after, descending, limit + 1)
-        query = query.where(runs.c.id.in_(found))
+        conditions.append(runs.c.id.in_(found))
     else:
-        query = query.where(*_conditions(wanted))
+        conditions += _conditions(wanted)
+    if wanted.search is None:
+        query = query.where(*conditions)
+    else:
+        query = query.where(
+            runs.c.tenant_id == tenant_id, runs.c.id.in_(_search(conditions, wanted.search))
+        )
     query = paged(query, runs.c.id, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems((to_response(dict(row)) for row in rows), more=rows.more)
@@ -363,6 +412,46 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     if after is not None:
         yield runs.c.id >= first_id(after)
     yield runs.c.id < (_ABOVE if before is None else first_id(before + MOST_SKEW))
+
+
+def _search(conditions: Iterable[ColumnElement[bool]], wanted: RunSearch) -> Select[Any]:
+    """Select the ids of the newest runs with some conditions for which a search holds too."""
+    newest = (
+        select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS).subquery()
+    )
+    return select(newest.c.id).where(*_search_conditions(newest.c, wanted))
+
+
+def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions of a search; ``run``: the columns of a run."""
+
+    def own(table: Table, *columns: Any) -> Select[Any]:
+        return select(*columns).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
+
+    if wanted.text is not None:
+        yield func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
+    if wanted.error_code is not None:
+        yield run.error["code"].astext == wanted.error_code
+    if wanted.outcome is not None:
+        feedback = own(episode_feedback, episode_feedback.c.outcome).scalar_subquery()
+        passed = own(run_checks, run_checks.c.passed).scalar_subquery()
+        by_check = case((passed, "SUCCESS"), (not_(passed), "FAILURE"))
+        by_status = case(_BY_STATUS, value=run.status, else_="UNKNOWN")
+        yield func.coalesce(feedback, by_check, by_status) == wanted.outcome
+    if wanted.longer_than_s is not None:
+        took = func.coalesce(run.ended_at, func.now()) - run.started_at
+        yield took > timedelta(seconds=wanted.longer_than_s)
+    if wanted.cost_over is not None:
+        yield cast(run.usage["cost"]["amount"].astext, Numeric) > Decimal(str(wanted.cost_over))
+    if wanted.version is not None:
+        of_agent = run.pinned["agents"][run.agent].as_integer()
+        yield func.coalesce(run.pinned["graph"]["version"].as_integer(), of_agent) == wanted.version
+    if wanted.retrying is not None:
+        is_open = run.status.in_((RunStatus.RUNNING, RunStatus.WAITING))
+        repeats = func.coalesce(func.is_retrying(run.tenant_id, run.id), false())
+        yield case((is_open, repeats), else_=false()) == wanted.retrying
+    if wanted.rated is not None:
+        yield own(episode_feedback, episode_feedback.c.run_id).exists() == wanted.rated
 
 
 async def _with_metadata(

@@ -65,6 +65,7 @@ from bottega.files.store import owner_of_run
 from bottega.runs import graphs, messages, prompts, read
 from bottega.runs.control import request_cancel, request_task_cancel
 from bottega.runs.diff import compare, differences, node_differences, totals
+from bottega.runs.read import OutcomeValue
 from bottega.runs.retry import retry as repeat
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -376,6 +377,9 @@ def _may_be_keys(values: Sequence[bytes]) -> bool:
     return len(values) < 2 and all(is_key(value.decode("latin-1")) for value in values)
 
 
+_SEARCHED = f"It looks at the newest {read.SEARCHED_RUNS:,} runs that the other filters find."
+
+
 class RunQuery(ViewQuery):
     """Query parameters of the list of runs."""
 
@@ -393,9 +397,55 @@ class RunQuery(ViewQuery):
     created_after: PlaceInTime | None = None
     created_before: PlaceInTime | None = None
     metadata: MetadataPairs
+    q: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=500,
+            description="Part of the first 300 characters of the question, in any case and with "
+            f"or without accents; no wildcards. {_SEARCHED}",
+        ),
+    ] = None
+    error_code: Annotated[
+        str | None, Query(max_length=100, description=f"Code of the error. {_SEARCHED}")
+    ] = None
+    outcome: Annotated[OutcomeValue | None, Query(description=_SEARCHED)] = None
+    longer_than_s: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            le=1e9,
+            allow_inf_nan=False,
+            description=f"Seconds from its start to its end, or until now. {_SEARCHED}",
+        ),
+    ] = None
+    cost_over: Annotated[
+        float | None,
+        Query(ge=0, le=1e9, allow_inf_nan=False, description=f"US dollars. {_SEARCHED}"),
+    ] = None
+    version: Annotated[
+        int | None,
+        Query(ge=1, le=2**31 - 1, description=f"Of its agent, or of its graph. {_SEARCHED}"),
+    ] = None
+    retrying: Annotated[
+        bool | None,
+        Query(description=f"Its last model call failed and will be repeated. {_SEARCHED}"),
+    ] = None
+    rated: Annotated[bool | None, Query(description=f"A person rated it. {_SEARCHED}")] = None
 
     def filters(self) -> read.RunFilter:
+        search = read.RunSearch(
+            text=self.q,
+            error_code=self.error_code,
+            outcome=self.outcome,
+            longer_than_s=self.longer_than_s,
+            cost_over=self.cost_over,
+            version=self.version,
+            retrying=self.retrying,
+            rated=self.rated,
+        )
         return read.RunFilter(
+            search=None if search == read.RunSearch() else search,
             status=self.status,
             waiting_for=self.waiting_for,
             agent=self.agent,

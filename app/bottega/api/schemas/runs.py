@@ -270,6 +270,8 @@ class RunSummary(Answer):
     agent: str | None
     """The agent that it begins with; null: it is a `dag`."""
     graph: str | None
+    question: Annotated[str, Field(max_length=200)]
+    """The first 200 characters of the user's last text; empty: there is none."""
     session_id: str | None
     """The session that it belongs to; null: none."""
     user: str | None = None

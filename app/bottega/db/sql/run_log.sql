@@ -139,3 +139,20 @@ BEGIN
            answer_in(p_tenant, n.run_id, event_data(p_tenant, n.run_id, n.seq))
     FROM unnest(p_runs, p_seqs) AS n(run_id, seq);
 END $$;
+
+-- Called by the list of runs. Return true if the last model call of a run failed, and another try
+-- follows.
+-- execute: bottega_app
+CREATE OR REPLACE FUNCTION is_retrying(p_tenant uuid, p_run uuid) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT type = 'llm.failed' AND data ? 'try' FROM run_events
+    WHERE tenant_id = p_tenant AND run_id = p_run AND type LIKE 'llm.%'
+    ORDER BY step DESC, seq DESC LIMIT 1
+$$;
+
+-- Called by the list of runs. Return a text without differences of case, accents and form.
+-- execute: bottega_app
+CREATE OR REPLACE FUNCTION folded(p_text text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN octet_length(p_text) = length(p_text) THEN lower(p_text) -- ASCII
+        ELSE regexp_replace(lower(normalize(p_text, NFKD)), '[\u0300-\u036f]', '', 'g') END
+$$;
