@@ -254,3 +254,75 @@ async def test_a_person_answers_in_a_graph_in_a_graph(bottega: Running, model: F
     ended, log = await end_of(bottega, run_id)
     assert ended["output"] == "yes's answer"
     assert nodes_of(log)["top/low/check"] == "completed"
+
+
+async def children_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
+    found = await bottega.client.get(f"/v1/runs?parent_run_id={run_id}&limit=100")
+    items: list[dict[str, Any]] = found.json()["items"]
+    return items
+
+
+@pytest.mark.parametrize("kind", ["agent", "tool", "graph"])
+async def test_many_elements_are_child_runs(bottega: Running, model: FakeModel, kind: str) -> None:
+    await store(bottega, "team", ["find", "write"], [edge("find", "write")])
+    node = {
+        "agent": {"agent": "read"},
+        "tool": calculates("read", {"from": "item", "pointer": "/n"}),
+        "graph": inner("read", "team"),
+    }[kind]
+    await define_map(bottega, node, spread_above=2, concurrency=2)
+    items = [{"n": f"{number} * 2"} for number in range(5)]
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of(*items)
+        if named(request) in ("read", "find"):
+            assert "Shared context from split" not in str(request["messages"])
+            return text(f"about {request['messages'][-1]['content']}")
+        if named(request) == "write":
+            return text("wrote " + request["messages"][1]["content"].split("about ")[1][:12])
+        return text("joined")
+
+    model.decide = decide
+    found, log = await run(bottega)
+    assert (found["status"], found["output"]) == ("completed", "joined"), found
+    assert nodes_of(log) == dict.fromkeys(("split", "read", "join"), "completed")
+    got = prompts(model, "join")[0][1]["content"]
+    said = {
+        "agent": [f'about {{"n":"{number} * 2"}}' for number in range(5)],
+        "tool": [number * 2 for number in range(5)],
+        "graph": [f'wrote {{"n":"{number} * 2"' for number in range(5)],
+    }[kind]
+    assert json.dumps(said, separators=(",", ":")) in got
+    children = await children_of(bottega, found["id"])
+    assert [each["status"] for each in children] == ["completed"] * 5
+    used = sum(each["usage"]["input"] for each in children)
+    assert found["usage"]["input"] > used > (-1 if kind == "tool" else 0)
+
+
+async def test_a_failed_child_run_ends_the_others(bottega: Running, model: FakeModel) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=1, concurrency=3)
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of("good", "bad", *["slow"] * 8)
+        if request["messages"][-1]["content"] == "bad":
+            return http_error(400)
+        return text("fine") if named(request) == "join" else text("read")
+
+    model.decide = decide
+    found, log = await run(bottega)
+    assert found["status"] == "failed"
+    assert found["error"]["code"] == "model_bad_request"
+    assert "element 1" in found["error"]["message"]
+    assert nodes_of(log)["join"] == "skipped"
+
+
+async def test_elements_share_the_budget_of_their_run(bottega: Running, model: FakeModel) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=1, on_error="collect")
+    model.decide = says(split=list_of(*"abcdef"))
+    found, _ = await run(bottega, token_budget=1_000_000)
+    assert found["status"] == "completed", found
+    children = await children_of(bottega, found["id"])
+    assert len(children) == 6
+    assert all(0 < each["token_budget"] < 1_000_000 for each in children)

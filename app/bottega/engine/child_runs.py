@@ -20,12 +20,16 @@ from pydantic_core import from_json
 
 from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage
+from bottega.agents.query import Path
+from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient, persist
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.recorder import JournalRecorder
+from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError, FencedError
 from bottega.events.log import encoded
+from bottega.graph.publication import as_text
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.child import EMPTY, copy_for_task, helper_of
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome, SubagentStatus
@@ -264,7 +268,7 @@ def _end(status: str | None, ending: str) -> ChildEnd:
     is_cancelled = status == "cancelled"
     error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
     if status == "completed":
-        output = told["output"] or EMPTY
+        output = as_text(told["output"] or EMPTY)
         outcome = SubagentOutcome(
             SubagentStatus.COMPLETED, output=output, stop_reason=told["stop_reason"]
         )
@@ -276,7 +280,7 @@ def _end(status: str | None, ending: str) -> ChildEnd:
             stop_reason=told["stop_reason"],
         )
     usage = AgentUsage() if told["usage"] is None else AgentUsage.from_dict(told["usage"])
-    return ChildEnd(outcome, usage, told["files"] or {})
+    return ChildEnd(outcome, usage, told["files"] or {}, told["output_json"])
 
 
 _CANCELS_S = 2.0
@@ -403,23 +407,113 @@ class Spreading:
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
         sharers = max(1, handle.parent.remote - paid)
-        reserved: list[tuple[Account, int]] = []
-        parts = []
         others[handle.task_id] = handle
         try:
-            for unit in (TOKENS, DOLLARS):
-                accounts = [a for a in above if a.unit is unit and a.limit is not None]
-                own = handle.account.limit if unit is TOKENS else None
-                part = await part_of(accounts, unit, own, sharers) if accounts else own
-                parts.append(part)
-                for account in accounts:
-                    account.reserved += part or 0
-                    reserved.append((account, part or 0))
-            yield parts[0], parts[1]
+            async with parts_of(above, sharers, handle.account.limit) as parts:
+                yield parts
         finally:
             del others[handle.task_id]
-            for account, amount in reserved:
-                account.give_back(amount)
+
+
+class ElementRuns:
+    """The elements of a graph's nodes that child runs do, for one run."""
+
+    def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
+        self._children = children
+        self._recorder = recorder
+        self._run = run
+        self._began = monotonic()
+        self._day = set(map(id, recorder.accounts.day))  # a child run itself pays from the day
+
+    def are_limited(self, path: Path) -> bool:
+        """Return true if budgets bound the elements of the node at a path."""
+        return any(account.limit is not None for account in self._accounts(path))
+
+    def _accounts(self, path: Path) -> list[Account]:
+        above = (*self._recorder.accounts.all, *self._recorder.accounts_of(path))
+        return [account for account in above if id(account) not in self._day]
+
+    async def end_of(
+        self, path: Path, request: Mapping[str, Any], awaited: AwaitedRuns, limit: int
+    ) -> ChildEnd:
+        """Do an element as a child run.
+
+        Args:
+            path: of the element.
+            request: its ``input`` and ``task``.
+            limit: number of the node's elements at the same time.
+
+        Raises:
+            BudgetExhaustedError: too little is left for it.
+            FencedError: another worker has the run.
+        """
+        recorder, run = self._recorder, self._run
+        task_id = recorder.tasks.id_at(path)
+        assert task_id is not None
+        run_id = child_id(run.task_root, run.run_id, task_id)
+        parent = ParentRun(run.tenant_id, run.run_id, run.attempt, limit)
+        async with parts_of(self._accounts(path), limit, None) as (tokens, dollars):
+            new = {
+                **request,
+                "id": run_id,
+                "timeout_s": max(0.001, run.remaining_s - (monotonic() - self._began)),
+                "token_budget": tokens,
+                "cost_budget": _cost(dollars),
+                "task": {**request["task"], "task_id": task_id, "files": {}},
+            }
+            awaited.left -= 1
+            awaited.unstored += 1
+            awaited.unended += 1
+
+            def note_stored() -> None:
+                awaited.unstored -= 1
+                recorder.looks_if_it_waits()
+
+            text = encoded(new, recorder.journal.known)
+            ending = self._children.end_of(parent, run_id, text, on_stored=note_stored)
+            try:
+                end = await asyncio.shield(ending)
+            finally:
+                ending.cancel()
+                awaited.unended -= 1
+        recorder.accounts.paid_before(end.usage)
+        recorder.spent += end.usage
+        for account in recorder.accounts_of(path):
+            account.spend(end.usage)
+        return end
+
+    def cancel(self, path: Path) -> None:
+        """Cancel the child run of an element, if it is under way."""
+        task_id = self._recorder.tasks.id_at(path)
+        assert task_id is not None
+        run_id = child_id(self._run.task_root, self._run.run_id, task_id)
+        self._children.cancel(self._run.tenant_id, run_id)
+
+
+@asynccontextmanager
+async def parts_of(
+    above: Sequence[Account], sharers: int, own: int | None
+) -> AsyncIterator[tuple[int | None, int | None]]:
+    """Reserve a part of budgets; yield its tokens and its money.
+
+    Args:
+        sharers, own: as for :func:`part_of`; ``own`` in tokens.
+    """
+    reserved: list[tuple[Account, int]] = []
+    parts = []
+    try:
+        for unit in (TOKENS, DOLLARS):
+            accounts = [a for a in above if a.unit is unit and a.limit is not None]
+            wanted = own if unit is TOKENS else None
+            part = await part_of(accounts, unit, wanted, sharers) if accounts else wanted
+            parts.append(part)
+            for account in accounts:
+                account.reserved += part or 0
+                reserved.append((account, part or 0))
+        yield parts[0], parts[1]
+    finally:
+        for account, amount in reserved:
+            account.give_back(amount)
 
 
 async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, sharers: int) -> int:

@@ -22,7 +22,7 @@ from bottega.db.failures import is_outage, is_transient
 from bottega.engine.async_tasks import SubagentRuntime, end_all, running_subagents
 from bottega.engine.budget import DayBudgets
 from bottega.engine.build_agents import Teams
-from bottega.engine.child_runs import agent_of_task, written
+from bottega.engine.child_runs import ElementRuns, agent_of_task, written
 from bottega.engine.claim import ClaimedRun, hand_back
 from bottega.engine.conversation import broken, conversation_of, end_of
 from bottega.engine.graph_run import GraphRun
@@ -426,7 +426,11 @@ class Executor:
                 conversation.begin(team.agents)
             given, question = split_turns(query)
             about = {"input": facts_of(run).question, "metadata": run.metadata}
-            end = await GraphRun(team, recorder, question, about, given).run()
+            elements = None
+            if self.runtime is not None:
+                elements = ElementRuns(self.runtime.children, recorder, run)
+            graph = GraphRun(team, recorder, question, about, given, elements=elements)
+            end = await (graph.run() if run.parent_task is None else graph.element(run.parent_task))
         else:
             (agent,) = team.agents.values()
             if run.parent_task is not None:

@@ -18,6 +18,8 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from pydantic_core import from_json
+
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from bottega.agents.approval import EXPIRES_S, Interrupt
 from bottega.agents.checks import unmet_check
@@ -26,6 +28,7 @@ from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
     StandardMessage,
+    SystemMessage,
     ToolCall,
     ToolStatus,
     Usage,
@@ -33,8 +36,10 @@ from bottega.agents.messages import (
 from bottega.agents.query import CurrentCall, Path, current_call, next_query
 from bottega.agents.tool_calls import answer_calls
 from bottega.engine.build_agents import Team
+from bottega.engine.child_runs import ElementRuns
 from bottega.engine.journal import CANCELLED, End, is_answered
 from bottega.engine.recorder import JournalRecorder
+from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError
 from bottega.events.types import AgentFailed, EventType, RunStatus
 from bottega.graph.decisions import (
@@ -54,6 +59,7 @@ from bottega.graph.decisions import (
 )
 from bottega.graph.publication import MemoryItem, PropagationPolicy, as_text
 from bottega.subagents.budget import DOLLARS, Account, billionths
+from bottega.subagents.handle import SubagentStatus
 
 TOOL_FAILED = "tool_failed"
 TIMEOUT = "timeout"
@@ -102,6 +108,7 @@ class _Work:
         question: of an agent, or of the agents in a graph.
         received: what the node read along the graph.
         item: the element; ``_WHOLE``: the node has none.
+        arguments: of a tool; ``None``: they are still to be found.
     """
 
     node: Mapping[str, Any]
@@ -111,6 +118,7 @@ class _Work:
     question: Sequence[StandardMessage]
     received: Sequence[MemoryItem] = ()
     item: Any = _WHOLE
+    arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +131,7 @@ class GraphRun:
         turns: of the conversation in the run's input, before the question.
         path, name: of the graph in the run; the name ends with a slash.
         at_work: the queries of all levels that have not ended, by path.
+        elements: child runs of nodes with many elements; ``None``: there are none.
 
     Attributes:
         responses: of the nodes that have ended.
@@ -136,8 +145,11 @@ class GraphRun:
     path: Path = ()
     name: str = ""
     at_work: dict[Path, Query] = field(default_factory=dict)
+    elements: ElementRuns | None = None
     responses: dict[str, AssistantResponse] = field(default_factory=dict)
     _usage: AgentUsage = AgentUsage()
+    _line: Sequence[str] = ()
+    _spread: dict[str, AgentUsage] = field(default_factory=dict)
     _queries: dict[str, Query] = field(default_factory=dict)
     _under_way: dict[asyncio.Task[AssistantResponse], str] = field(default_factory=dict)
 
@@ -252,7 +264,9 @@ class GraphRun:
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         if not is_failed:
-            self._record_of(name, EventType.NODE_COMPLETED, {})
+            used = self._spread.get(name)
+            more = {} if used is None else {"usage": used.to_dict()}
+            self._record_of(name, EventType.NODE_COMPLETED, more)
             return NodeEnd(name, output=response.content, output_json=response.output_json)
         if not self._rules.is_plain:
             self._graph.withdraw(name)
@@ -333,6 +347,8 @@ class GraphRun:
 
     async def _for_each(self, name: str, work: _Work) -> AssistantResponse:
         """Do a node's work for each element of a list; its output is the list of theirs."""
+        if (known := self._known_list(name, work)) is not None:
+            return known
         each = work.node["for_each"]
         at = f"{each['pointer'] or 'the root'} of {each['from']}"
         try:
@@ -348,13 +364,23 @@ class GraphRun:
             item for item in self._graph.pull_for(name) if item.source_id != each["from"]
         ]
         self.recorder.tasks.levels.add(work.query.path)
-        ended = await self._elements(name, work, items)
-        return self._collected(each["on_error"], ended)
+        if self.elements is None or len(items) <= each["spread_above"]:
+            ended = await self._elements(name, work, items, self._with_tries, each["concurrency"])
+            return self._collected(each["on_error"], ended)
+        ended = await self._child_runs(self.elements, name, work, items)
+        found = self._collected(each["on_error"], ended)
+        self._spread[name] = found.usage
+        return found
 
     async def _elements(
-        self, name: str, work: _Work, items: Sequence[Any]
+        self,
+        name: str,
+        work: _Work,
+        items: Sequence[Any],
+        execute: Callable[[_Work], Awaitable[AssistantResponse]],
+        most: int,
     ) -> Mapping[int, AssistantResponse]:
-        """Do the work of elements, some at a time; after a failure that counts, of no more."""
+        """Do the work of elements, at most some at a time; after a failure that counts, no more."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
         received = SharedMemoryGraph()  # they publish nothing: the node does
         received.received = work.received
@@ -367,16 +393,132 @@ class GraphRun:
                 element = self._element(name, work, received, number, items[number])
                 path = element.query.path
                 self.at_work[path] = element.query
-                ended[number] = await self._with_tries(element)
+                ended[number] = await execute(element)
                 del self.at_work[path]
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(each["concurrency"], len(items))):
+                for _ in range(min(most, len(items))):
                     group.create_task(take_elements())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return ended
+
+    async def _child_runs(
+        self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
+    ) -> Mapping[int, AssistantResponse]:
+        """Let child runs do the work of elements; the run may be suspended meanwhile."""
+        each, query = work.node["for_each"], work.query
+        may_fail, most = each["on_error"] != "fail", len(items)
+        if runs.are_limited(query.path):
+            most = each["concurrency"]  # each takes a part of what the others have left
+        awaited = AwaitedRuns(len(items), most if may_fail else each["concurrency"])
+        under_way: set[Path] = set()
+
+        async def execute(element: _Work) -> AssistantResponse:
+            path = element.query.path
+            del self.at_work[path]  # the node's own query stands for all
+            under_way.add(path)
+            response = await self._child_run(runs, name, element, awaited)
+            under_way.discard(path)
+            if response.error is not None and not may_fail:
+                for other in under_way:
+                    runs.cancel(other)
+                under_way.clear()
+            self.at_work[path] = element.query
+            return response
+
+        await self.recorder.journal.commit()  # a child run needs its parent's place
+        self.recorder.tasks.open[query] = None
+        self.recorder.loops.child_runs[query] = awaited
+        try:
+            return await self._elements(name, work, items, execute, most)
+        finally:
+            del self.recorder.loops.child_runs[query]
+            self.recorder.tasks.open.pop(query, None)
+
+    async def _child_run(
+        self, runs: ElementRuns, name: str, element: _Work, awaited: AwaitedRuns
+    ) -> AssistantResponse:
+        task: dict[str, Any] = {
+            "node": [*self._line, name],
+            "name": element.name,
+            "item": element.item,
+            "demands": [each.content for each in element.question[:-1]],
+            "received": [
+                {"source": each.source_id, "content": each.content, "version": each.version}
+                for each in element.received
+            ],
+        }
+        try:
+            if element.kind == "tool":
+                task["arguments"] = self._arguments(element)
+            request = {"input": as_text(element.item), "task": task}
+            limit = element.node["for_each"]["concurrency"]
+            end = await runs.end_of(element.query.path, request, awaited, limit)
+        except MissingArgumentError as error:
+            return _failed(TOOL_FAILED, str(error))
+        except BudgetExhaustedError as error:
+            return _failed(error.code, error.detail)
+        outcome = end.outcome
+        if outcome.status is SubagentStatus.COMPLETED:
+            content = outcome.output or ""
+            return AssistantResponse(content=content, output_json=end.output_json, usage=end.usage)
+        code = outcome.error_code or str(outcome.status)
+        return _failed(code, outcome.error or code, end.usage)
+
+    async def element(self, task: Mapping[str, Any]) -> End:
+        """Do the work of one element, which another run gave to this one."""
+        *self._line, name = task["node"]
+        for above in self._line:
+            self.team = self.team.team_of(above)
+        graph, agent = SharedMemoryGraph(), self.team.agents[name]
+        agent.memory_graph = graph
+        policy, at = PropagationPolicy.FINAL_RESPONSE_ONLY, self.recorder.claimed_at
+        graph.received = [
+            MemoryItem(each["source"], each["content"], at, each["version"], policy)
+            for each in task["received"]
+        ]
+        query = Query(agent, (), self.recorder, path=((0, 0),))
+        demands = [SystemMessage(content=each) for each in task["demands"]]
+        work = _Work(
+            self.team.nodes[name],
+            self._rules.nodes[name].type,
+            task["name"],
+            query,
+            [*demands, *self.question],
+            graph.received,
+            task["item"],
+            task.get("arguments"),
+        )
+        self.recorder.memory.names[query.path] = work.name
+        self.recorder.loops.between = self._is_between
+        self.at_work[query.path] = query
+        response = await self._with_tries(work)
+        if response.error is not None:
+            error = {"code": response.error_code or "agent_failed", "message": response.error}
+            return End(RunStatus.FAILED, error=error, usage=response.usage)
+        return End(
+            RunStatus.COMPLETED,
+            output=response.content,
+            output_json=response.output_json,
+            usage=response.usage,
+        )
+
+    def _known_list(self, name: str, work: _Work) -> AssistantResponse | None:
+        """Return what child runs have done for a node, if an earlier attempt recorded it."""
+        replay = self.recorder.journal.replay
+        node = replay.nodes.get(work.name)
+        if node is None or node.usage is None:
+            return None
+        published = replay.task(node.task_id).published
+        assert published is not None
+        text = replay.texts[published.seq] or ""
+        usage = self._spread[name] = AgentUsage.from_dict(node.usage)
+        self.recorder.repeat(usage, usage if node.seq > replay.carried_seq else Usage())
+        for account in self.recorder.accounts_of(work.query.path):
+            account.spend(usage)
+        return AssistantResponse(content=text, output_json=from_json(text), usage=usage)
 
     def _element(
         self, name: str, work: _Work, received: SharedMemoryGraph, number: int, item: Any
@@ -402,18 +544,20 @@ class GraphRun:
         self, on_error: str, ended: Mapping[int, AssistantResponse]
     ) -> AssistantResponse:
         """Return the answer of a node with elements: the list of theirs, in order."""
-        usage, outputs = AgentUsage(), []
+        usage = sum((each.usage for each in ended.values()), AgentUsage())
+        failed = {number: end for number, end in sorted(ended.items()) if end.error is not None}
+        if failed and on_error == "fail":
+            # What failed has stopped those that were cancelled.
+            first = min(failed, key=lambda n: (failed[n].error_code == CANCELLED["code"], n))
+            code = failed[first].error_code or "agent_failed"
+            return _failed(code, f"element {first}: {failed[first].error}", usage)
+        outputs = []
         for number in sorted(ended):
             end = ended[number]
-            usage += end.usage
-            if end.error is None:
+            if number not in failed:
                 outputs.append(end.content if end.output_json is None else end.output_json)
-                continue
-            code = end.error_code or "agent_failed"
-            if on_error == "fail":
-                used = sum((each.usage for each in ended.values()), AgentUsage())
-                return _failed(code, f"element {number}: {end.error}", used)
-            if on_error == "collect":
+            elif on_error == "collect":
+                code = end.error_code or "agent_failed"
                 outputs.append({"error": {"code": code, "message": end.error}})
         return AssistantResponse(content=as_text(outputs), output_json=outputs, usage=usage)
 
@@ -467,6 +611,8 @@ class GraphRun:
             (*work.query.path, (turn, tries - 1)),
             f"{'/'.join(place)}/",
             self.at_work,
+            self.elements,
+            _line=[*self._line, name],
         ).run()
         usage = end.usage or AgentUsage()
         if end.error is not None:
@@ -540,12 +686,17 @@ class GraphRun:
 
     # Tools and people
 
+    def _arguments(self, work: _Work) -> dict[str, Any]:
+        if work.arguments is not None:
+            return dict(work.arguments)
+        outputs = self._outputs() | ({} if work.item is _WHOLE else {"item": work.item})
+        return arguments_of(work.node.get("arguments", {}), outputs)
+
     async def _call(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
         query = work.query
         tool = query.agent.registered_tools[0]
-        outputs = self._outputs() | ({} if work.item is _WHOLE else {"item": work.item})
         try:
-            arguments = arguments_of(work.node.get("arguments", {}), outputs)
+            arguments = self._arguments(work)
         except MissingArgumentError as error:
             return _failed(TOOL_FAILED, str(error)), _Failure("invalid_arguments")
         query.model_calls += 1

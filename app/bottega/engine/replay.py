@@ -245,11 +245,14 @@ class NodeReplay:
 
     Attributes:
         reason: why it was skipped.
+        usage, seq: of its child runs, and the event that has it.
     """
 
     task_id: UUID | None
     status: str
     reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    seq: int = 0
 
 
 _NO_TASK = TaskReplay()
@@ -526,7 +529,9 @@ def _agent_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _node_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     status, reason = NODE_STATES[EventType(event.type)], event.data.get("reason")
-    replay.nodes[event.data["node"]] = NodeReplay(event.task_id, status, reason)
+    replay.nodes[event.data["node"]] = NodeReplay(
+        event.task_id, status, reason, event.data.get("usage"), event.seq
+    )
 
 
 def _edge_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -535,8 +540,8 @@ def _edge_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _published(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.published = event
-    if (text := event.data.get("content")) is not None:
-        replay.texts[event.seq] = text
+    data = event.data
+    replay.texts[event.seq] = data.get("content", replay.texts.get(data.get("answer_seq", 0)))
     versions = replay.versions.setdefault(event.data.get("node", event.agent), {})
     versions[event.task_id] = MemoryPublished.of(event.data).version
 

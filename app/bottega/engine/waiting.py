@@ -129,6 +129,28 @@ class Wait:
     children: int | None = None
 
 
+@dataclass(slots=True)
+class AwaitedRuns:
+    """The child runs that a node of a graph awaits.
+
+    Attributes:
+        left: number of those that are still to be made.
+        unstored: number of those that are being stored.
+        unended: number of those that were made and have not ended.
+        most: after the ends of so many the node looks at them.
+    """
+
+    left: int
+    most: int
+    unstored: int = 0
+    unended: int = 0
+
+    @property
+    def fewest_ends(self) -> int:
+        """Number of ends after which the node goes on."""
+        return 1 if self.left else min(self.most, self.unended)
+
+
 class Loops:
     """The state of a run's loops.
 
@@ -139,11 +161,13 @@ class Loops:
     Attributes:
         between: returns true if a loop is about to begin, or has just ended.
         tasks: returns the asynchronous tasks that have not ended.
+        child_runs: those that nodes await, by their queries.
     """
 
     def __init__(self, queries: Mapping[Query, None], calls: Mapping[Query, ModelCall]) -> None:
         self.between: Callable[[], bool] = lambda: False
         self.tasks: Callable[[], Sequence[SubagentHandle]] = lambda: ()
+        self.child_runs: dict[Query, AwaitedRuns] = {}
         self._queries = queries
         self._calls = calls
         self._admitted: Counter[Query] = Counter()
@@ -232,6 +256,7 @@ class Loops:
             found = waits_of(self._calls.values(), now)
             return None if found is None else Wait(found[0], "model", found[1])
         children = sum(handle.spread for handle in self.tasks())
+        children += sum(awaited.unended for awaited in self.child_runs.values())
         if self._admitted or not (self._asking or children):
             return None
         groups: dict[Query, tuple[UUID, ...]] = {}
@@ -245,7 +270,9 @@ class Loops:
     def _wait_for_children(self, unended: int, groups: tuple[tuple[UUID, ...], ...]) -> Wait | None:
         """Return the wait of loops that await tasks, of which child runs do at least one."""
         waits = [wait for query in self._queries for wait in _waits_of(query)]
-        fewest = min((wait.fewest_ends for wait in waits), default=unended)
+        ends = [wait.fewest_ends for wait in waits]
+        ends += [awaited.fewest_ends for awaited in self.child_runs.values()]
+        fewest = min(ends, default=unended)
         due = [at for wait in waits if (at := wait.limit.when()) is not None]
         until_s = min(due) - asyncio.get_running_loop().time() if due else None
         return Wait(0.0, "children", until_s, groups, max(0, unended - fewest))
@@ -272,6 +299,8 @@ class Loops:
     def _rests(self, query: Query, now: float) -> bool:
         if call := self._calls.get(query):
             return call.goes_on_at > now
+        if (awaited := self.child_runs.get(query)) is not None:
+            return not awaited.unstored and awaited.unended > 0
         if query in self._admitted:
             return True
         if self._has_tool_at_work(query):
@@ -295,6 +324,8 @@ class Loops:
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
         """Check a query, if those below it that need people are ``found``; ``None``: unknown."""
         if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
+            return False
+        if query in self.child_runs:
             return False
         parts = [waiter.needs_people for waiter in _waits_of(query)]
         if query in self._askers:

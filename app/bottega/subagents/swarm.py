@@ -61,11 +61,13 @@ class ChildEnd:
 
     Attributes:
         files: what it wrote below its task's folder, by path.
+        output_json: its answer, parsed, if it has a schema.
     """
 
     outcome: SubagentOutcome
     usage: AgentUsage = AgentUsage()
     files: Mapping[str, str] = field(default_factory=dict)
+    output_json: Any = None
 
 
 class RemoteRuns(Protocol):

@@ -450,6 +450,13 @@ class NodeStartedData(NodeData):
     type: Literal["agent", "tool", "human", "graph"]
 
 
+class NodeCompletedData(NodeData):
+    """Data of a node that has an answer."""
+
+    usage: AgentUsage | None = None
+    """Of its child runs; null: it has none."""
+
+
 class NodeFailedData(NodeData):
     """Data of a node that failed, after its last try."""
 
@@ -576,7 +583,7 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.SUBAGENT_TIMEOUT: SubagentStoppedData,
     EventType.SUBAGENT_CANCELLED: SubagentStoppedData,
     EventType.NODE_STARTED: NodeStartedData,
-    EventType.NODE_COMPLETED: NodeData,
+    EventType.NODE_COMPLETED: NodeCompletedData,
     EventType.NODE_FAILED: NodeFailedData,
     EventType.NODE_SKIPPED: NodeSkippedData,
     EventType.EDGE_DECIDED: EdgeDecidedData,

@@ -75,18 +75,23 @@ BEGIN
                           overrides, memory,
                           memory_used, principal, last_seq, traceparent, tracestate, bytes)
         SELECT p_tenant, n.child_id, p_parent, coalesce(p.root_run_id, p.id),
-               n.request -> 'task', CASE WHEN p.mode = 'batch' AND p.graph IS NOT NULL THEN 'dag'
-               ELSE 'orchestrated' END, coalesce(q.agent, p.agent),
-               CASE p.mode WHEN 'batch' THEN p.graph END, p.session_id, p.user_id, '[]',
-               n.request -> 'input', coalesce(q.metadata, '{}'), p.pinned, p.priority,
+               n.request -> 'task', CASE WHEN q.in_graph THEN 'dag' ELSE 'orchestrated' END,
+               coalesce(q.agent, p.agent), CASE WHEN q.in_graph THEN p.graph END,
+               p.session_id, p.user_id, '[]', n.request -> 'input',
+               coalesce(q.metadata, CASE WHEN q.in_graph THEN p.metadata END, '{}'),
+               p.pinned, p.priority,
                coalesce(q.timeout_s, p.timeout_s),
                least(p.queue_timeout_s, extract(epoch FROM p.deadline - clock_timestamp())),
                coalesce(q.token_budget, v_tokens), coalesce(q.cost_budget, v_cost), p.overrides,
                CASE p.mode WHEN 'batch' THEN p.memory ELSE 'off' END, p.memory_used, p.principal,
                1, p.traceparent, p.tracestate, octet_length(n.request ->> 'input')
-        FROM next n CROSS JOIN LATERAL jsonb_to_record(n.request) AS q(
-            agent text, metadata jsonb, timeout_s double precision, token_budget bigint,
-            cost_budget jsonb)
+        FROM next n CROSS JOIN LATERAL (
+            -- An item of a batch of runs of a graph, or an element of a node of one.
+            SELECT *, p.graph IS NOT NULL
+                AND (p.mode = 'batch' OR n.request -> 'task' ? 'node') AS in_graph
+            FROM jsonb_to_record(n.request) AS r(
+                agent text, metadata jsonb, timeout_s double precision, token_budget bigint,
+                cost_budget jsonb)) AS q
         ORDER BY n.number
         RETURNING *
     ), queued AS (
@@ -121,8 +126,9 @@ BEGIN
         RETURN QUERY
         SELECT p_children[i], coalesce(c.status, r.status),
                jsonb_build_object(
-                   'output', r.output, 'stop_reason', r.stop_reason, 'error', r.error,
-                   'usage', r.usage, 'files', r.parent_task -> 'written')
+                   'output', r.output, 'output_json', r.output_json,
+                   'stop_reason', r.stop_reason, 'error', r.error, 'usage', r.usage,
+                   'files', r.parent_task -> 'written')
         FROM (SELECT) AS asked
         LEFT JOIN runs r ON r.tenant_id = p_tenants[i] AND r.id = p_children[i]
         LEFT JOIN run_children c ON c.tenant_id = p_tenants[i] AND c.child_id = p_children[i]
