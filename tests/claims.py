@@ -120,7 +120,6 @@ async def hand_back(
     tenant: UUID,
     run_id: UUID,
     cause: str = "drain",
-    pause_s: float = 0.0,
     interrupts: Sequence[UUID] = (),
     *,
     attempt: int = 1,
@@ -129,9 +128,14 @@ async def hand_back(
     """Hand a run back, as its worker does; ``interrupts``: one model message for people."""
     if interrupts:
         wait = {"reason": "person", "groups": [list(interrupts)]}
-    query = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
+    query = "SELECT hand_back($1, $2, $3, $4, $5)"
     waits = None if wait is None else to_json(wait).decode()
-    await pool.execute(query, tenant, run_id, attempt, cause, pause_s, waits)
+    await pool.execute(query, tenant, run_id, attempt, cause, waits)
+
+
+def waits(reason: str, until_s: float) -> dict[str, Any]:
+    """Return the wait of a run that goes on after some seconds."""
+    return {"reason": reason, "until_s": until_s, "groups": []}
 
 
 async def end_leases(owner: asyncpg.Pool | asyncpg.Connection) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+from bottega.db import signals
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.db.sessions import Silence
@@ -395,11 +396,13 @@ async def _claiming_runs(
     service: Service, claimer: queue.RunClaimer, lease: "WorkerLease", notifier: Notifier
 ) -> AsyncIterator[None]:
     """Claim runs during the block; at its end, hand back unfinished ones, and tell who watches."""
-    service.listener.subscribe(queue.CHANNEL, claimer.notice)
+    service.listener.subscribe(signals.DUE, claimer.notice)
     stop, database = service.stop_working, service.database
+    database.trust.signals.claims = claimer.claims_own
 
     async def work() -> None:
         await claimer.run(stop)
+        database.trust.signals.claims = lambda: False
         await lease.leave(database.pool)
         await claimer.finish(service.settings.drain_grace_s)
 

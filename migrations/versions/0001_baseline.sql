@@ -553,8 +553,7 @@ CREATE TABLE run_queue (
     rank timestamptz NOT NULL,
     -- A child run: it counts in no limit of its tenant.
     is_child boolean NOT NULL,
-    -- Whether a worker may claim it; if not, from due_at on. Infinity: when its conversation's turn
-    -- comes.
+    -- Whether a worker may claim it, and since when; if not, its conversation's turn must come.
     is_due boolean NOT NULL,
     due_at timestamptz NOT NULL,
     -- Then it ends without a worker.
@@ -563,7 +562,6 @@ CREATE TABLE run_queue (
     CONSTRAINT pk_run_queue PRIMARY KEY (run_id, tenant_id)
 );
 CREATE INDEX ix_run_queue_next ON run_queue (is_due, tenant_id, is_child, rank, run_id);
-CREATE INDEX ix_run_queue_later ON run_queue (due_at) WHERE NOT is_due;
 CREATE INDEX ix_run_queue_expires_at ON run_queue (expires_at);
 
 -- A tenant's turn in the queue, its count of running runs, and the lock of a claim. No foreign key

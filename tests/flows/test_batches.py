@@ -17,6 +17,7 @@ from tests.flows.test_processes import environment
 from tests.flows.test_run_limits import configured
 from tests.processes import command
 from tests.service import Running, client_of, running
+from tests.stores.test_wakes import hearing
 from tests.waiting import until
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -165,6 +166,15 @@ async def test_at_most_concurrency_items_are_under_way_and_cancel_ends_all(
     assert found["counts"]["cancelled"] == 9
     events = (await bottega.client.get(f"/v1/batches/{batch['id']}/events")).json()["items"]
     assert events[-1]["type"] == "batch.cancelled"
+
+
+async def test_the_worker_that_ends_items_claims_the_next_ones(
+    bottega: Running, database_url: str
+) -> None:
+    async with hearing(database_url) as heard:
+        batch = await begin(bottega, items=[{"input": str(n)} for n in range(12)], concurrency=1)
+        await ended(bottega, batch["id"])
+        assert len(heard) <= 3
 
 
 async def test_the_first_failure_ends_a_batch_that_says_so(bottega: Running) -> None:

@@ -170,7 +170,7 @@ async def test_runs_that_crash_together_are_resumed_separately(
         await connection.execute(died)
         await connection.execute(_SWEPT, 2.0)
         assert await connection.fetchval("SELECT sweep(1.0)") == 8
-        later = await connection.fetch("SELECT due_at FROM run_queue")
+        later = await connection.fetch("SELECT until FROM run_waits")
     await connection.close()
     assert len(set(later)) == len(later) == 8
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from bottega.engine import live_text
+from bottega.engine import live_text, waiting
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, gated, http_error, text
@@ -25,6 +26,7 @@ async def bottega(
 ) -> AsyncIterator[Running]:
     """A server that suspends runs at once, with one run at a time of each tenant."""
     monkeypatch.setattr(live_text, "SUSPENDED_AFTER_S", 0.1)
+    monkeypatch.setattr(waiting, "AWAITED_HERE_S", 0.1)
     configured = settings.model_copy(
         update={
             "openai_base_url": model.base_url,
@@ -81,6 +83,58 @@ async def test_a_run_that_waits_long_leaves_its_place_and_is_claimed_again(
         if event["type"] == "llm.failed"
     ]
     assert tried == list(range(1, len(tried) + 1))
+
+
+async def start_with_pauses(bottega: Running, backoff_s: float, **run: Any) -> str:
+    """Start a run of a graph whose node gives an answer that has to be better."""
+    await swarm.agent(bottega.client, "clerk")
+    checks = [{"type": "contains", "value": "VAT"}]
+    retry = {"max": 1, "backoff_s": backoff_s}
+    node = {"agent": "clerk", "success_check": checks, "retry": retry}
+    graph = {"name": "bills", "nodes": [node], "edges": []}
+    assert (await bottega.client.post("/v1/graphs", json=graph)).status_code == 201
+    body = {"graph": "bills", "mode": "dag", "input": "x", **run}
+    answer = await bottega.client.post("/v1/runs", json=body)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+async def test_a_pause_between_tries_holds_no_place(bottega: Running, model: FakeModel) -> None:
+    model.script(text("net"))
+    model.decide = lambda request: text("with VAT")
+    run_id = await start_with_pauses(bottega, 1.5)
+    await until_suspended(bottega, run_id)
+    shown = (await bottega.client.get("/v1/runs?waiting_for=time")).json()["items"]
+    assert [each["id"] for each in shown] == [run_id]
+    assert shown[0]["waiting"]["reason"] == "time"
+    assert shown[0]["waiting"]["until"] > shown[0]["waiting"]["since"]
+    for table in ("run_heads", "run_queue"):
+        assert await bottega.owner.fetchval(f"SELECT count(*) FROM {table}") == 0
+    run = await ended(bottega, run_id)
+    assert (run["status"], run["output"]) == ("completed", "with VAT")
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "time"]
+    log = await watch(bottega.port, run_id)
+    told = {each["type"]: each["data"]["reason"] for each in log if "reason" in each["data"]}
+    assert told.items() >= {("run.waiting", "time"), ("run.resumed", "time")}
+    answered, again = (
+        datetime.fromisoformat(next(each["at"] for each in events if each["type"] == kind))
+        for kind, events in (("llm.completed", log), ("llm.started", log[::-1]))
+    )
+    assert (again - answered).total_seconds() >= 1.5
+    assert len(model.requests) == 2
+
+
+async def test_a_pause_ends_at_the_deadline_and_with_a_cancellation(
+    bottega: Running, model: FakeModel
+) -> None:
+    model.decide = lambda request: text("net")
+    run_id = await start_with_pauses(bottega, 600.0, timeout_s=1.0)
+    assert (await ended(bottega, run_id))["status"] == "timeout"
+    body = {"graph": "bills", "mode": "dag", "input": "x"}
+    other = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+    await until_suspended(bottega, other)
+    assert (await bottega.client.post(f"/v1/runs/{other}/cancel")).status_code == 202
+    assert (await row(bottega, other))["status"] == "cancelled"
 
 
 async def test_patience_goes_on_over_attempts(bottega: Running, model: FakeModel) -> None:

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
-from tests.claims import hand_back, report
+from tests.claims import hand_back, report, sweep, waits
 from tests.examples import examples
 from tests.waiting import until
 
@@ -326,14 +326,15 @@ async def test_claims_of_different_tenants_wait_for_none(
         await connection.close()
 
 
-async def test_a_run_that_is_due_later_is_not_claimed_before(
+async def test_a_run_that_waits_for_a_time_is_not_claimed_before(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     (run,) = await accept_all(database, DEFAULT_TENANT, 1)
     await take(database.pool)
-    await hand_back(database.pool, DEFAULT_TENANT, run, "model", 600.0)
+    await hand_back(database.pool, DEFAULT_TENANT, run, "model", wait=waits("model", 600.0))
     assert await take(database.pool) == []
-    await owner.execute("UPDATE run_queue SET due_at = now()")
+    await owner.execute("UPDATE run_waits SET until = now()")
+    await sweep(database.pool)
     assert await take(database.pool) == [run]
     cause = await owner.fetchval("SELECT attempts #>> '{-1,cause}' FROM runs")
     assert cause == "model"

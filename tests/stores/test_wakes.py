@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
+from bottega.db import signals
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine import queue
@@ -81,7 +82,7 @@ async def working(database: Database, *workers: Worker) -> AsyncIterator[None]:
     listener, stop = NotifyListener(database.connect), asyncio.Event()
     for worker in workers:
         await report(database.pool, worker.id, places=worker.places)
-        listener.subscribe(queue.CHANNEL, worker.claimer.notice)
+        listener.subscribe(signals.DUE, worker.claimer.notice)
 
     async def work(worker: Worker) -> None:
         await worker.claimer.run(stop)
@@ -90,7 +91,7 @@ async def working(database: Database, *workers: Worker) -> AsyncIterator[None]:
     async with background(listener.run):
         tasks = [asyncio.create_task(work(worker)) for worker in workers]
         try:
-            await until(lambda: listener.hears(queue.CHANNEL))
+            await until(lambda: listener.hears(signals.DUE))
             yield
         finally:
             stop.set()
@@ -177,7 +178,7 @@ async def hearing(url: str) -> AsyncIterator[list[str]]:
     """Collect whom notices of queued runs name."""
     heard: list[str] = []
     connection = await asyncpg.connect(url)
-    await connection.add_listener(queue.CHANNEL, lambda *notice: heard.append(notice[3]))
+    await connection.add_listener(signals.DUE, lambda *notice: heard.append(notice[3]))
     yield heard
     await connection.close()
 
@@ -254,7 +255,7 @@ async def awake(url: str, database: Database) -> list[str]:
     async with hearing(url) as heard:
         await database.pool.execute("SELECT wake_worker()")
         await database.trust.signals.sent()
-        await database.pool.execute("SELECT pg_notify($1, 'end')", queue.CHANNEL)
+        await database.pool.execute("SELECT pg_notify($1, 'end')", signals.DUE)
         await until(lambda: "end" in heard)
     return heard[:-1]
 
@@ -267,12 +268,12 @@ async def test_the_signals_of_a_transaction_are_sent_after_its_commit(
     async with hearing(database_url) as heard:
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:
             await accept(connection, DEFAULT_TENANT)
-            await owner.execute("SELECT pg_notify($1, 'between')", queue.CHANNEL)
+            await owner.execute("SELECT pg_notify($1, 'between')", signals.DUE)
             await until(lambda: heard)
         async with database.begin(DEFAULT_TENANT) as tx:
             await until(lambda: len(heard) > 1)
             await tx.execute(text("SELECT wake_worker()"))
-            await owner.execute("SELECT pg_notify($1, 'between')", queue.CHANNEL)
+            await owner.execute("SELECT pg_notify($1, 'between')", signals.DUE)
             await until(lambda: len(heard) > 2)
         await until(lambda: len(heard) > 3)
     assert heard == ["between", str(worker)] * 2

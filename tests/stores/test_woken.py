@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from bottega.db.engine import Database
+from tests import claims
 from tests.claims import claim, hand_back, sweep
 from tests.stores.test_queue import accept, limited, take, tenants
 from tests.waiting import until
@@ -26,11 +27,12 @@ async def test_woken_runs_of_a_tenant_at_its_limit_keep_no_other_tenant_s_run_fr
         for _ in range(7):  # each waits for a while; the place goes to the next
             run_id = await accept(connection, woken)
             assert await take(connection, ended=[woken]) == [run_id]
-            await hand_back(connection, woken, run_id, "model", 30.0)
+            await hand_back(connection, woken, run_id, "model", wait=claims.waits("model", 30.0))
         busy = await accept(connection, woken)
         assert await take(connection, ended=[woken]) == [busy]
         waits = await accept(connection, other)
-    await owner.execute("UPDATE run_queue SET due_at = now()")
+    await owner.execute("UPDATE run_waits SET until = now()")
+    await connection.execute("SELECT sweep(0)")
     async with connection.transaction():
         assert await take(connection, 3) == [waits]
     await connection.close()

@@ -19,6 +19,8 @@ SIGNAL = "BT021"
 """SQLSTATE of the notice of ``send_signal``; its message is the channel, its detail the payload."""
 _TOGETHER_S = 0.01
 _PATIENCE_S = 3.0
+DUE = "bottega_queue"
+"""Channel of due runs; the payload is the worker that is to claim some."""
 ARRIVALS = "bottega_arrivals"
 """Channel of arrivals, which are not sent; the payload is the tenant and the run."""
 _ARRIVE = "SELECT arrive($1, $2)"
@@ -35,15 +37,19 @@ class NotifySender:
 
     Attributes:
         pool: ``None``: signals wait until they are taken.
+        claims: takes a signal that runs are due in place of the worker that it names, or not.
     """
 
     def __init__(self) -> None:
         self.pool: asyncpg.Pool | None = None
+        self.claims: Callable[[], bool] = lambda: False
         self._pending: dict[tuple[str, str], None] = {}
         self._sending: asyncio.Task[None] | None = None
 
     def publish(self, channel: str, payload: str) -> None:
         """Send a signal soon; equal ones that wait are sent once. It may be lost."""
+        if channel == DUE and self.claims():
+            return
         self._pending[channel, payload] = None
         if self._sending is None and self.pool is not None:
             self._sending = asyncio.ensure_future(self._send())

@@ -15,7 +15,7 @@ from bottega.db.failures import persist
 from bottega.definitions.pinned import Pin, PinnedDefinitions, pinned_graph, pins_of
 from bottega.tenants.limits import Payer
 
-_HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
+_HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5)"
 _GIVE_UP = "SELECT hand_back($1, $2, $3, 'crash', p_error => $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
 
@@ -222,17 +222,15 @@ async def hand_back(
     pool: asyncpg.Pool,
     run: ClaimedRun,
     cause: str,
-    pause_s: float = 0.0,
     wait: Mapping[str, Any] | None = None,
 ) -> None:
     """Give a claimed run back to the queue; repeated while the database is away.
 
     Args:
-        cause: why it needs another attempt: ``drain``, ``message``, ``model``, ``children`` or
-            ``interrupt``.
-        pause_s: seconds until it may be claimed.
+        cause: why it needs another attempt: ``drain``, ``message``, ``model``, ``children``,
+            ``time`` or ``interrupt``.
         wait: what it waits for: see the SQL function ``begin_wait``.
     """
     fence = run.tenant_id, run.run_id, run.attempt
     waits = None if wait is None else to_json(wait).decode()
-    await persist(lambda: pool.execute(_HAND_BACK, *fence, cause, pause_s, waits))
+    await persist(lambda: pool.execute(_HAND_BACK, *fence, cause, waits))

@@ -322,8 +322,9 @@ class Executor:
         if wait is None:
             await hand_back(self.pool, run, cause)
             return
-        causes = {"model": "model", "children": "children"}
-        await hand_back(self.pool, run, causes.get(wait.reason, "interrupt"), wait=asdict(wait))
+        is_for_people = wait.reason in ("person", "client")
+        cause = "interrupt" if is_for_people else wait.reason
+        await hand_back(self.pool, run, cause, asdict(wait))
 
     async def _break(self, recorder: JournalRecorder, run: ClaimedRun, error: Exception) -> None:
         """End a run for an error that is a bug."""
@@ -334,7 +335,7 @@ class Executor:
         entry.is_leaving = True
         while True:
             try:
-                await hand_back(self.pool, run, "drain", 1.0)
+                await hand_back(self.pool, run, "drain", asdict(Wait(0.0, "time", 1.0)))
                 return
             except Exception as error:
                 if not is_transient(error):

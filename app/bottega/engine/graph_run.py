@@ -199,11 +199,12 @@ class GraphRun:
         return found
 
     def _is_between(self) -> bool:
-        """Return true if a node is about to begin, between tries, or has ended just now."""
-        opened = self.recorder.tasks.open
+        """Return true if a node is about to begin, or has ended just now."""
+        opened, is_pausing = self.recorder.tasks.open, self.recorder.loops.is_pausing
         above = {path[:length] for path in self.at_work for length in range(len(path))}
         return any(
-            query not in opened and path not in above for path, query in self.at_work.items()
+            query not in opened and path not in above and not is_pausing(query)
+            for path, query in self.at_work.items()
         )
 
     def _follow(self, decisions: list[Decision], group: asyncio.TaskGroup) -> None:
@@ -305,7 +306,7 @@ class GraphRun:
             if not failure.is_retried(retry):
                 break
             if not self._is_replayed(work.query):
-                await asyncio.sleep(retry["backoff_s"])
+                await self._pause(work.query, retry["backoff_s"])
             work.query = self.at_work[work.query.path] = self._next_try(work.query)
         return response.model_copy(update={"usage": usage})
 
@@ -321,10 +322,24 @@ class GraphRun:
             tries=before.tries + 1,
         )
 
+    async def _pause(self, query: Query, backoff_s: float) -> None:
+        """Wait until the next try of a query may begin: so long after its failure."""
+        replay = self.recorder.journal.replay
+        task_id = self.recorder.tasks.id_of(query)
+        failed_at = replay.tool_call(task_id, query.tries, "call").ended_at
+        if len(tries := replay.task(task_id).tries) >= query.tries:
+            failed_at = tries[query.tries - 1].at
+        if failed_at is not None:
+            backoff_s -= self.recorder.seconds_since(failed_at)
+        if backoff_s > 0:
+            pausing = asyncio.ensure_future(self.recorder.loops.pause(query, backoff_s))
+            self.recorder.looks_if_it_waits()
+            await pausing
+
     def _is_replayed(self, query: Query) -> bool:
         """Return true if an earlier attempt has made the next try."""
         task = self.recorder.journal.replay.task(self.recorder.tasks.id_of(query))
-        return len(task.failures) > query.tries or (query.tries + 1, "call") in task.tools
+        return len(task.tries) > query.tries or (query.tries + 1, "call") in task.tools
 
     async def _try(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
         query = work.query
@@ -628,9 +643,11 @@ class GraphRun:
             return None
         replay = self.recorder.journal.replay
         task = replay.task(self.recorder.tasks.id_of(query))
-        if len(task.failures) < query.tries:
+        if len(task.tries) < query.tries:
             return None
-        event = task.failures[query.tries - 1]
+        event = task.tries[query.tries - 1]
+        if event.type != EventType.AGENT_FAILED:
+            return None
         failed = AgentFailed.of(event.data)
         usage = AgentUsage.from_dict(failed.usage)
         is_paid = event.seq > replay.carried_seq

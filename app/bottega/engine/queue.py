@@ -2,7 +2,8 @@
 
 Claim: :class:`RunClaimer` claims due runs for the free places of this worker, and executes them. It
 does so after a notice that names this worker; after the end of a run, if it was full or the run's
-tenant has due ones; at once if there were more; every ``POLL_S`` s, since a notice may be lost.
+tenant has due ones; when it queues child runs, if runs ended here lately; at once if there were
+more; every ``POLL_S`` s, since a notice may be lost.
 
 Fence: a claimed run has an attempt, which each of its writes names. A worker that lost a run learns
 it from the answer to its next write or report, and stops the run.
@@ -32,7 +33,6 @@ from bottega.engine.claim import ClaimedRun, ClaimReader, hand_back
 from bottega.events.listener import happens
 from bottega.services import background
 
-CHANNEL = "bottega_queue"
 POLL_S = 2.0
 _MOST = 20
 _CLAIM_S = 3.0
@@ -98,6 +98,17 @@ class RunClaimer:
         """Claim at once if a notice names this worker; ``None``: notices may have been missed."""
         if payload in (None, str(self._worker_id)):
             self._wake.set()
+
+    def claims_own(self) -> bool:
+        """Claim at once what this process queued, if it has a place for it: return whether it does.
+
+        That is so for a worker whose runs ended lately: the next runs of a batch follow them here.
+        """
+        ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
+        claims = ended_lately and len(self._active) < self._places() * 4 // 5
+        if claims:
+            self._wake.set()
+        return claims
 
     async def run(self, stop: asyncio.Event) -> None:
         """Claim and execute runs until ``stop`` is set."""

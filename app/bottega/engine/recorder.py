@@ -504,8 +504,11 @@ class JournalRecorder(Recorder):
         if known.failing is None:
             return None
         tries, since = known.failing
-        waited = (self.claimed_at - since).total_seconds() + monotonic() - self._began
-        return Failing(tries, max(0.0, waited))
+        return Failing(tries, max(0.0, self.seconds_since(since)))
+
+    def seconds_since(self, at: datetime) -> float:
+        """Return the seconds that have passed since an event of an earlier attempt."""
+        return (self.claimed_at - at).total_seconds() + monotonic() - self._began
 
     async def tool_call(
         self,

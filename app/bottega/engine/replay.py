@@ -168,12 +168,14 @@ class ToolCallReplay:
     Attributes:
         answer: the sub-agent's, to which ``ended`` refers.
         decisions: of people, by the interrupt's kind: its id, and the resolution.
+        ended_at: time of its end, or of the last decision.
     """
 
     started: ToolStarted | None = None
     ended: ToolEnded | None = None
     answer: str | None = None
     decisions: dict[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    ended_at: datetime | None = None
 
     @property
     def result(self) -> ToolResult | None:
@@ -203,7 +205,7 @@ class TaskReplay:
         usage: of its model calls, and of the child run that did it.
         paid: the part that this run paid, not the run that it repeats.
         is_received: its parent has read its outcome.
-        failures: ``agent.failed`` of its tries.
+        tries: ``agent.completed`` and ``agent.failed`` of its tries.
         status: as its row has it; ``None``: it has none yet.
     """
 
@@ -231,7 +233,7 @@ class TaskReplay:
     paid: Usage = Usage()
     mailbox: Mailbox = field(default_factory=Mailbox)
     is_received: bool = False
-    failures: list[Event] = field(default_factory=list)
+    tries: list[Event] = field(default_factory=list)
     status: str | None = None
 
     def use(self, usage: Usage, *, is_paid: bool) -> None:
@@ -451,6 +453,7 @@ def _tool_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     ended = ToolEnded.of(event.data)
     call = task.tools[ended.call, ended.tool_call_id]
     call.ended, call.answer = ended, replay.texts.get(ended.answer_seq or 0)
+    call.ended_at = event.at
     task.said.append((event, ended))
     if event.type == EventType.TOOL_COMPLETED:
         for task_id in _read_by(replay, event.task_id, ended):
@@ -496,7 +499,8 @@ def _people_asked(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     decision = event.data["interrupt_id"], event.data["resolution"]
-    task.tools[tool_call_of(event.data)].decisions[event.data["kind"]] = decision
+    call = task.tools[tool_call_of(event.data)]
+    call.decisions[event.data["kind"]], call.ended_at = decision, event.at
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -520,10 +524,11 @@ def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     is_reference = answer.answer_seq is not None
     task.output = replay.texts.get(answer.answer_seq or 0) if is_reference else answer.output
     replay.texts[event.seq] = task.output
+    task.tries.append(event)
 
 
 def _agent_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    task.failures.append(event)
+    task.tries.append(event)
     task.status = RunStatus.FAILED
 
 

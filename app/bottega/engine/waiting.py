@@ -33,7 +33,8 @@ from bottega.subagents.swarm import QueryScope, TaskOfQuery
 _AFTER = "SELECT * FROM messages_after($1, $2, $3)"
 _PATIENCE_S = 3.0
 AWAITED_HERE_S = 5.0
-"""A run that has only waited for its child runs for so long is suspended."""
+"""A run that has only waited for its child runs for so long is suspended; one that waits for a time
+is if it has to wait for longer."""
 
 
 class Inbox:
@@ -114,9 +115,9 @@ class Wait:
 
     Attributes:
         left_s: seconds until the run is suspended; may be negative.
-        reason: ``person``, ``client`` (its tools alone), ``children``, or ``model``.
-        until_s: seconds until a model is tried again, or a wait for tasks times out; ``None``: no
-            time ends the wait.
+        reason: ``person``, ``client`` (its tools alone), ``children``, ``model``, or ``time``.
+        until_s: seconds until a model is tried again, a wait for tasks times out, or a pause is
+            over; ``None``: no time ends the wait.
         groups: interrupts by model message: the run goes on when one of these is decided on.
         children: the run goes on when at most so many of its child runs have not ended; ``None``:
             it awaits none.
@@ -176,6 +177,7 @@ class Loops:
         self._askers: Counter[Query] = Counter()
         self._decided: set[tuple[Query, int]] = set()
         self._delegated: dict[tuple[Path, int], tuple[Path, SubAgentWrapper]] = {}
+        self._pauses: dict[Query, float] = {}
         self._awaits_children_since: float | None = None
 
     @contextmanager
@@ -229,6 +231,22 @@ class Loops:
             del self._asking[interrupt_id]
             _count(self._askers, query, -1)
 
+    def is_pausing(self, query: Query) -> bool:
+        """Return true if a query's next try waits for its time."""
+        return query in self._pauses
+
+    async def pause(self, query: Query, seconds: float) -> None:
+        """Return after a time; a run that has nothing else to do is suspended if it is long.
+
+        Args:
+            query: that another try follows.
+        """
+        self._pauses[query] = monotonic() + seconds
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            del self._pauses[query]
+
     @property
     def needs_a_model(self) -> bool:
         """True if all open model calls wait, and no tool is at work: the run cannot end soon."""
@@ -238,15 +256,30 @@ class Loops:
     @property
     def wait(self) -> Wait | None:
         """The wait of all loops together; ``None``: one is at work."""
-        wait, since = self._wait_at(now := monotonic()), self._awaits_children_since
+        wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
         if wait is None or wait.children is None:
             self._awaits_children_since = None
             return wait
         self._awaits_children_since = now if since is None else since
         return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
 
+    def _with_pauses(self, now: float) -> Wait | None:
+        """Return the wait that ends with the first of the pauses, whatever else could end it."""
+        if not self._pauses:
+            return self._wait_at(now) if self._queries else None
+        wait = self._wait_at(now) if self._queries else Wait(0.0, "time")
+        if wait is None or self.between():
+            return None
+        until_s = min(self._pauses.values()) - now
+        left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
+        if wait.until_s is not None:
+            until_s = min(until_s, wait.until_s)
+        # While a pause goes on so does the run's clock, though people may end the wait first.
+        reason = "time" if wait.reason in ("person", "client") else wait.reason
+        return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
+
     def _wait_at(self, now: float) -> Wait | None:
-        if not self._queries or self.between():
+        if self.between():
             return None
         if not all(self._rests(query, now) for query in self._queries):
             return None

@@ -105,7 +105,9 @@ TaskStatus = Literal[
     "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
 ]
 LearningStatus = Literal["pending", "done", "failed"]
-Cause = Literal["start", "crash", "lost", "drain", "model", "children", "interrupt", "message"]
+Cause = Literal[
+    "start", "crash", "lost", "drain", "model", "children", "time", "interrupt", "message"
+]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = (
     "Your own name for your end user, whose memory and files the run uses; in a session, the "
@@ -206,8 +208,8 @@ class Attempt(Answer):
     """1 for the first execution."""
     cause: Cause
     """The first start, or the end of the previous attempt. `model`: it had only waited for a
-    model for 30 s, and was suspended. `interrupt`: it had only waited for people, who have
-    decided. `message`: a user's message came at its very end."""
+    model for 30 s, and was suspended. `time`: it had only waited for a time. `interrupt`: it had
+    only waited for people, who have decided. `message`: a user's message came at its very end."""
     started_at: datetime
     ended_at: datetime | None
 

@@ -69,21 +69,8 @@ BEGIN
             SELECT array_agg(event_line('batch.item_ended', jsonb_build_object(
                 'index', number - 1, 'key', key, 'run_id', NULL, 'status', 'failed'))
                 ORDER BY number) INTO v_lines FROM failed;
-            PERFORM log_items(p.tenant_id, p.id, v_lines);
+            PERFORM append_events(p.tenant_id, p.id, clock_timestamp(), VARIADIC v_lines);
         END IF;
-    END IF;
-END $$;
-
--- Append events to the log of a batch, whose row is locked.
-CREATE OR REPLACE FUNCTION log_items(p_tenant uuid, p_batch uuid, p_lines text[]) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF p_lines IS NOT NULL THEN
-        PERFORM put_events(p_tenant, p_batch, 0, last_seq, clock_timestamp(), p_lines)
-        FROM runs WHERE tenant_id = p_tenant AND id = p_batch;
-        UPDATE runs SET last_seq = last_seq + cardinality(p_lines)
-        WHERE tenant_id = p_tenant AND id = p_batch;
-        PERFORM send_signal('bottega_events', p_batch::text);
     END IF;
 END $$;
 
@@ -111,7 +98,7 @@ BEGIN
                'item %s failed: %s', number - 1, error ->> 'message')) ORDER BY ended_at, number)
                FILTER (WHERE status IN ('failed', 'timeout')))[1]
     INTO v_lines, v_usage, v_failed FROM noted;
-    PERFORM log_items(p_tenant, p_batch, v_lines);
+    PERFORM append_events(p_tenant, p_batch, clock_timestamp(), VARIADIC v_lines);
     UPDATE runs SET usage = (
         SELECT sum_usage(array_agg(u)) || jsonb_build_object(
             'model_calls', sum((u -> 'model_calls')::bigint),
@@ -151,7 +138,7 @@ BEGIN
             cancel_requested_at = NULL, stop_reason = NULL
         WHERE tenant_id = p_tenant AND id = p_batch AND ended_at IS NOT NULL;
         IF FOUND THEN
-            PERFORM enqueue_run(p_tenant, p_batch, 'infinity');
+            PERFORM enqueue_run(p_tenant, p_batch, false);
         END IF;
         PERFORM queue_children(p_tenant, p_batch);
     END IF;

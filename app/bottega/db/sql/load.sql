@@ -36,6 +36,14 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                     WHERE s.tenant_id = p_tenant))
 $$;
 
+-- Return how many runs of a tenant count in concurrent_runs: those that workers execute, and those
+-- that wait for their child runs.
+CREATE OR REPLACE FUNCTION count_running(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
+        + (SELECT count(*) FROM run_waits
+           WHERE tenant_id = p_tenant AND reason = 'children' AND NOT is_child)
+$$;
+
 -- Return the workers that are alive, oldest first; state: the part of the session's tenant.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_workers()

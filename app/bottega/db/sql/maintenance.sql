@@ -46,8 +46,7 @@ BEGIN
     -- Blocked runs that wait for nobody: the run before was deleted.
     PERFORM release_run(b.tenant_id, b.id)
     FROM run_queue q JOIN runs b ON b.tenant_id = q.tenant_id AND b.id = q.run_id
-    WHERE NOT q.is_due AND q.due_at = 'infinity'
-      AND b.id = unfinished_in(b.tenant_id, b.conversation_id)
+    WHERE NOT q.is_due AND b.id = unfinished_in(b.tenant_id, b.conversation_id)
     LIMIT 1000;
     PERFORM expire_interrupts(500);
     DELETE FROM workers WHERE id IN (

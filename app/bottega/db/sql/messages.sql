@@ -39,7 +39,7 @@ BEGIN
         INSERT INTO run_inbox (tenant_id, run_id, kind) VALUES (p_tenant, p_run, 'message');
         PERFORM arrive(p_tenant, p_run);
     ELSE
-        PERFORM append_event(p_tenant, p_run, clock_timestamp(), event_line(
+        PERFORM append_events(p_tenant, p_run, clock_timestamp(), event_line(
             'message.received', jsonb_build_object('message_id', v_id)));
     END IF;
     RETURN jsonb_build_object('id', v_id);

@@ -21,24 +21,22 @@
 -- since. A claim counts again before both could pass concurrent_runs. Child runs do not count; a
 -- run that waits for its own does.
 
--- Called by statements that have locked the run's row. Store that a run may be claimed from p_due
--- on; infinity: the run before it in its conversation must end first.
+-- Called by statements that have locked the run's row. Store that a run may be claimed, unless the
+-- run before it in its conversation must end first.
 CREATE OR REPLACE FUNCTION enqueue_run(
-    p_tenant uuid, p_run uuid, p_due timestamptz DEFAULT clock_timestamp()
+    p_tenant uuid, p_run uuid, p_is_due boolean DEFAULT true
 ) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_is_due boolean := p_due <= clock_timestamp();
 BEGIN
     INSERT INTO run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)
     SELECT r.tenant_id, r.id, r.created_at + (r.priority - 1) * interval '30 seconds',
-           r.parent_run_id IS NOT NULL, v_is_due, p_due, CASE
+           r.parent_run_id IS NOT NULL, p_is_due, clock_timestamp(), CASE
                WHEN r.attempt > 0 THEN r.deadline
                WHEN r.queued_at IS NULL THEN 'infinity'
                ELSE r.queued_at + make_interval(secs => r.queue_timeout_s) END
     FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run
     ON CONFLICT (tenant_id, run_id) DO UPDATE SET
         is_due = excluded.is_due, due_at = excluded.due_at, expires_at = excluded.expires_at;
-    IF v_is_due THEN
+    IF p_is_due THEN
         PERFORM wake_worker();
     END IF;
 END $$;
@@ -66,14 +64,6 @@ CREATE OR REPLACE FUNCTION next_due(p_tenant uuid, p_child boolean) RETURNS uuid
 LANGUAGE sql STABLE AS $$
     SELECT run_id FROM run_queue WHERE is_due AND tenant_id = p_tenant AND is_child = p_child
     ORDER BY rank, run_id LIMIT 1
-$$;
-
--- Return how many runs of a tenant count in concurrent_runs: those that workers execute, and those
--- that wait for their child runs.
-CREATE OR REPLACE FUNCTION count_running(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
-        + (SELECT count(*) FROM run_waits
-           WHERE tenant_id = p_tenant AND reason = 'children' AND NOT is_child)
 $$;
 
 -- Return whether one of these tenants has due runs that its limit permits, or due child runs.
@@ -117,12 +107,6 @@ BEGIN
     SELECT * INTO w FROM workers WHERE id = p_worker AND leased_until > clock_timestamp();
     IF NOT FOUND THEN
         RETURN;  -- what it claimed would be taken over at once
-    END IF;
-    IF EXISTS (SELECT FROM run_queue WHERE NOT is_due AND due_at <= clock_timestamp()) THEN
-        UPDATE run_queue o SET is_due = true WHERE (o.tenant_id, o.run_id) IN (
-            SELECT tenant_id, run_id FROM run_queue
-            WHERE NOT is_due AND due_at <= clock_timestamp()
-            ORDER BY due_at LIMIT 100 FOR UPDATE SKIP LOCKED);
     END IF;
     v_due := due_tenants();
     v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
@@ -193,7 +177,8 @@ BEGIN
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
-        IF v_common = 0 THEN  -- this worker is full: another one may take what is left
+        -- This worker is full, or has enough to begin with: another one may take what is left.
+        IF v_common = 0 OR cardinality(v_claimed) = p_most THEN
             PERFORM wake_worker(p_worker);
         END IF;
         more := more OR v_free > 0 AND (v_common > 0 OR any_left(ARRAY(
@@ -233,12 +218,12 @@ CREATE OR REPLACE FUNCTION report(
     JOIN run_heads h USING (tenant_id, run_id, attempt);
 $$;
 
--- Called by a worker that stops executing a run, or by the sweep in its place. Queue it, due in
--- p_pause_s; or let it wait (p_wait: see begin_wait); or end it, if it is to be
--- cancelled or with an error. p_cause of the next attempt: drain, message, model, interrupt, …
+-- Called by a worker that stops executing a run, or by the sweep in its place. Queue it; or let it
+-- wait (p_wait: see begin_wait); or end it, if it is to be cancelled or with an error. p_cause of
+-- the next attempt: drain, message, model, interrupt, …
 CREATE OR REPLACE FUNCTION hand_back(
-    p_tenant uuid, p_run uuid, p_attempt integer, p_cause text,
-    p_pause_s double precision DEFAULT 0, p_wait jsonb DEFAULT NULL, p_error jsonb DEFAULT NULL
+    p_tenant uuid, p_run uuid, p_attempt integer, p_cause text, p_wait jsonb DEFAULT NULL,
+    p_error jsonb DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -264,8 +249,7 @@ BEGIN
         RETURN;
     END IF;
     IF p_wait IS NULL OR NOT begin_wait(r, p_wait) THEN
-        PERFORM enqueue_run(p_tenant, p_run, least(
-            r.deadline, v_now + make_interval(secs => p_pause_s)));
+        PERFORM enqueue_run(p_tenant, p_run);
     END IF;
     PERFORM arrive(p_tenant, p_run);
 END $$;
@@ -325,12 +309,13 @@ BEGIN
                 PERFORM arrive(r.tenant_id, r.id);
             ELSE
                 -- A run that kills its worker stops the other runs there, too. From the second
-                -- crash on each gets another pause, so that they do not meet it again.
+                -- crash on each waits for another time, so that they do not meet it again.
                 PERFORM hand_back(
-                    r.tenant_id, r.id, r.attempt, r.cause,
-                    CASE r.cause WHEN 'crash' THEN p_lease_s * least(2, jsonb_array_length(
-                        jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")')))
-                        * (hashtext(r.id::text || r.attempt) & 1023) / 1024.0 ELSE 0 END);
+                    r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
+                    jsonb_build_object('reason', 'time', 'groups', '[]', 'until_s', p_lease_s
+                        * least(2, jsonb_array_length(jsonb_path_query_array(
+                            r.attempts, '$[*] ? (@.cause == "crash")')))
+                        * (hashtext(r.id::text || r.attempt) & 1023) / 1024.0) END);
                 v_queued := v_queued + 1;
             END IF;
         EXCEPTION WHEN OTHERS THEN  -- one run must not keep the sweep from all others

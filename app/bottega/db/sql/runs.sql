@@ -100,8 +100,7 @@ BEGIN
         SELECT p_tenant, r.id, t.*, CASE WHEN t.status = 'cancelled' THEN t.ended_at END
         FROM task_rows(p_tasks, r.created_at) t;
     END IF;
-    PERFORM enqueue_run(
-        p_tenant, r.id, CASE WHEN r.queued_at IS NULL THEN 'infinity' ELSE clock_timestamp() END);
+    PERFORM enqueue_run(p_tenant, r.id, r.queued_at IS NOT NULL);
     RETURN shown_run(r) || CASE WHEN v_blocker IS NULL THEN '{}'
         ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
@@ -277,6 +276,7 @@ BEGIN
     DELETE FROM run_waits WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
         'status', p_status, 'stop_reason', v_reason, 'error', r.error, 'usage', r.usage), v_now);
+    PERFORM tell_parents(p_tenant, ARRAY[p_run]);
     PERFORM send_signal('bottega_events', p_run::text);
     PERFORM count_spending(p_tenant, spent) FROM runs WHERE tenant_id = p_tenant AND id = p_run;
     RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(

@@ -131,15 +131,16 @@ BEGIN
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
         PERFORM end_run(
             p_tenants[i], p_runs[i], p_after[i] + p_counts[i], p_outcomes[i], v_now);
-        IF next_due(p_tenants[i], false) IS NOT NULL THEN
-            v_answers[i] := 'due';
-        END IF;
     END LOOP;
     FOR v_tenant, v_places IN
         SELECT p_tenants[n], array_agg(n) FROM unnest(v_done) AS n
         WHERE p_outcomes[n] IS NOT NULL GROUP BY p_tenants[n] ORDER BY p_tenants[n]
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        PERFORM tell_parents(v_tenant, ARRAY(SELECT p_runs[n] FROM unnest(v_places) AS n));
+        IF next_due(v_tenant, false) IS NOT NULL THEN
+            v_answers[v_places[1]] := 'due';
+        END IF;
         PERFORM count_spending(v_tenant, jsonb_agg(s))
         FROM unnest(v_places) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n]
         CROSS JOIN jsonb_array_elements(r.spent) AS s;
@@ -214,13 +215,12 @@ $$;
 
 -- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
 -- whose final event is stored: its row, tasks and episode. Nobody needs to decide for it any more;
--- its child runs are cancelled, but for locked ones: the sweep finds those. Its own parent is told.
+-- its child runs are cancelled, but for locked ones: the sweep finds those.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_has_children boolean;
-    v_parent uuid;
 BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
     UPDATE runs SET
@@ -246,7 +246,7 @@ BEGIN
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)) ELSE attempts END,
         ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING child_limit IS NOT NULL, parent_run_id INTO v_has_children, v_parent;
+    RETURNING child_limit IS NOT NULL INTO v_has_children;
     IF p_outcome -> 'episode' <> 'null' THEN
         PERFORM store_episode(p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
     END IF;
@@ -265,11 +265,18 @@ BEGIN
             SELECT id FROM runs
             WHERE tenant_id = p_tenant AND parent_run_id = p_run AND ended_at IS NULL));
     END IF;
-    IF v_parent IS NOT NULL THEN
-        INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
-        SELECT p_tenant, id, 'child', p_run FROM runs
-        WHERE tenant_id = p_tenant AND id = v_parent AND ended_at IS NULL;
-        PERFORM send_signal('bottega_arrivals', p_tenant || ' ' || v_parent);
-    END IF;
 END $$;
+
+-- Called when runs of a tenant have ended. Let their parents know, as far as those go on.
+CREATE OR REPLACE FUNCTION tell_parents(p_tenant uuid, p_runs uuid[]) RETURNS void
+LANGUAGE sql AS $$
+    WITH told AS (
+        INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
+        SELECT p_tenant, p.id, 'child', r.id
+        FROM runs r JOIN runs p ON p.tenant_id = p_tenant AND p.id = r.parent_run_id
+        WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs) AND p.ended_at IS NULL
+        RETURNING run_id)
+    SELECT send_signal('bottega_arrivals', p_tenant || ' ' || run_id)
+    FROM (SELECT DISTINCT run_id FROM told) AS parents
+$$;
 

@@ -46,7 +46,7 @@ BEGIN
     INSERT INTO run_waits SELECT w.*;
     UPDATE runs SET status = 'waiting', queued_at = NULL
     WHERE tenant_id = r.tenant_id AND id = r.id;
-    PERFORM append_event(r.tenant_id, r.id, v_now, event_line('run.waiting', jsonb_build_object(
+    PERFORM append_events(r.tenant_id, r.id, v_now, event_line('run.waiting', jsonb_build_object(
         'reason', w.reason, 'since', to_char(w.since AT TIME ZONE 'UTC', v_form),
         'until', to_char(w.until AT TIME ZONE 'UTC', v_form))
         || CASE WHEN w.groups = '[]' THEN '{}' ELSE jsonb_build_object(
@@ -95,7 +95,7 @@ BEGIN
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
-        PERFORM append_event(p_tenant, p_run, v_now, event_line(
+        PERFORM append_events(p_tenant, p_run, v_now, event_line(
             'interrupt.resolved', jsonb_build_object(
                 'interrupt_id', i.id, 'kind', i.kind, 'call', i.call,
                 'tool_call_id', i.tool_call_id, 'status', i.status, 'resolution', i.resolution,
@@ -120,16 +120,18 @@ BEGIN
     END IF;
 END $$;
 
--- Append an event to the log of a run that no worker executes; its row is locked.
-CREATE OR REPLACE FUNCTION append_event(
-    p_tenant uuid, p_run uuid, p_now timestamptz, p_line text
+-- Append events, if there are any, to the log of a run that no worker executes; its row is locked.
+CREATE OR REPLACE FUNCTION append_events(
+    p_tenant uuid, p_run uuid, p_now timestamptz, VARIADIC p_lines text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
-    SELECT p_tenant, p_run, r.last_seq + 1, r.last_seq + 1, r.attempt, p_now, p_line
-    FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run;
-    UPDATE runs SET last_seq = last_seq + 1 WHERE tenant_id = p_tenant AND id = p_run;
-    PERFORM send_signal('bottega_events', p_run::text);
+    IF cardinality(p_lines) > 0 THEN
+        PERFORM put_events(p_tenant, p_run, attempt, last_seq, p_now, p_lines)
+        FROM runs WHERE tenant_id = p_tenant AND id = p_run;
+        UPDATE runs SET last_seq = last_seq + cardinality(p_lines)
+        WHERE tenant_id = p_tenant AND id = p_run;
+        PERFORM send_signal('bottega_events', p_run::text);
+    END IF;
 END $$;
 
 -- Cancel some of a tenant's runs, but for locked ones, which the sweep finds. Their workers end
