@@ -1,151 +1,213 @@
-"""Time to accept and to drain a batch, beside single runs, and what a chat notices of it.
+"""Time to accept and to drain a batch, beside single runs, and what chats notice of both.
 
-python -m benchmarks.batches [--items 10000] [--workers 2]
+    python -m benchmarks.batches [--items 10000] [--rounds 2] [--workers 2] [--latency-ms 0]
 
-Each item is one model call that answers at once. First as many single runs are queued, and then
-drained by workers that start; then one batch is. While another batch is drained, chats of the same
-tenant are started one by one. API, workers and database are processes of their own. Compare only
+Each item is one model call. Batches and single runs of the priority of items take turns, and are
+measured in two ways. *In all*: the workers wait, and the clock goes from the first request to the
+last end; 32 clients post single runs. *Backlog*: all was accepted before the workers start, and the
+clock goes from then to the last end; single runs are stored by then, while items become runs as
+they are queued. Ends are those of the database.
+
+Then chats are started one by one: alone; beside a batch, of its tenant and of another one; and
+beside as many single runs. API, workers and database are processes of their own. Compare only
 figures of the same invocation.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
+import asyncpg
 import httpx2
 from pydantic_core import from_json, to_json
 
-from benchmarks.harness import process, temporary_database
+from benchmarks.harness import percentile, process, temporary_database
 from benchmarks.model import ModelConnection, encoded
 from bottega.llm.demo_model.rules import Answer
 
 _CLIENTS = 32
-_CHATS = 100
+_CHATS = 120
+_PRIORITY = 8
 _SETTINGS = {
     "OPENAI_API_KEY": "none",
     "BOTTEGA_MEMORY": "off",
     "BOTTEGA_QUEUED_RUNS": "100000",
     "BOTTEGA_REQUESTS_PER_S": "100000",
 }
+_LEFT = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
+_LAST_END = "SELECT extract(epoch FROM max(ended_at))::double precision FROM runs"
+_STARTED = """
+SELECT extract(epoch FROM started_at - created_at)::double precision * 1000
+FROM runs WHERE id = ANY ($1)
+"""
 
 
 class _Model(ModelConnection):
     """The model of all items."""
 
+    seconds: ClassVar[float] = 0
+
+    def latency_of(self, body: bytes) -> float:
+        return self.seconds
+
     def parts(self, body: bytes) -> Sequence[bytes]:
         return encoded(Answer("done"), from_json(body))
 
 
-class Service:
-    """An API process, and workers that start when they are asked for."""
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """An API process, and workers that start when they are asked for.
 
-    def __init__(self, settings: dict[str, str], client: httpx2.AsyncClient, workers: int) -> None:
-        self._settings, self.client, self._workers = settings, client, workers
+    Attributes:
+        mine, other: clients of two tenants.
+        owner: connection to the database.
+    """
+
+    settings: dict[str, str]
+    workers: int
+    mine: httpx2.AsyncClient
+    other: httpx2.AsyncClient
+    owner: asyncpg.Connection
 
     @contextlib.asynccontextmanager
-    async def working(self) -> Any:
+    async def working(self) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(self._workers):
-                opened = process("worker", ready="is ready", **self._settings)
+            for _ in range(self.workers):
+                opened = process("worker", ready="is ready", **self.settings)
                 await stack.enter_async_context(opened)
             yield
 
-    async def accept_batch(self, items: int) -> tuple[str, float]:
-        """Start a batch; return its id, and the seconds until it was accepted."""
-        lines = b"\n".join(to_json({"input": f"item {n}"}) for n in range(items))
-        began = time.perf_counter()
-        answer = await self.client.post(
-            "/v1/batches?agent=clerk&concurrency=50",
-            content=lines,
-            headers={"content-type": "application/x-ndjson"},
-        )
-        answer.raise_for_status()
-        return str(answer.json()["id"]), time.perf_counter() - began
-
-    async def batch_over(self, batch_id: str) -> dict[str, Any]:
-        while True:
-            batch: dict[str, Any] = (await self.client.get(f"/v1/batches/{batch_id}")).json()
-            if batch["ended_at"] is not None:
-                return batch
-            await asyncio.sleep(0.2)
+    async def accept_batch(self, count: int) -> None:
+        lines = b"\n".join(to_json({"input": f"item {n}"}) for n in range(count))
+        path = f"/v1/batches?agent=clerk&priority={_PRIORITY}"
+        headers = {"content-type": "application/x-ndjson"}
+        (await self.mine.post(path, content=lines, headers=headers)).raise_for_status()
 
     async def accept_runs(self, count: int) -> None:
         numbers = iter(range(count))
 
         async def start() -> None:
             for number in numbers:
-                body = {"agent": "clerk", "input": f"item {number}"}
-                (await self.client.post("/v1/runs", json=body)).raise_for_status()
+                body = {"agent": "clerk", "input": f"item {number}", "priority": _PRIORITY}
+                (await self.mine.post("/v1/runs", json=body)).raise_for_status()
 
         await asyncio.gather(*[start() for _ in range(_CLIENTS)])
 
-    async def runs_over(self) -> None:
-        for status in ("queued", "running"):
-            left = True
-            while left:
-                page = await self.client.get(f"/v1/runs?status={status}&limit=1")
-                if left := bool(page.json()["items"]):
-                    await asyncio.sleep(0.2)
+    async def over(self) -> float:
+        """Wait until all runs are over; return the time of the last end."""
+        left = True
+        while left:
+            await asyncio.sleep(1)
+            left = await self.owner.fetchval(_LEFT)
+        found: float = await self.owner.fetchval(_LAST_END)
+        return found
 
-    async def chat_starts(self, until_over: str | None = None) -> list[float]:
-        """Start chats one by one; return the milliseconds until each began."""
-        found = []
+    async def in_all(self, kind: str, count: int) -> float:
+        """Return how many a second were accepted and executed."""
+        async with self.working():
+            began = time.time()
+            await self.accept(kind, count)
+            return count / (await self.over() - began)
+
+    async def backlog(self, kind: str, count: int) -> tuple[float, float]:
+        """Return the seconds until all were accepted, and how many a second were executed then."""
+        began = time.time()
+        await self.accept(kind, count)
+        accepted_s = time.time() - began
+        async with self.working():
+            began = time.time()
+            return accepted_s, count / (await self.over() - began)
+
+    async def accept(self, kind: str, count: int) -> None:
+        await (self.accept_batch if kind == "items" else self.accept_runs)(count)
+
+    async def chats(self, client: httpx2.AsyncClient) -> list[float]:
+        """Start chats one by one; return the milliseconds until a worker had each."""
+        ids = []
         for _ in range(_CHATS):
             body = {"agent": "clerk", "input": "hello"}
-            run = (await self.client.post("/v1/runs?wait=30", json=body)).json()
-            began, made = (datetime.fromisoformat(run[n]) for n in ("started_at", "created_at"))
-            found.append((began - made).total_seconds() * 1000)
-            if (
-                until_over
-                and (await self.client.get(f"/v1/batches/{until_over}")).json()["ended_at"]
-            ):
-                break
-        return sorted(found)
+            ids.append((await client.post("/v1/runs?wait=30", json=body)).json()["id"])
+        return [row[0] for row in await self.owner.fetch(_STARTED, ids)]
+
+    async def chats_beside(self, client: httpx2.AsyncClient, kind: str, count: int) -> list[float]:
+        await self.accept(kind, count)
+        found = await self.chats(client)
+        if not await self.owner.fetchval(_LEFT):
+            raise SystemExit("all was over before the chats: take more items")
+        await self.over()
+        return found
 
 
-def p99(values: Sequence[float]) -> float:
-    return values[min(len(values) - 1, int(len(values) * 0.99))]
+async def measure(bench: Bench, items: int, rounds: int) -> None:
+    for client in (bench.mine, bench.other):
+        body = {"name": "clerk", "system_message": "You answer."}
+        (await client.post("/v1/agents", json=body)).raise_for_status()
+    for number in range(rounds):
+        whole = {kind: await bench.in_all(kind, items) for kind in ("runs", "items")}
+        tell(f"in all, round {number + 1}", whole)
+        accepted = {kind: await bench.backlog(kind, items) for kind in ("items", "runs")}
+        tell(f"backlog, round {number + 1}", {kind: each[1] for kind, each in accepted.items()})
+        print(f"  {items} items accepted in {accepted['items'][0]:.1f} s", flush=True)
+    async with bench.working():
+        await bench.chats(bench.mine)
+        show("alone", await bench.chats(bench.mine))
+        show("beside a batch", await bench.chats_beside(bench.mine, "items", items))
+        show("beside single runs", await bench.chats_beside(bench.mine, "runs", items))
+        show("another tenant's, alone", await bench.chats(bench.other))
+        show("… beside a batch", await bench.chats_beside(bench.other, "items", items))
 
 
-async def measure(service: Service, items: int) -> None:
-    body = {"name": "clerk", "system_message": "You answer."}
-    (await service.client.post("/v1/agents", json=body)).raise_for_status()
-    await service.accept_runs(items)
-    began = time.perf_counter()
-    async with service.working():
-        await service.runs_over()
-    singles = items / (time.perf_counter() - began)
-    batch_id, accepted_s = await service.accept_batch(items)
-    began = time.perf_counter()
-    async with service.working():
-        batch = await service.batch_over(batch_id)
-        drained = items / (time.perf_counter() - began)
-        assert batch["counts"]["completed"] == items, batch
-        alone = await service.chat_starts()
-        batch_id, _ = await service.accept_batch(items)
-        beside = await service.chat_starts(batch_id)
-    print(f"{items} items accepted in {accepted_s:.1f} s")
-    print(f"single runs/s {singles:.0f}, items/s {drained:.0f} ({drained / singles:.2f} x)")
-    print(
-        f"a chat begins after ms, p99: alone {p99(alone):.1f}, beside a batch {p99(beside):.1f}"
-        f" ({len(beside)} chats)"
+def tell(what: str, rates: dict[str, float]) -> None:
+    ratio = rates["items"] / rates["runs"]
+    text = f"single runs/s {rates['runs']:.0f}, items/s {rates['items']:.0f} ({ratio:.2f} x)"
+    print(f"{what}: {text}", flush=True)
+
+
+def show(what: str, times: list[float]) -> None:
+    found = [percentile(times, share) for share in (0.5, 0.9, 0.99)]
+    p50, p90, p99 = found
+    print(f"chat begins, {what}: ms p50 {p50:.0f}, p90 {p90:.0f}, p99 {p99:.0f}", flush=True)
+
+
+def _key(url: str, tenant: str) -> str:
+    command = (sys.executable, "-m", "bottega.cli.commands", "keys", "create")
+    told = subprocess.run(
+        [*command, "--tenant", tenant, "--scope", "admin"],
+        env={**os.environ, "DATABASE_URL": url, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
+    return told.stdout.strip()
 
 
-async def main(url: str, items: int, workers: int) -> None:
+async def main(url: str, items: int, rounds: int, workers: int) -> None:
     server = await asyncio.get_running_loop().create_server(_Model, "127.0.0.1", 0)
     model = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     settings = {**_SETTINGS, "DATABASE_URL": url, "OPENAI_BASE_URL": model}
+    keys = [_key(url, tenant) for tenant in ("default", "other")]
     opened = process("serve", "--no-worker", "--port", "0", ready="listens on", **settings)
-    async with opened as (_, line):
+    owner = await asyncpg.connect(url)
+    async with opened as (_, line), contextlib.AsyncExitStack() as stack:
         base = re.findall(r"http://[\d.]+:\d+", line)[0]
-        async with httpx2.AsyncClient(base_url=base, timeout=600) as client:
-            await measure(Service(settings, client, workers), items)
+        mine, other = [
+            await stack.enter_async_context(
+                httpx2.AsyncClient(
+                    base_url=base, timeout=600, headers={"authorization": f"Bearer {key}"}
+                )
+            )
+            for key in keys
+        ]
+        await measure(Bench(settings, workers, mine, other, owner), items, rounds)
+    await owner.close()
     server.close()
 
 
@@ -154,7 +216,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--items", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--latency-ms", type=float, default=0)
     options = parser.parse_args()
+    _Model.seconds = options.latency_ms / 1000
     with temporary_database() as (url, _):
-        asyncio.run(main(url, options.items, options.workers))
+        asyncio.run(main(url, options.items, options.rounds, options.workers))

@@ -185,6 +185,33 @@ async def test_the_first_failure_ends_a_batch_that_says_so(bottega: Running) -> 
     assert (over["counts"]["failed"], over["counts"]["cancelled"]) == (1, 8)
 
 
+async def streamed(bottega: Running, batch_id: str, after: int = 0) -> list[dict[str, Any]]:
+    """Return the events of a stream that resumes after an event, until it ends."""
+    headers = {"accept": "text/event-stream", "last-event-id": str(after)}
+    answer = await bottega.client.get(f"/v1/batches/{batch_id}/events", headers=headers)
+    if answer.status_code == 204:
+        return []
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [event for line in lines if (event := json.loads(line))["type"] != "end"]
+
+
+async def test_a_stream_of_a_batch_ends_at_each_final_event(
+    bottega: Running, model: FakeModel
+) -> None:
+    batch_id = (await begin(bottega, items=[{"input": "bad 1"}, {"input": "2"}]))["id"]
+    first = await streamed(bottega, batch_id)
+    assert [each["type"] for each in first[-2:]] == ["batch.item_ended", "batch.completed"]
+    model.decide = lambda request: text("good")
+    assert (await bottega.client.post(f"/v1/batches/{batch_id}/retry")).status_code == 202
+    more = await streamed(bottega, batch_id, after=first[-1]["seq"])
+    assert [each["type"] for each in more] == ["batch.item_ended", "batch.completed"]
+    assert more[0]["data"]["status"] == "completed"
+    assert await streamed(bottega, batch_id, after=more[-1]["seq"]) == []
+    assert await streamed(bottega, batch_id) == first
+    path = f"/v1/batches/{batch_id}/events?limit=100"
+    assert (await bottega.client.get(path)).json()["items"] == first + more
+
+
 async def test_failed_items_are_repeated(bottega: Running, model: FakeModel) -> None:
     batch = await begin(bottega, items=[{"input": "bad 1"}, {"input": "2"}])
     await ended(bottega, batch["id"])

@@ -436,11 +436,12 @@ class Subscriber:
         self._only = only
         self._sent: dict[UUID | None, tuple[PartialCompletion, int]] = {}
         self._reported: dict[Key, int] = {}
+        self._ended = False
 
     @property
     def finished(self) -> bool:
-        """True if the run is over and all its events were returned."""
-        return self._tail.over and self.place >= self._tail.last
+        """True if a final event was returned, or the run is over and there is none to return."""
+        return self._ended or (self._tail.over and self.place >= self._tail.last)
 
     @property
     def orphaned(self) -> bool:
@@ -461,7 +462,10 @@ class Subscriber:
             found = tail.since(self.place)
             if found is None:
                 found = await tail.page(self.place)
+            if self._ended:
+                return None
             if found:
+                found = self._until_final(found)
                 self.place = found[-1].seq or self.place
                 if wanted := [frame for frame in found if self._only.passes(frame)]:
                     return wanted
@@ -474,6 +478,14 @@ class Subscriber:
             if monotonic() >= due:
                 return []
         return None
+
+    def _until_final(self, found: list[Frame]) -> list[Frame]:
+        """Return frames up to the first final event; a batch that was retried goes on behind it."""
+        for number, frame in enumerate(found, 1):
+            if frame.is_final:
+                self._ended = True
+                return found[:number]
+        return found
 
     def _text(self) -> list[Frame]:
         """Return new live text, if all earlier events were returned.
@@ -582,7 +594,7 @@ class RunStreams:
         """Yield the run's stream, which lives as long as it has subscribers."""
         key = cursor.tenant_id, cursor.run_id
         stream = self._streams.get(key)
-        if stream is None:
+        if stream is None or (stream.over and not cursor.over):
             stream = self._streams[key] = RunStream(self._reader, cursor, after)
             stream.unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_notice(stream))
             self._on_notice(stream)
@@ -592,7 +604,8 @@ class RunStreams:
         finally:
             stream.watchers -= 1
             if not stream.watchers:
-                del self._streams[key]
+                if self._streams.get(key) is stream:
+                    del self._streams[key]
                 self._awake.pop(stream, None)
                 self._noticed.pop(stream, None)
                 stream.unwatch()
