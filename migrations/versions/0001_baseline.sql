@@ -324,8 +324,11 @@ CREATE TABLE sessions (
     updated_at timestamptz NOT NULL DEFAULT now(),
     -- The integrator's name for the end user; set when the session begins.
     user_id text,
+    -- What a person called it; null: nobody did.
+    title text,
     metadata jsonb NOT NULL DEFAULT '{}',
-    bytes bigint GENERATED ALWAYS AS (octet_length(metadata::text)) STORED,
+    bytes bigint GENERATED ALWAYS AS (
+        octet_length(metadata::text) + octet_length(coalesce(title, ''))) STORED,
     CONSTRAINT pk_sessions PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_sessions_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
@@ -513,6 +516,8 @@ CREATE TABLE runs (
 CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
     WHERE metadata <> '{}';
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
+CREATE INDEX ix_runs_of_sessions ON runs (tenant_id, id)
+    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_runs_ended ON runs (tenant_id, ended_at, id) WHERE ended_at IS NOT NULL;
 CREATE INDEX ix_runs_conversation ON runs (tenant_id, conversation_id, id)

@@ -107,7 +107,7 @@ mcp_server_versions = _table(
 sessions = _table(
     "sessions",
     uuid="tenant_id",
-    text="id user_id",
+    text="id user_id title",
     json="metadata",
     time="created_at updated_at",
 )

@@ -3,7 +3,7 @@
 The messages of a session are pages over its runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,23 +15,36 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
+    Uuid,
     and_,
+    any_,
     bindparam,
+    case,
+    cast,
     delete,
     exists,
     func,
     or_,
     select,
     text,
+    true,
     union_all,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.selectable import LateralFromClause
 
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import grew, require_room
-from bottega.db.tables import forked_turns, graph_versions, runs, session_memory, sessions
+from bottega.db.tables import (
+    forked_turns,
+    graph_versions,
+    run_waits,
+    runs,
+    session_memory,
+    sessions,
+)
 from bottega.errors import (
     BottegaError,
     BusyError,
@@ -40,18 +53,70 @@ from bottega.errors import (
     NotFoundError,
     UserErasingError,
 )
-from bottega.events.types import RunStatus
+from bottega.events.types import FOR_PEOPLE, UNFINISHED, RunStatus
 from bottega.runs import messages
 from bottega.runs.read import spelled
 
-_COLUMNS = (
-    sessions.c.id,
-    sessions.c.user_id.label("user"),
-    sessions.c.metadata,
-    sessions.c.created_at,
-    sessions.c.updated_at,
-)
-_SESSIONS = select(*_COLUMNS)
+SHOWN_TEXT = 200
+"""Characters of a title that nobody gave, and of a last message."""
+RECENT_RUNS = 20_000
+"""A search for sessions, and their order by time, reads the newest of their runs."""
+
+
+def _sessions() -> Select[Any]:
+    """Select sessions with what their first and last runs say."""
+    first, last = _run_of_session(descending=False), _run_of_session(descending=True)
+    for_people = exists().where(
+        run_waits.c.tenant_id == sessions.c.tenant_id,
+        run_waits.c.run_id == last.c.id,
+        run_waits.c.reason.in_(FOR_PEOPLE),
+    )
+    state = case(
+        (and_(last.c.status == RunStatus.WAITING, for_people), "waiting"),
+        (last.c.status.in_(UNFINISHED), "answering"),
+        (last.c.status.in_((RunStatus.FAILED, RunStatus.TIMEOUT)), "failed"),
+        else_="idle",
+    )
+    said = func.coalesce(last.c.output[()].astext, last.c.question, "")
+    title = func.coalesce(sessions.c.title, func.left(first.c.question, SHOWN_TEXT), "")
+    return (
+        select(
+            sessions.c.id,
+            sessions.c.user_id.label("user"),
+            title.label("title"),
+            sessions.c.metadata,
+            sessions.c.created_at,
+            func.greatest(sessions.c.updated_at, last.c.created_at, last.c.ended_at).label(
+                "updated_at"
+            ),
+            func.left(said, SHOWN_TEXT).label("last_message"),
+            last.c.agent,
+            last.c.graph,
+            state.label("state"),
+            last.c.id.label("last_run_id"),
+        )
+        .join_from(sessions, first, true(), isouter=True)
+        .outerjoin(last, true())
+    )
+
+
+def _run_of_session(*, descending: bool) -> LateralFromClause:
+    """Select the first or the last run of each session."""
+    of = runs.alias("last" if descending else "first")
+    return (
+        select(of)
+        .where(of.c.tenant_id == sessions.c.tenant_id, of.c.session_id == sessions.c.id)
+        .where(of.c.parent_run_id.is_(None))
+        .order_by(of.c.id.desc() if descending else of.c.id)
+        .limit(1)
+        .correlate(sessions)
+        .lateral(of.name)
+    )
+
+
+_SESSIONS = _sessions()
+
+
 _GREW = grew("sessions", "tenant_id", "id")
 _BY_METADATA = text("""
 SELECT sessions_by_metadata(
@@ -89,7 +154,7 @@ async def create(
     """Begin a session.
 
     Args:
-        new: ``id`` (``None``: a new one), ``user`` and ``metadata``.
+        new: ``id`` (``None``: a new one), ``user``, ``title`` and ``metadata``.
 
     Raises:
         ConflictError: ``exists``.
@@ -102,15 +167,15 @@ async def create(
         "tenant_id": tenant_id,
         "id": new["id"] or str(uuid4()),
         "user_id": new["user"],
+        "title": new["title"],
         "metadata": new["metadata"],
     }
-    query = insert(sessions).values(values).on_conflict_do_nothing().returning(*_COLUMNS)
-    row = (await connection.execute(query)).mappings().one_or_none()
-    if row is None:
+    query = insert(sessions).values(values).on_conflict_do_nothing().returning(sessions.c.id)
+    if (await connection.scalar(query)) is None:
         raise ConflictError(
             f"session '{values['id']}' exists already: use it, or choose another id", code="exists"
         )
-    return dict(row)
+    return await shown(connection, tenant_id, values["id"])
 
 
 _REFUSALS: Mapping[str, Callable[[str, UUID | None], BottegaError]] = {
@@ -151,7 +216,8 @@ async def fork(
         ConflictError: ``not_final`` or ``not_completed``.
     """
     source = await shown(connection, tenant_id, session_id)
-    new = await create(connection, tenant_id, {**source, "id": new_id})
+    about = {**source, "title": source["title"] or None, "id": new_id}
+    new = await create(connection, tenant_id, about)
     query = select(func.fork_session(tenant_id, session_id, run_id, new["id"]))
     if (refused := await connection.scalar(query)) is not None:
         raise _REFUSALS[refused](session_id, run_id)
@@ -173,23 +239,22 @@ async def ends_with(
 
 
 async def change(
-    connection: AsyncConnection, tenant_id: UUID, session_id: str, metadata: Mapping[str, Any]
+    connection: AsyncConnection, tenant_id: UUID, session_id: str, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Replace a session's metadata.
+    """Replace a session's ``metadata``, its ``title``, or both.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
         LimitedError: ``storage_quota``, unless it becomes smaller.
     """
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-    query = update(sessions).where(own).values(metadata=metadata, updated_at=func.now())
-    row = (await connection.execute(query.returning(*_COLUMNS, _GREW))).mappings().one_or_none()
+    query = update(sessions).where(own).values(**values, updated_at=func.now()).returning(_GREW)
+    row = (await connection.execute(query)).one_or_none()
     if row is None:
         raise unknown_session(session_id)
-    changed = dict(row)
-    if changed.pop(_GREW.name):
+    if row[0]:
         await require_room(connection, tenant_id)
-    return changed
+    return await shown(connection, tenant_id, session_id)
 
 
 def unknown_session(session_id: str) -> NotFoundError:
@@ -225,39 +290,105 @@ async def hold_owner(
     await hold_user(connection, tenant_id, user)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Conditions on listed sessions; ``None`` and empty mean any.
+
+    Attributes:
+        metadata: as in :class:`bottega.runs.read.RunFilter`.
+        text: part of the title or of a question, whatever its case and accents.
+        agent: agent or graph of one of its runs.
+        state: see the schema of a session.
+    """
+
+    user: str | None = None
+    metadata: Sequence[tuple[str, str]] = ()
+    text: str | None = None
+    agent: str | None = None
+    state: str | None = None
+
+    @property
+    def searches(self) -> bool:
+        return (self.text, self.agent, self.state) != (None, None, None)
+
+
 async def page(
     connection: AsyncConnection,
     tenant_id: UUID,
+    wanted: SessionFilter,
     *,
-    user: str | None,
-    metadata: Sequence[tuple[str, str]],
-    after: str | None,
+    by_time: bool,
+    after: Any,
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List sessions by id: the page after the id ``after``.
+    """List sessions by id, or by their last run.
 
     Args:
-        metadata: as in :class:`bottega.runs.read.RunFilter`.
+        by_time: only sessions with runs, in the order of their last one.
+        after: the place before the page: an id, or that of a last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
-    if metadata:
+    searches = by_time or wanted.searches
+    if wanted.metadata:
         values = {
             "conditions": [
                 to_json([{key: each} for each in spelled(value)]).decode()
-                for key, value in metadata
+                for key, value in wanted.metadata
             ],
-            "user": user,
-            "after": after,
+            "user": wanted.user,
+            "after": None if searches else after,
             "descending": descending,
-            "most": limit + 1,
+            "most": RECENT_RUNS if searches else limit + 1,
         }
         found = (await connection.scalars(_BY_METADATA, values)).all()
-        query = query.where(sessions.c.id.in_(found))
-    elif user is not None:
-        query = query.where(sessions.c.user_id == user)
-    query = paged(query, sessions.c.id, after=after, descending=descending)
-    return await fetch_page(connection, query, limit)
+        query = query.where(sessions.c.id == any_(bindparam("found", found, type_=ARRAY(Text))))
+    elif wanted.user is not None:
+        query = query.where(sessions.c.user_id == wanted.user)
+    place: ColumnElement[Any] = sessions.c.id
+    if searches:
+        recent = _recent_sessions(tenant_id, wanted).subquery("recent")
+        query = query.join(recent, recent.c.session_id == sessions.c.id)
+        query = query.where(*_matches(query, recent.c, wanted))
+        place = recent.c.last_run if by_time else sessions.c.id
+    query = paged(query, place, after=after, descending=descending)
+    return await fetch_page(connection, query, limit, by_index=not searches)
+
+
+def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
+    """Select the sessions of the newest runs, and if one of these meets a search."""
+    own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
+    query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
+    query = query.where(*own, runs.c.parent_run_id.is_(None))
+    if wanted.user is not None:
+        query = query.where(runs.c.user_id == wanted.user)
+    run = query.order_by(runs.c.id.desc()).limit(RECENT_RUNS).subquery("recent_runs").c
+    by_agent: ColumnElement[bool] = true()
+    by_text: ColumnElement[bool] = true()
+    if wanted.agent is not None:
+        by_agent = func.coalesce(run.graph, run.agent) == wanted.agent
+    if wanted.text is not None:
+        by_text = func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
+    return select(
+        run.session_id,
+        func.max(cast(run.id, Text)).cast(Uuid).label("last_run"),
+        func.bool_or(by_agent).label("has_agent"),
+        func.bool_or(by_text).label("has_text"),
+    ).group_by(run.session_id)
+
+
+def _matches(
+    query: Select[Any], recent: Any, wanted: SessionFilter
+) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions of a search on sessions and their recent runs."""
+    shown = query.selected_columns
+    if wanted.agent is not None:
+        yield recent.has_agent
+    if wanted.text is not None:
+        by_title = func.strpos(func.folded(shown.title), func.folded(wanted.text)) > 0
+        yield or_(recent.has_text, by_title)
+    if wanted.state is not None:
+        yield shown.state == wanted.state
 
 
 async def shown(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Routes of sessions."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field
+from pydantic import Field, model_validator
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, acts_for
@@ -36,6 +36,9 @@ from bottega.runs import sessions
 from bottega.tenants import audit
 from bottega.tenants.erase import erase_session
 
+Title = Annotated[str, Field(min_length=1, max_length=200, examples=["Refund of order 4711"])]
+State = Literal["answering", "waiting", "failed", "idle"]
+
 
 class NewSession(Body):
     """A session to begin."""
@@ -44,15 +47,26 @@ class NewSession(Body):
     """Null: the server chooses one."""
     user: UserName | None = None
     """Your own name for your end user; it never changes."""
+    title: Title | None = None
+    """Null: the first question is its title."""
     metadata: Metadata = Field(default_factory=dict)
 
 
 class SessionChange(Body):
-    """A change of a session."""
+    """A change of a session: of its metadata, its title, or both."""
 
-    metadata: Metadata
-    """In place of all that it had."""
+    metadata: Metadata | None = None
+    """In place of all that it had; left out: as it is."""
+    title: Title | None = None
+    """Null: its first question is its title again; left out: as it is."""
     user: OwnUser = None
+
+    @model_validator(mode="after")
+    def _change_something(self) -> "SessionChange":
+        given = self.model_fields_set
+        if "title" not in given and self.metadata is None:
+            raise ValueError("name what to change: metadata, title or both")
+        return self
 
 
 class SessionFork(Body):
@@ -70,10 +84,24 @@ class Session(Answer):
     """Id of the session: your own, or one that the server chose."""
     user: str | None
     """Whose it is; it never changes."""
+    title: str
+    """As given, else the first 200 characters of its first question; empty: it has none yet."""
     metadata: Metadata = Field(default_factory=dict)
     """Your own data."""
     created_at: datetime
     updated_at: datetime
+    """Of its last change, or of the last start or end of a run."""
+    last_message: str
+    """The first 200 characters of the last answer; before it comes, of the last question."""
+    agent: str | None = None
+    """Agent of its last run; null: there is no run, or it is a graph's."""
+    graph: str | None = None
+    """Graph of its last run; null: it has none."""
+    state: State
+    """`answering`: its last run is not over; `waiting`: that waits for a person; `failed`: it
+    failed or took too long; `idle`: neither."""
+    last_run_id: UUID | None = None
+    """Null: it has no run yet."""
 
 
 class SessionItem(Answer):
@@ -157,19 +185,48 @@ async def create(
         return await once(tx, response, Session, begin)
 
 
+_SEARCHED = f"It looks at sessions with the newest {sessions.RECENT_RUNS:,} runs."
+
+
 class SessionQuery(PageQuery):
     """Query parameters of the list of sessions."""
 
+    order: Annotated[
+        Literal["asc", "desc", "updated_at"],
+        Field(
+            description="`asc`, `desc`: by id; `updated_at`: those with the newest runs first, of "
+            f"the newest {sessions.RECENT_RUNS:,} runs."
+        ),
+    ] = "asc"  # type: ignore[assignment]
     user: QueriedUser = None
+    agent: Annotated[
+        str | None,
+        Query(pattern=NAME_PATTERN, description=f"Agent or graph of one of its runs. {_SEARCHED}"),
+    ] = None
+    state: Annotated[State | None, Query(description=_SEARCHED)] = None
+    q: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=500,
+            description="Part of its title or of the first 300 characters of a question, in any "
+            f"case and with or without accents; no wildcards. {_SEARCHED}",
+        ),
+    ] = None
     metadata: MetadataPairs
+
+    @property
+    def descending(self) -> bool:
+        return self.order != "asc"
 
 
 @router.get(
     "",
     operation_id="list_sessions",
-    summary="List sessions by id",
+    summary="List sessions by id, or by their last run",
     description=(
-        "To find conversations by user or metadata; the messages are in the session's own list."
+        "To find conversations by text, user, agent, state or metadata; the messages are in the "
+        "session's own list."
     ),
     response_model=Page[Session],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -182,14 +239,22 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
+    by_time = query.order == "updated_at"
     found = await sessions.page(
         tx,
         tenant,
-        user=acts_for(principal, query.user, None).user,
-        metadata=pairs_of(query.metadata),
-        **query.window(str),
+        sessions.SessionFilter(
+            user=acts_for(principal, query.user, None).user,
+            metadata=pairs_of(query.metadata),
+            text=query.q,
+            agent=query.agent,
+            state=query.state,
+        ),
+        by_time=by_time,
+        **query.window(UUID if by_time else str),
     )
-    return query.page(request, response, found, lambda session: session["id"])
+    place = "last_run_id" if by_time else "id"
+    return query.page(request, response, found, lambda session: session[place])
 
 
 @router.get(
@@ -207,7 +272,7 @@ async def get(tx: Transaction, tenant: ReviewTenant, session_id: SessionId) -> A
 @router.patch(
     "/{session_id}",
     operation_id="change_session",
-    summary="Replace a session's metadata",
+    summary="Change a session's title or metadata",
     description="For your own data about the session; models never see it.",
     response_model=Session,
     responses=problems(400, 404, 409, 413, 415),
@@ -220,7 +285,10 @@ async def change(
     body: SessionChange,
 ) -> Any:
     await _refuse_other(tx, acts_for(principal, body.user), session_id)
-    return await sessions.change(tx, tenant, session_id, body.metadata)
+    changes = body.model_dump(include=body.model_fields_set & {"title", "metadata"})
+    if changes.get("metadata", {}) is None:
+        del changes["metadata"]
+    return await sessions.change(tx, tenant, session_id, changes)
 
 
 @router.post(
