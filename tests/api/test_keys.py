@@ -104,9 +104,14 @@ async def test_requests_without_a_key_reveal_nothing(refusing: Running) -> None:
 @pytest.mark.parametrize(
     ("scopes", "permitted"),
     [
-        (["read"], {"read"}),
-        (["run"], {"read", "run"}),
-        (["define"], {"read", "define"}),
+        *(
+            pytest.param(scopes, permitted, marks=pytest.mark.deep)
+            for scopes, permitted in (
+                (["read"], {"read"}),
+                (["run"], {"read", "run"}),
+                (["define"], {"read", "define"}),
+            )
+        ),
         (["approve"], {"approve"}),
         (["define", "run"], {"read", "run", "define"}),
         (["admin"], {"read", "run", "define", "approve", "admin"}),

@@ -120,6 +120,7 @@ async def test_every_time_accepts_every_offset(admin: httpx2.AsyncClient) -> Non
             assert answer.status_code in expected, (name, place, value, answer.text)
 
 
+@pytest.mark.deep
 async def test_no_cursor_with_a_time_breaks_a_list(admin: httpx2.AsyncClient) -> None:
     _, found = await operations(admin)
     lists = [

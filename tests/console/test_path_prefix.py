@@ -47,6 +47,7 @@ async def below(settings: Settings, database_url: str) -> AsyncIterator[Below]:
         yield Below(server, address, key, model)
 
 
+@pytest.mark.deep
 async def test_addresses_stay_below_the_path(below: Below) -> None:
     below.model.script(text("Done."))
     async with below.client() as client:

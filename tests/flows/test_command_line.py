@@ -162,7 +162,14 @@ def test_no_option_has_a_second_form_that_says_the_default() -> None:
     assert list(options(get_command(cli), "bottega")) == []
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "| true"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        *(pytest.param(each, marks=pytest.mark.deep) for each in ("<&-", ">&-", "2>&-")),
+        "<&- >&- 2>&-",
+        "| true",
+    ],
+)
 def test_closed_input_and_output_end_no_command_with_a_traceback(closed: str) -> None:
     command = f"{sys.executable} -m bottega.cli.commands settings --json"
     script = f"set -o pipefail; {{ {command} {closed}; }} 2>&1 || [ $? = 141 ]"

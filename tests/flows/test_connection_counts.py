@@ -95,6 +95,7 @@ async def test_a_process_at_rest_has_few_connections(
         await at_rest(owner)
 
 
+@pytest.mark.deep
 async def test_a_busy_worker_has_few_connections(
     settings: Settings, database_url: str, owner: asyncpg.Pool, model: FakeModel
 ) -> None:

@@ -31,6 +31,7 @@ async def status(reader: asyncio.StreamReader) -> bytes:
     return (await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)).split()[1]
 
 
+@pytest.mark.deep
 async def test_half_sent_heads_of_one_address_block_no_other(
     database_url: str, model: FakeModel
 ) -> None:

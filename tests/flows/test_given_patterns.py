@@ -242,6 +242,7 @@ async def test_resumed_and_repeated_runs_keep_their_assignments(
         assert same["arm"] == "used"
 
 
+@pytest.mark.deep
 async def test_repetitions_get_the_assignment_of_the_first_run(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

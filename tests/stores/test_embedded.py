@@ -115,7 +115,7 @@ def test_a_server_that_was_killed_with_its_users_is_started_again(folder: Path) 
     "text",
     [
         "{pid}\n/elsewhere\n1700000000\n5432\n/elsewhere\n\n  1234567   32769\nready   \n",
-        "{pid}\n",
+        pytest.param("{pid}\n", marks=pytest.mark.deep),
         pytest.param("-1\n", marks=pytest.mark.deep),
         pytest.param("99999999999999999999\n", marks=pytest.mark.deep),
         "",
@@ -150,9 +150,9 @@ def test_process_that_has_the_number_of_a_dead_server_is_left_alone(
     ("sign", "whole"),
     [
         pytest.param("", False, marks=pytest.mark.deep),
-        ("PG_VERSION", False),
+        pytest.param("PG_VERSION", False, marks=pytest.mark.deep),
         pytest.param("global/pg_control", False, marks=pytest.mark.deep),
-        ("base/4", False),
+        pytest.param("base/4", False, marks=pytest.mark.deep),
         ("base/4", True),
     ],
 )
