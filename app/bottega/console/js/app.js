@@ -24,6 +24,7 @@ const COMPARE = { name: "Comparison", needs: "read", load: () => import("./pages
 const PAGES = {
   "": { name: "Home", needs: REVIEW, view: Home },
   runs: { name: "Runs", needs: REVIEW, view: Runs, one: Run, below: { compare: COMPARE } },
+  batches: { name: "Batches", needs: REVIEW, load: () => import("./pages/batches.js").then((m) => m.Batches) },
   interrupts: { name: "Waiting for you", needs: REVIEW, view: Interrupts },
   chat: { name: "Chat", view: Chat, needs: "run" },
   agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
