@@ -417,7 +417,12 @@ CREATE TABLE runs (
     -- A retry from the last step takes over events 2 to carried_seq of the earlier run. Its task
     -- ids therefore derive from that run, or from the first of a chain of retries.
     retry_of uuid,
-    -- Of a retry: the first run of the chain, whose arm of an experiment all of them get.
+    -- Of a fork: {"run_id", "node" or "seq": the place, "usage": of the events that it takes over}.
+    -- It takes over events as a retry does.
+    fork_of jsonb,
+    -- What nodes of its graph publish without being asked, by name.
+    given jsonb NOT NULL DEFAULT '{}',
+    -- Of a retry or a fork: the first run of the chain, whose arm of an experiment all of them get.
     assigned_as uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
     task_root uuid,

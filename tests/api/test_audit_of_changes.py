@@ -94,6 +94,7 @@ WORK = {
         "create_run",
         "create_batch",
         "retry_run",
+        "fork_run",
         "create_session",
         "change_session",
         "fork_session",

@@ -247,6 +247,7 @@ async def _runs(ask: Recorder, model: FakeModel) -> None:
     await ask("compare_runs", at, params={"with": second["id"]})
     await ask.send_examples("give_run_feedback", at)
     await ask("retry_run", at, json={"from": "start"})
+    await ask.send_examples("fork_run", {"run_id": second["id"]})
     await ask("cancel_run", at)
     await ask("cancel_run_task", {**at, "task_id": task["items"][0]["id"]})
     await ask("list_runs")

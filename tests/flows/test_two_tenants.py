@@ -240,6 +240,7 @@ BODIES: dict[str, Any] = {
     "put_secret": {"value": "an own secret", "hosts": ["own.example"]},
     "create_run": {"agent": "own", "input": "x"},
     "retry_run": {"from": "start"},
+    "fork_run": {"at_seq": 1},
     "send_run_message": {"content": "x"},
     "resolve_interrupt": {"answer": "nightly"},
     "create_batch": {"agent": "own", "items": [{"input": "x"}]},

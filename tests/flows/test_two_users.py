@@ -140,6 +140,7 @@ class Stage:
         """Yield changes of what is ada's, which are compared with a user only if they name one."""
         named = {} if user is None else {"user": user}
         yield "retry_run", "POST", f"/v1/runs/{self.run}/retry", named
+        yield "fork_run", "POST", f"/v1/runs/{self.run}/fork", {"at_seq": 1, **named}
         message = {"content": "x", **named}
         yield "send_run_message", "POST", f"/v1/runs/{self.asks}/messages", message
         resolve = f"/v1/interrupts/{self.interrupt}/resolve"

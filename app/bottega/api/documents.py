@@ -249,6 +249,8 @@ _OPERATION_CODES: Mapping[str, str] = {
     "export_user": "user_erasing",
     "find_context": "user_required",
     "find_similar_failures": "user_required",
+    "fork_run": f"{_RUNS} {_ONCE} child_run no_graph no_root node_skipped not_final not_the_user "
+    "unknown_event unknown_node",
     "fork_session": f"{_OWNED} {_ONCE} exists not_completed not_final storage_quota unknown_run "
     "user_erasing",
     "get_episode": "user_required",

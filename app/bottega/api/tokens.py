@@ -36,6 +36,7 @@ OPERATIONS: Mapping[tuple[str, str], Action | None] = {
     (WEBSOCKET, "/v1/runs/{run_id}/ws"): "read",
     ("POST", "/v1/ws-tickets"): "read",
     ("POST", "/v1/runs/{run_id}/retry"): "run",
+    ("POST", "/v1/runs/{run_id}/fork"): "run",
     ("POST", "/v1/runs/{run_id}/messages"): "message",
     ("POST", "/v1/runs/{run_id}/cancel"): "cancel",
     ("POST", "/v1/runs/{run_id}/tasks/{task_id}/cancel"): "cancel",

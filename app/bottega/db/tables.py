@@ -147,7 +147,7 @@ runs = _table(
     "question principal traceparent tracestate",
     json="session_base turn input goals constraints success_criteria pinned cost_budget overrides "
     "output_schema output output_json error usage spent spent_beside metadata attempts "
-    "parent_task batch",
+    "parent_task batch fork_of given",
     number="priority token_budget carried_seq attempt last_seq messages child_limit",
     real="timeout_s queue_timeout_s",
     time="created_at queued_at cancel_requested_at started_at deadline ended_at",

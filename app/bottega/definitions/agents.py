@@ -179,6 +179,16 @@ async def _defined(
     return (await connection.execute(query)).scalar_one()
 
 
+OVERRIDABLE = ("system_message", "model", "max_iterations")
+"""Fields of a definition that a run's overrides may replace."""
+
+
+def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an agent's definition with a run's own fields; the same object without any."""
+    fields = {name: changed[name] for name in OVERRIDABLE if name in changed}
+    return {**definition, **fields} if fields else definition
+
+
 DEFAULT = "default"
 """Name of the provider of models that name none."""
 MOST_MODELS = 10

@@ -12,6 +12,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
+from bottega.definitions.agents import overridden
 from bottega.definitions.pinned import Pin, PinnedDefinitions, pinned_graph, pins_of
 from bottega.tenants.limits import Payer
 
@@ -38,6 +39,7 @@ class ClaimedRun:
         crashes: number of attempts whose worker died.
         is_cancelled: true if its cancellation was requested.
         cancelled_tasks: ids of tasks whose cancellation was requested.
+        given: what nodes of its graph publish without being asked, by name.
         task_root: the id that the ids of its tasks are derived from.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
@@ -115,6 +117,7 @@ class ClaimedRun:
     messages: int = 0
     parent_task: Mapping[str, Any] | None = None
     payer: Payer | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
@@ -149,9 +152,13 @@ class ClaimedRun:
             if pin in definitions:
                 found[pin.kind][pin.name] = definitions[pin]
         graph = pinned_graph(self.tenant_id, {"graph": self.graph_pins or None}, definitions)
+        agents = {
+            name: overridden(definition, self.overrides.get(name, {}))
+            for name, definition in found["agent"].items()
+        }
         return replace(
             self,
-            agents=found["agent"],
+            agents=agents,
             providers=found["provider"],
             mcp_servers=found["mcp_server"],
             graph=graph,

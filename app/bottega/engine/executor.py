@@ -430,7 +430,9 @@ class Executor:
             elements = None
             if self.runtime is not None:
                 elements = ElementRuns(self.runtime.children, recorder, run)
-            graph = GraphRun(team, recorder, question, about, given, elements=elements)
+            graph = GraphRun(
+                team, recorder, question, about, given, elements=elements, given=run.given
+            )
             end = await (graph.run() if run.parent_task is None else graph.element(run.parent_task))
         else:
             (agent,) = team.agents.values()

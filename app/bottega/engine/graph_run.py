@@ -132,6 +132,7 @@ class GraphRun:
         path, name: of the graph in the run; the name ends with a slash.
         at_work: the queries of all levels that have not ended, by path.
         elements: child runs of nodes with many elements; ``None``: there are none.
+        given: texts that nodes publish without being asked, by name.
 
     Attributes:
         responses: of the nodes that have ended.
@@ -146,6 +147,7 @@ class GraphRun:
     name: str = ""
     at_work: dict[Path, Query] = field(default_factory=dict)
     elements: ElementRuns | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
     responses: dict[str, AssistantResponse] = field(default_factory=dict)
     _usage: AgentUsage = AgentUsage()
     _line: Sequence[str] = ()
@@ -277,6 +279,8 @@ class GraphRun:
 
     async def _execute(self, name: str, query: Query) -> AssistantResponse:
         """Execute a node, and publish what it has if it is no agent that does so itself."""
+        if (text := self.given.get(name)) is not None:
+            return await self._give(name, query, text)
         node, kind = self.team.nodes[name], self._rules.nodes[name].type
         if (budget := node.get("budget")) is not None:
             self.recorder.node_accounts[query.path] = _accounts_of(name, budget)
@@ -763,6 +767,21 @@ class GraphRun:
             self.recorder.published(query, publication)
             self.recorder.publications_ended(query)
 
+    async def _give(self, name: str, query: Query, text: str) -> AssistantResponse:
+        """Publish a text in place of a node's answer; nobody is asked."""
+        agent = _agent_of(query)
+        is_agent = (
+            self._rules.nodes[name].type == "agent" and "for_each" not in self.team.nodes[name]
+        )
+        value = None if is_agent and agent.output is None else json_or_text(text)
+        response = AssistantResponse(content=text, output_json=value)
+        if is_agent:
+            self.recorder.query_started(query)
+        await self._publish(name, query, text)
+        if is_agent:
+            self.recorder.query_ended(query, response)
+        return response
+
 
 def _agent_of(query: Query) -> BaseAgent:
     agent = query.agent
@@ -773,6 +792,14 @@ def _agent_of(query: Query) -> BaseAgent:
 def _said(query: Query, value: Any) -> AssistantResponse:
     """Return what a tool or a person gave as a node's answer."""
     return AssistantResponse(content=as_text(value), output_json=value, usage=query.usage)
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value that a text is as JSON, or the text."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return text
 
 
 def _failed(code: str, text: str, usage: AgentUsage = AgentUsage()) -> AssistantResponse:

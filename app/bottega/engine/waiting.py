@@ -551,8 +551,10 @@ class OpenInterrupts:
         known = self._journal.replay.tool_call(*key)
         if (decided_before := known.decisions.get(kind)) is not None:
             asked, resolution = decided_before
-            # A decision of the run that this one repeats serves only a call that has its result.
-            if asked == str(interrupt_id) or known.ended is not None:
+            # A decision of the run that this one repeats serves only a call that has its result; it
+            # took over those of a graph's nodes only with their answers.
+            is_over = known.ended is not None or interrupt.node is not None
+            if asked == str(interrupt_id) or is_over:
                 return Resolution(resolution)
         if interrupt.server is not None and self._is_too_many(str(interrupt_id)):
             return Resolution({})

@@ -11,6 +11,7 @@ from bottega.agents.params import merged
 from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.db.tables import run_events
 from bottega.definitions import kinds
+from bottega.definitions.agents import overridden
 from bottega.definitions.graphs import to_graph
 from bottega.engine.replay import ANALYSIS, MEMORY_PREFIXES, TaskReplay, replay_run
 from bottega.errors import NotFoundError
@@ -65,8 +66,8 @@ async def prompt(
     said = await page(messages.SAID, (first.seq, 0), MOST_SAID)
     agent, names = first.agent or "", run["pinned"]["agents"]
     definitions = await _definitions(connection, run, agent)
-    definition = definitions.get(agent, {})
     changed = run["overrides"].get(agent) or {}
+    definition = overridden(definitions.get(agent, {}), changed)
     own = _own(definition, None if task.dispatched is None else task.dispatched.data)
     own = "\n\n".join(filter(None, (own, changed.get("instructions"))))
     order = await _order(connection, run, _subagents(definition))

@@ -203,6 +203,7 @@ _HIDDEN = (
     "root_run_id",
     "child_limit",
     "batch",
+    "given",
 )
 """Columns that lists leave out; some are large."""
 _ABOVE = UUID(int=4 << 120)
@@ -339,6 +340,11 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         webhook["url"] = url.split("?")[0]
         if webhook["status"] is None:  # a trigger queues it when the run ends
             webhook |= {"status": "pending", "tries": 0}
+    fork = row.get("fork_of")
+    taken_over = None
+    if fork is not None:
+        taken_over = {"events": max(0, row["carried_seq"] - 1), "usage": fork["usage"]}
+        fork = {name: fork[name] for name in ("run_id", "node", "seq") if name in fork}
     waiting = None
     if row.get("wait_reason") is not None:
         waiting = {name: row[f"wait_{name}"] for name in _OF_WAIT}
@@ -348,6 +354,8 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         "waiting": waiting,
         **row,
         **shown(row),
+        "fork_of": fork,
+        "taken_over": taken_over,
         "user": row["user_id"],
         "question": row["question"][:_SHOWN_QUESTION],
         "memory_used": OFF if row["memory"] == "off" else row["memory_used"],

@@ -1,7 +1,12 @@
-"""Repetition of a finished run as a new run, from the start or from its last good step."""
+"""Repetition of a run as a new run: from the start, or with a part of the earlier one's steps.
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+A retry takes over all good steps, a fork those before a place (see :mod:`bottega.runs.forks`).
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import asyncpg
@@ -9,13 +14,14 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import DEMAND_TITLES
-from bottega.agents.messages import ToolCall
+from bottega.agents.messages import AgentUsage, ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import ending_of, task_id_at
 from bottega.db.sessions import driver_of
 from bottega.db.tables import runs
+from bottega.definitions.graphs import to_graph
 from bottega.engine.journal import CANCELLED, EPISODE_NOT_STORED, row_change
-from bottega.engine.replay import ENDS, answer_of
+from bottega.engine.replay import ENDS, NODE_STATES, answer_of, replay_run
 from bottega.errors import ConflictError, ForbiddenError
 from bottega.events import log
 from bottega.events.types import (
@@ -33,7 +39,8 @@ from bottega.events.types import (
 )
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
-from bottega.runs import read
+from bottega.graph.decisions import GraphRules, name_of_node
+from bottega.runs import graphs, read
 from bottega.runs.pins import stricter
 from bottega.runs.submit import Carried, accept
 from bottega.subagents.child import places_of
@@ -52,7 +59,6 @@ _KEPT = (
     "mode",
     "agent",
     "graph",
-    "session_id",
     "user",
     "input",
     "pinned",
@@ -64,6 +70,7 @@ _KEPT = (
     "webhook_url",
     "overrides",
     "output_schema",
+    "given",
     *DEMAND_TITLES,
     "metadata",
     "memory",
@@ -95,36 +102,124 @@ async def retry(
         ForbiddenError: ``beyond_limits``.
         ConflictError: ``not_final``; ``child_run``: it does a task of another run.
     """
+    old = await repeatable(connection, tenant_id, run_id)
+    new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
+    new |= {"session_id": old["session_id"], "retry_of": run_id, "principal": principal}
+    if (conversation_id := old["conversation_id"]) is not None:
+        new |= {"conversation": "continue", "conversation_id": conversation_id}
+        new |= {"turn": base_of(old)}
+    if not from_last_step:
+        return await accept(connection, tenant_id, new)
+    events = await log.read_all(pool, tenant_id, run_id, on=await driver_of(connection))
+    nodes = await NodeTasks.of(connection, tenant_id, old)
+    carried = carry_over(events, task_root_of(old), nodes)
+    return await accept(connection, tenant_id, new | same_tasks(old), carried)
+
+
+async def repeatable(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    *,
+    unfinished: Collection[str] = UNFINISHED,
+) -> dict[str, Any]:
+    """Return a run that may be repeated, locked.
+
+    Args:
+        unfinished: statuses in which it may not.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+        ConflictError: ``not_final``; ``child_run``: it does a task of another run.
+    """
     # A delete of the old run waits for this lock, and then deletes the new run too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)
     old = await read.get(connection, tenant_id, run_id)
-    if old["status"] in UNFINISHED:
+    if old["status"] in unfinished:
         raise ConflictError(
             f"run {run_id} is not over (it is {old['status']}): wait for its end, or cancel it",
             code="not_final",
         )
     if old["parent_run_id"] is not None:
         raise ConflictError(
-            f"run {run_id} does a task of run {old['parent_run_id']}: retry that one",
+            f"run {run_id} does a task of run {old['parent_run_id']}: repeat that one",
             code="child_run",
         )
-    new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
-    if (conversation_id := old["conversation_id"]) is not None:
-        base = old["turn"] and {"base": old["turn"]["base"]}
-        new |= {"conversation": "continue", "conversation_id": conversation_id, "turn": base}
-    new["pinned"] = _pinned(old["pinned"], limits)
-    new["memory"] = stricter(memory, old["memory"])
+    return old
+
+
+async def repeated_values(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    old: Mapping[str, Any],
+    *,
+    memory: str,
+    limits: StoredLimits,
+) -> dict[str, Any]:
+    """Return what a repetition has in common with the old run.
+
+    Args:
+        memory, limits: see :func:`retry`.
+
+    Raises:
+        ForbiddenError: ``beyond_limits``.
+    """
     await touch(connection, tenant_id, files_of(old["input"]))
-    if not from_last_step:
-        return await accept(connection, tenant_id, new)
-    task_root = old["task_root"] or run_id
-    events = await log.read_all(pool, tenant_id, run_id, on=await driver_of(connection))
-    carried = carry_over(events, task_root)
-    # The new run must see the same session and derive the same task ids as the old one.
-    new |= {"session_base": old["session_base"], "task_root": task_root}
-    return await accept(connection, tenant_id, new, carried)
+    pinned = _pinned(old["pinned"], limits)
+    common = {name: old[name] for name in _KEPT}
+    return common | {"pinned": pinned, "memory": stricter(memory, old["memory"])}
+
+
+def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``turn`` of a run that comes after the same turns as the old one."""
+    return old["turn"] and {"base": old["turn"]["base"]}
+
+
+def task_root_of(old: Mapping[str, Any]) -> UUID:
+    """Return the id that the ids of a run's tasks are derived from."""
+    root: UUID = old["task_root"] or old["id"]
+    return root
+
+
+def same_tasks(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what lets a run see the same session and derive the same task ids as the old one."""
+    return {"session_base": old["session_base"], "task_root": task_root_of(old)}
+
+
+class NodeTasks(NamedTuple):
+    """The nodes of a run's graph.
+
+    Attributes:
+        ids: of their tasks, by name.
+    """
+
+    definition: Mapping[str, Any]
+    rules: GraphRules
+    ids: Mapping[str, UUID]
+
+    @classmethod
+    async def of(
+        cls, connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
+    ) -> Self | None:
+        """Read the nodes of a run; ``None``: no graph decides its course."""
+        if run["mode"] != "dag":
+            return None
+        definition = await graphs.definition_of(connection, tenant_id, run)
+        order = to_graph(definition).get_topological_order()
+        root = task_root_of(run)
+        ids = {name: task_id_at(root, ((0, number),)) for number, name in enumerate(order)}
+        return cls(definition, GraphRules.of(definition), ids)
+
+    def node(self, name: str) -> dict[str, Any]:
+        """Return the definition of a node, with its name."""
+        found = {name_of_node(node): node for node in self.definition["nodes"]}
+        return {**found[name], "name": name}
+
+    def below(self, names: Iterable[str]) -> set[str]:
+        """Return the nodes that follow some nodes."""
+        return {edge.target for name in names for edge in self.rules.below(name)}
 
 
 def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object]:
@@ -139,8 +234,13 @@ def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object
     return limits.pinned(pinned)
 
 
-def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
-    """Return the steps of a finished run that its repetition need not do again. Pure.
+def carry_over(
+    events: Sequence[Event],
+    task_root: UUID,
+    nodes: NodeTasks | None = None,
+    again: Collection[str] = (),
+) -> Carried:
+    """Return the steps of a run that its repetition need not do again. Pure.
 
     They are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
 
@@ -151,10 +251,18 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
 
     Args:
         task_root: the id that the ids of the run's tasks are derived from.
+        nodes: of the graph that decides its course, if one does.
+        again: nodes that are done again from their start.
     """
+    settled: set[UUID | None] = set()
+    if nodes is not None:
+        events = _without(events, nodes, again, again)
+        settled = _settled(events, nodes)
     parents = {event.task_id: event.parent_task_id for event in events}
-    undone = _undone(events, parents, task_root)
+    undone = _undone(events, parents, task_root, settled)
     good = [event for index, event in enumerate(events) if index not in undone]
+    if nodes is not None:
+        good = _without_failed_nodes(good, nodes)
     answered = {
         (event.task_id, call_of(event.data))
         for event in good
@@ -168,7 +276,11 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
         event
         for event in good
         if not _is_of_run(event)
-        and not (event.type in _ASKS and _call_of(event) not in ended)
+        and not (
+            event.type in _ASKS
+            and _call_of(event) not in ended
+            and event.task_id not in settled  # a node that asks people has no call that ends
+        )
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
         )
@@ -176,7 +288,103 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
     rows = [_row(event, numbers, parents) for event in kept]
-    return Carried(rows, _tasks(kept, rows))
+    usage = sum((task.usage for task in replay_run(kept).tasks.values()), AgentUsage())
+    return Carried(rows, _tasks(kept, rows), usage)
+
+
+def until(events: Sequence[Event], seq: int) -> list[Event]:
+    """Return the events up to a ``seq``, without blocks that are not whole there. Pure.
+
+    A block is a model's message with the results of all its tool calls.
+    """
+    events = events[:seq]
+    parents = {event.task_id: event.parent_task_id for event in events}
+    began: dict[UUID | None, int] = {}
+    blocks: dict[UUID | None, tuple[int, set[tuple[Any, ...]]]] = {}
+    for index, event in enumerate(events):
+        began.setdefault(event.task_id, index)
+        if event.type == EventType.LLM_COMPLETED:
+            completed = LlmCompleted.of(event.data)
+            calls = {(event.task_id, completed.call, call["id"]) for call in completed.tool_calls}
+            blocks[event.task_id] = index, calls
+        elif event.type in _TOOL_ENDS and event.task_id in blocks:
+            blocks[event.task_id][1].discard(_call_of(event))
+    broken = {task: index for task, (index, calls) in blocks.items() if calls}
+    never = len(events)
+    return [
+        event
+        for index, event in enumerate(events)
+        if index < broken.get(event.task_id, never)
+        and all(
+            began[event.task_id] < broken.get(above, never)
+            for above in _above(event.task_id, parents)
+        )
+    ]
+
+
+def _without(
+    events: Iterable[Event], nodes: NodeTasks, again: Collection[str], undecided: Collection[str]
+) -> list[Event]:
+    """Return a run's events without some nodes.
+
+    Args:
+        again: nodes whose work is dropped.
+        undecided: nodes whose edges are dropped.
+    """
+    events = list(events)
+    parents = {event.task_id: event.parent_task_id for event in events}
+    dropped = {nodes.ids[name] for name in again}
+    return [
+        event
+        for event in events
+        if dropped.isdisjoint((event.task_id, *_above(event.task_id, parents)))
+        and not (event.type in NODE_STATES and _node_of(event.data["node"]) in again)
+        and not (
+            event.type == EventType.EDGE_DECIDED
+            and (event.data["source"] in undecided or _node_of(event.data["source"]) in again)
+        )
+    ]
+
+
+def _node_of(name: str) -> str:
+    """Return the run's node to which a name in the log belongs, such as ``draft/2/write``."""
+    return name.partition("/")[0]
+
+
+def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
+    """Return the tasks of nodes whose failures do not count: they completed, or the run goes on."""
+    rules = nodes.rules.nodes
+    return {
+        event.task_id
+        for event in events
+        if event.type == EventType.NODE_COMPLETED
+        or (
+            event.type == EventType.NODE_FAILED
+            and (rule := rules.get(event.data["node"])) is not None
+            and rule.goes_on
+        )
+    }
+
+
+def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Event]:
+    """Return events without nodes that ended the run, and without what follows unfinished ones.
+
+    A node in which something failed, and that has not ended, is done again from its start.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    for event in events:
+        if event.type in NODE_STATES:
+            found[event.type].add(event.data["node"])
+    rules = nodes.rules.nodes
+    ended = found[EventType.NODE_COMPLETED] | found[EventType.NODE_FAILED]
+    open_nodes = found[EventType.NODE_STARTED].intersection(rules) - ended
+    handled = {
+        name for name in found[EventType.NODE_FAILED] if name in rules and rules[name].goes_on
+    }
+    failed = {_node_of(name) for name in found[EventType.NODE_FAILED]}
+    failed -= found[EventType.NODE_COMPLETED] | handled
+    again = failed | nodes.below(failed | open_nodes)
+    return _without(events, nodes, again, again | open_nodes)
 
 
 def _is_of_run(event: Event) -> bool:
@@ -190,14 +398,22 @@ def _is_final_failure(event: Event) -> bool:
     return event.type == EventType.LLM_FAILED and not is_repeated(event.data)
 
 
-def _undone(events: Sequence[Event], parents: Parents, task_root: UUID) -> set[int]:
+def _undone(
+    events: Sequence[Event],
+    parents: Parents,
+    task_root: UUID,
+    settled: AbstractSet[UUID | None] = frozenset(),
+) -> set[int]:
     """Return the indexes of failures that no later step used, and of their consequences.
 
     A failure that a model received and answered stays. A task that is done again keeps its dispatch
     and its finished steps; so does a task without an end. If an agent read the state of its tasks
     and made no step afterwards, it reads the state again.
+
+    Args:
+        settled: tasks whose failures stay.
     """
-    log = _Log(events, parents)
+    log = _Log(events, parents, settled)
     failed: dict[UUID | None, int] = {}  # by task: from this index on, its events are dropped
     again: set[UUID | None] = set()  # tasks whose end events are dropped
     for index, event in enumerate(events):
@@ -229,7 +445,10 @@ class _Log:
         ended: index of each task's end event.
     """
 
-    def __init__(self, events: Sequence[Event], parents: Parents) -> None:
+    def __init__(
+        self, events: Sequence[Event], parents: Parents, settled: AbstractSet[UUID | None]
+    ) -> None:
+        self._settled = settled
         self._events = events
         self._parents = parents
         self._answered: dict[UUID | None, int] = {}
@@ -268,6 +487,8 @@ class _Log:
         The caller of a synchronous task learns of its end at once. The caller of an asynchronous
         one learns of it when it reads the task's state.
         """
+        if not self._settled.isdisjoint((task, *_above(task, self._parents))):
+            return True
         while task is not None:
             index = max(index, self.ended.get(task, index))
             parent = self._parents[task]
@@ -376,7 +597,7 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
             {
                 "id": event.task_id,
                 "parent_id": event.parent_task_id,
-                "agent": event.agent,
+                "agent": event.agent or "",
                 "depth": row["depth"],
                 "status": RunStatus.RUNNING,
             },

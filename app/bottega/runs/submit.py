@@ -18,6 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import trace_context
+from bottega.agents.messages import AgentUsage
 from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
 from bottega.errors import (
     BottegaError,
@@ -194,10 +195,12 @@ class Carried:
     Attributes:
         events: of the log, from ``seq`` 2 on.
         tasks: rows that result from the events.
+        usage: of the events, which the other run paid.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
     tasks: Sequence[Mapping[str, Any]] = ()
+    usage: AgentUsage = AgentUsage()
 
 
 async def submit(

@@ -1,7 +1,9 @@
 """Routes of runs: start, read, compare, cancel, retry and steer them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -9,15 +11,17 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field
 from pydantic_core import from_json
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import ClientDisconnect
 
-from bottega.api.auth import Principal, acts_for
+from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.agents import EffectiveLimits
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, OwnUser, Page, PlaceInTime
 from bottega.api.schemas.messages import Message, MessageSent, NewMessage, Prompt
 from bottega.api.schemas.runs import (
     Context,
+    NewFork,
     NewRun,
     Run,
     RunDiff,
@@ -60,11 +64,13 @@ from bottega.container import Service
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.definitions.agents import first_subagents
+from bottega.errors import ForbiddenError
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
-from bottega.runs import graphs, messages, prompts, read
+from bottega.runs import forks, graphs, messages, prompts, read
 from bottega.runs.control import request_cancel, request_task_cancel
 from bottega.runs.diff import compare, differences, node_differences, totals
+from bottega.runs.forks import Fork
 from bottega.runs.read import OutcomeValue
 from bottega.runs.retry import retry as repeat
 
@@ -237,30 +243,110 @@ async def retry(
     once: OnceDep,
 ) -> Any:
     from_last_step = body.from_ == "last_step"
-    acting = acts_for(principal, body.user)
-    async with service.database.begin(tenant) as tx:
-        owner = await owner_of_run(tx, tenant, run_id)
-        acting.refuse_other(owner.user, f"run {run_id}")
-        if principal.token is not None:
-            source = await read.get(tx, tenant, run_id)
-            principal.token.need_run_of(source["agent"], source["graph"], source["session_id"])
+    settings, pool = service.settings, service.database.pool
+    async with _repeating(service, principal, run_id, body.user) as tx:
 
         async def accept() -> dict[str, Any]:
-            pool = service.database.pool
             run = await repeat(
                 tx,
                 pool,
                 tenant,
                 run_id,
                 from_last_step=from_last_step,
-                memory=service.settings.memory,
+                memory=settings.memory,
                 principal=principal.actor,
                 limits=principal.limits,
             )
-            response.headers["Location"] = f"/v1/runs/{run['id']}"
+            response.headers["Location"] = _path(run)
             return run
 
         return await once(tx, response, Run, accept)
+
+
+@asynccontextmanager
+async def _repeating(
+    service: Service, principal: Principal, run_id: UUID, user: str | None
+) -> AsyncIterator[AsyncConnection]:
+    """Open a transaction for a caller that may repeat a run."""
+    tenant = principal.tenant_id
+    acting = acts_for(principal, user)
+    async with service.database.begin(tenant) as tx:
+        owner = await owner_of_run(tx, tenant, run_id)
+        acting.refuse_other(owner.user, f"run {run_id}")
+        if principal.token is not None:
+            source = await read.get(tx, tenant, run_id)
+            principal.token.need_run_of(source["agent"], source["graph"], source["session_id"])
+        yield tx
+
+
+@router.post(
+    "/{run_id}/fork",
+    operation_id="fork_run",
+    summary="Repeat a part of a run",
+    description=(
+        "Starts a new run (`fork_of` names this one, which must be over) that takes over what "
+        "comes before a node of its graph, or before an event: nothing of it is asked, called or "
+        "paid again (`taken_over`). With `publication` the node publishes this text and is not "
+        "asked. The new run has no session, but knows what its session had published. 409 "
+        "`not_final`, `child_run`; `no_graph`: it has no nodes, or is a batch. 422 "
+        "`unknown_node`; `node_skipped`: it would be skipped again."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the new run.")},
+)
+async def fork(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    run_id: RunId,
+    body: NewFork,
+    response: Response,
+    once: OnceDep,
+) -> Any:
+    if body.agent is not None:
+        principal.need("define")
+    changes = None if body.agent is None else body.agent.changes
+    wanted = Fork(body.node, body.at_seq, body.publication, changes, body.input)
+    acting = acts_for(principal, body.user)
+    settings, pool = service.settings, service.database.pool
+    async with _repeating(service, principal, run_id, body.user) as tx:
+
+        async def accept() -> dict[str, Any]:
+            run = await forks.fork(
+                tx,
+                pool,
+                tenant,
+                run_id,
+                wanted,
+                memory=settings.memory,
+                principal=principal.actor,
+                limits=principal.limits,
+                may_give=partial(_refuse_giving, acting),
+            )
+            response.headers["Location"] = _path(run)
+            return run
+
+        return await once(tx, response, Run, accept)
+
+
+def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) -> None:
+    """Check that a caller may say what a node publishes.
+
+    Raises:
+        ForbiddenError: ``insufficient_scope``, ``not_the_user``.
+    """
+    who = node.get("who", "run")
+    if who == "approve":
+        acting.principal.need("approve")
+    if who == "user":
+        if acting.user is None or acting.user != user:
+            raise ForbiddenError("only the run's own user may answer this", code="not_the_user")
+    elif acting.principal.token is not None:
+        raise ForbiddenError(
+            "a token of an end user may not answer for a node: it needs a key",
+            code="insufficient_scope",
+        )
 
 
 class DiffQuery(PageQuery):

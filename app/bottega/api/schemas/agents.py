@@ -21,14 +21,17 @@ from bottega.agents.params import ToolChoiceScope
 from bottega.agents.query import OnLength
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.params import (
+    MaxIterations,
+    ModelNames,
     OutputSchemaField,
     Parameters,
+    SystemMessage,
     ToolDefinition,
     ToolInputSchema,
     ToolName,
     short_schema,
 )
-from bottega.definitions.agents import MOST_MODELS, TASK_TOOLS
+from bottega.definitions.agents import TASK_TOOLS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.runs.read import OutcomeSource, OutcomeValue
@@ -301,11 +304,6 @@ class SubAgents(Body):
         return TASK_TOOLS if self.mode == "async" else self.names
 
 
-_ModelName = Annotated[str, StringConstraints(min_length=1, max_length=265)]
-ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_length=MOST_MODELS)]
-"""References to models, see :mod:`bottega.definitions.agents`."""
-
-
 class AncestorsRecall(Body):
     """Recall of answers of the agent's ancestors in the graph, besides those read directly."""
 
@@ -346,7 +344,7 @@ class AgentContent(Body):
 
     description: Annotated[str, StringConstraints(max_length=2000)] = ""
     """The agent's abilities; the model of a calling agent reads this."""
-    system_message: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+    system_message: SystemMessage
     """Instructions that each of its model calls begins with."""
     model: ModelNames | None = None
     """`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of this name;
@@ -355,7 +353,7 @@ class AgentContent(Body):
     model_patience_s: Annotated[float | None, Field(ge=0, le=604_800, allow_inf_nan=False)] = None
     """Seconds that runs wait for an unavailable model; 0: none; null: the server's default. The
     run's deadline still applies."""
-    max_iterations: Annotated[int, Field(ge=1, le=100), WHOLE] = 15
+    max_iterations: MaxIterations = 15
     """Maximum number of model calls per query."""
     stateless: bool = True
     """As a sub-agent: forget the conversation after each call."""

@@ -15,7 +15,16 @@ from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
 from bottega.api.schemas.parts import ContentPart, ModelToolCall, ShortenedPrompt
-from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, Status, TaskStatus, Usage
+from bottega.api.schemas.runs import (
+    AgentUsage,
+    Cause,
+    Event,
+    Failure,
+    ForkOf,
+    Status,
+    TaskStatus,
+    Usage,
+)
 from bottega.events.types import EventType, WaitReason
 
 AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]
@@ -40,6 +49,8 @@ class RunQueuedData(EventData):
     priority: int
     retry_of: UUID | None
     """Id of the run that this one repeats; null: none."""
+    fork_of: ForkOf | None = None
+    """Id of the run of which this one repeats a part, with the `node` or the `seq`; null: none."""
     parent_run_id: UUID | None = None
     """Id of the run that a child run works for; null: it is none."""
 

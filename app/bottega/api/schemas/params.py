@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from bottega.agents.params import Effort, Verbosity
 from bottega.api.schemas.base import Body
+from bottega.definitions.agents import MOST_MODELS
 from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import shown_schema
 from bottega.json_schema.output import check_length
@@ -178,6 +179,32 @@ def _distinct(tools: list[RunToolDefinition]) -> list[RunToolDefinition]:
     return tools
 
 
+_ModelName = Annotated[str, StringConstraints(min_length=1, max_length=265)]
+ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_length=MOST_MODELS)]
+"""References to models, see :mod:`bottega.definitions.agents`."""
+SystemMessage = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+MaxIterations = Annotated[int, Field(ge=1, le=100), WHOLE]
+
+
+class AgentChanges(Body):
+    """Fields of an agent's definition that are others in one run."""
+
+    system_message: SystemMessage | None = None
+    """Instructions that each of its model calls begins with."""
+    model: ModelNames | None = None
+    """Of the providers that the run has pinned."""
+    max_iterations: MaxIterations | None = None
+    """Maximum number of model calls per query."""
+    params: Parameters | None = None
+    """Each replaces the agent's own of that name; null takes it back to the model's default."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that are given."""
+        given = self.model_dump(exclude_none=True)
+        return given if self.params is None else given | {"params": self.params.model_dump()}
+
+
 class AgentOverrides(Body):
     """Changes of one agent for one run."""
 
@@ -196,3 +223,10 @@ class AgentOverrides(Body):
         """Show only what there is, and ``params``. An annotation would replace the schema."""
         shown = handler(self)
         return {name: each for name, each in shown.items() if each or name == "params"}
+
+
+class ShownOverrides(AgentOverrides, AgentChanges):
+    """Changes of one agent for one run, those of a fork included."""
+
+    params: Parameters = Field(default_factory=Parameters)
+    """Each replaces the agent's own of that name."""

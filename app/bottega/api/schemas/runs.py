@@ -16,11 +16,24 @@ from bottega.api.schemas.base import (
     MemoryMode,
     Metadata,
     Name,
+    OwnUser,
     UserName,
     VersionNumber,
 )
-from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
-from bottega.api.schemas.parts import Demands, RunInput, ShownDemands, ShownMessage, WebhookUrl
+from bottega.api.schemas.params import (
+    AgentChanges,
+    AgentOverrides,
+    OutputSchemaField,
+    ShownOverrides,
+)
+from bottega.api.schemas.parts import (
+    Demands,
+    RunInput,
+    ShownDemands,
+    ShownMessage,
+    Text,
+    WebhookUrl,
+)
 from bottega.events.types import WaitReason
 from bottega.json_schema.values import WHOLE
 
@@ -201,6 +214,12 @@ class NewRun(Demands):
             raise PydanticCustomError("steer", "'steer' takes no goals, constraints, criteria")
 
 
+def _says_something(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("blank", "it has nothing but spaces")
+    return text
+
+
 class Attempt(Answer):
     """One worker's execution of a run."""
 
@@ -261,6 +280,74 @@ class Waiting(Answer):
     """Then it goes on at the latest; null: not by itself."""
 
 
+class ForkOfNode(Answer):
+    """The run that a fork repeats from a node on."""
+
+    run_id: UUID
+    node: str
+    """It and the nodes that follow it are done again."""
+
+
+class ForkOfEvent(Answer):
+    """The run that a fork repeats from an event on."""
+
+    run_id: UUID
+    seq: int
+    """What came after this event is done again."""
+
+
+ForkOf = ForkOfNode | ForkOfEvent
+
+
+class TakenOver(Answer):
+    """Work that the run did not do itself."""
+
+    events: int
+    """Number of events that were copied into its log, from `seq` 2 on."""
+    usage: AgentUsage
+    """The part of its usage that the other run had spent."""
+
+
+class NewFork(Body):
+    """The place from which a part of a run is repeated, and what differs in it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"node": "designer", "publication": "Two modules: store and web."},
+                {"at_seq": 12, "input": "In euros, please."},
+            ]
+        }
+    )
+
+    node: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    """A node of the run's graph: it and those that follow it are done again."""
+    at_seq: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
+    """The last event that is taken over, in place of `node`. It is moved back to the end of a
+    whole block: a model's message with the results of all its tool calls."""
+    publication: Annotated[Text, AfterValidator(_says_something)] | None = None
+    """Text that the node publishes; then it is not asked. It must fit the node's schema."""
+    agent: AgentChanges | None = None
+    """Fields of the definition of the node's agent (or of the run's own) that are others; needs a
+    key with the scope `define`."""
+    input: Text | None = None
+    """A message for the run's own agent, after what is taken over. In a graph it is the question
+    of the nodes that are done."""
+    user: OwnUser = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if (self.node is None) == (self.at_seq is None):
+            raise PydanticCustomError("place", "give either 'node' or 'at_seq'")
+        if self.publication is not None and (self.node is None or self.agent is not None):
+            raise PydanticCustomError(
+                "publication",
+                "'publication' takes the place of a node's answer: it needs 'node', "
+                "and then no 'agent' is asked",
+            )
+        return self
+
+
 class RunSummary(Answer):
     """A run, without its input and output."""
 
@@ -313,6 +400,10 @@ class RunSummary(Answer):
     """Null: none was requested."""
     retry_of: UUID | None
     """The run that this one repeats."""
+    fork_of: ForkOf | None = None
+    """The run of which this one repeats a part; null: it is no fork."""
+    taken_over: TakenOver | None = None
+    """What a fork took over from that run; null: it is no fork."""
     parent_run_id: UUID | None = None
     """Set: a child run of it."""
     learning: LearningStatus | None
@@ -337,7 +428,7 @@ class Run(RunSummary, ShownDemands):
     so is this."""
     success_check: RunCheck | None = None
     """Decisions of the agent's success checks; null: it has none."""
-    overrides: dict[str, AgentOverrides] = Field(default_factory=dict)
+    overrides: dict[str, ShownOverrides] = Field(default_factory=dict)
     """Changes of the run's agents, for this run alone, by agent."""
     output_schema: dict[str, Any] | None = None
     """JSON Schema that the answer must fit; null: the agent's own, if any."""

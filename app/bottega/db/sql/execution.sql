@@ -26,9 +26,9 @@ BEGIN
                     'published_at', m.published_at)), '[]')
                 FROM session_memory m
                 WHERE m.tenant_id = r.tenant_id AND m.session_id = r.session_id) END),
-            turn = CASE WHEN r.conversation_id IS NOT NULL THEN coalesce(r.turn, (
+            turn = coalesce(r.turn, CASE WHEN r.conversation_id IS NOT NULL THEN (
                 SELECT jsonb_build_object('base', o.last_run) FROM conversations o
-                WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id)) END,
+                WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id) END),
             -- A child run's time in the queue ends with its parent's deadline, and so does it.
             deadline = coalesce(r.deadline, least(
                 v_now + make_interval(secs => r.timeout_s),
@@ -83,6 +83,7 @@ BEGIN
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
         'messages', r.messages, 'parent_task', r.parent_task - 'written',
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
+        'given', r.given,
         'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
             THEN '[]' ELSE (
             SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t

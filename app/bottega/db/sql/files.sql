@@ -57,7 +57,7 @@ END $$;
 
 -- Return whether a run (NULL: a new one) of a user (NULL: of nobody) in a session (NULL: in none)
 -- may use a file: one of a user serves that user's runs, another of a session that session's,
--- another that a run made that run and its retries, any other all.
+-- another that a run made that run and those that repeat it, any other all.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -65,11 +65,11 @@ LANGUAGE sql STABLE AS $$
         WHEN o.session_id IS NOT NULL THEN o.session_id IS NOT DISTINCT FROM p_session
         ELSE f.run_id IS NULL OR f.run_id IN (
             WITH RECURSIVE tried AS (
-                SELECT r.id, r.retry_of FROM runs r
+                SELECT r.id, repeated_run(r) AS of FROM runs r
                 WHERE r.tenant_id = f.tenant_id AND r.id = p_run
                 UNION
-                SELECT r.id, r.retry_of FROM tried t
-                JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = t.retry_of
+                SELECT r.id, repeated_run(r) FROM tried t
+                JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = t.of
             )
             SELECT id FROM tried
         ) END

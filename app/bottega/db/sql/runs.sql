@@ -1,6 +1,6 @@
 -- What clients do with runs: submit, find, cancel; and the end of a run that no worker executes.
 
--- Called when a run is submitted. Store the run with what it carries over from the run it retries,
+-- Called when a run is submitted. Store the run with what it carries over from the run it repeats,
 -- and queue it; behind an unfinished run of its conversation it is not due. Return the row, or
 -- {"refused": reason} (a limit, the session belongs to another user, or the conversation is busy).
 CREATE OR REPLACE FUNCTION accept_run(
@@ -50,15 +50,16 @@ BEGIN
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, goals, constraints,
                       success_criteria, metadata, memory, memory_used, principal,
-                      retry_of, assigned_as, task_root, last_seq, carried_seq, conversation_id,
+                      retry_of, fork_of, given, assigned_as, task_root, last_seq, carried_seq, conversation_id,
                       turn, queued_at, batch, traceparent, tracestate, bytes)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, coalesce(n.goals, '[]'),
            coalesce(n.constraints, '[]'), coalesce(n.success_criteria, '[]'), n.metadata,
            coalesce(n.memory, 'full'), coalesce(n.memory_used, 'none (no user)'), n.principal,
-           n.retry_of, (SELECT coalesce(o.assigned_as, o.id) FROM runs o
-                        WHERE o.tenant_id = p_tenant AND o.id = n.retry_of),
+           n.retry_of, n.fork_of, coalesce(n.given, '{}'), (SELECT coalesce(o.assigned_as, o.id) FROM runs o
+                        WHERE o.tenant_id = p_tenant AND o.id = coalesce(
+                            n.retry_of, (n.fork_of ->> 'run_id')::uuid)),
            n.task_root, 1 + v_carried,
            CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
@@ -71,7 +72,8 @@ BEGIN
         pinned jsonb, priority smallint, timeout_s double precision,
         queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
         webhook_url text, overrides jsonb, output_schema jsonb, goals jsonb, constraints jsonb,
-        success_criteria jsonb, metadata jsonb, retry_of uuid, task_root uuid, memory text,
+        success_criteria jsonb, metadata jsonb, retry_of uuid, fork_of jsonb, given jsonb, task_root uuid,
+        memory text,
         memory_used text, principal text, turn jsonb, batch jsonb, traceparent text,
         tracestate text)
     RETURNING * INTO r;
@@ -85,7 +87,8 @@ BEGIN
                 'agent', r.agent, 'graph', r.graph, 'total', r.batch -> 'total'))
             ELSE event_line('run.queued', jsonb_build_object(
                 'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
-                'priority', r.priority, 'retry_of', r.retry_of)) END);
+                'priority', r.priority, 'retry_of', r.retry_of,
+                'fork_of', r.fork_of - 'usage')) END);
     IF v_carried > 0 THEN
         PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, ARRAY(
             SELECT event_line(e.value ->> 'type', e.value -> 'data', (e.value ->> 'task_id')::uuid,
@@ -105,11 +108,16 @@ BEGIN
         ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
 
+-- Return the run that a run repeats, as a retry or a fork; NULL: it repeats none.
+CREATE OR REPLACE FUNCTION repeated_run(r runs) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid)
+$$;
+
 -- Return a run's row as JSON, without what the API does not show.
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
         - '{pinned,session_base,principal,spent,spent_beside,turn,queued_at}'::text[]
-        - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as}'::text[]
+        - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given}'::text[]
 $$;
 
 -- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the

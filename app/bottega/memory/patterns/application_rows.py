@@ -163,10 +163,10 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
         'patterns', jsonb_build_array(jsonb_build_object('id', n.pattern_id))))
     AND NOT EXISTS (
         WITH RECURSIVE earlier AS (
-            SELECT r.retry_of AS run_id FROM runs r WHERE r.tenant_id = $1 AND r.id = e.run_id
+            SELECT repeated_run(r) AS run_id FROM runs r WHERE r.tenant_id = $1 AND r.id = e.run_id
             UNION
-            SELECT r.retry_of FROM earlier t CROSS JOIN LATERAL (
-                SELECT r.retry_of FROM runs r
+            SELECT r.of FROM earlier t CROSS JOIN LATERAL (
+                SELECT repeated_run(r) AS of FROM runs r
                 WHERE r.tenant_id = $1 AND r.id = t.run_id LIMIT 1) AS r)
         SELECT FROM earlier t CROSS JOIN LATERAL unnest(ARRAY(
             SELECT e.id FROM episodes e WHERE e.tenant_id = $1 AND e.run_id = t.run_id)) AS o(id)

@@ -1,0 +1,244 @@
+"""Forks: a new run repeats a part of an earlier one, and takes over what came before.
+
+From a node of its graph: that node and those that follow it are done again, or the node publishes
+what the fork gives. From an event: everything after it is done again. What is taken over costs no
+second call of a model or a tool: its events stand in the new run's log, and are replayed.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.sessions import driver_of
+from bottega.db.tables import agent_versions
+from bottega.definitions.agents import listed, named_by
+from bottega.errors import ConflictError, ForbiddenError, InvalidInputError
+from bottega.events import log
+from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
+from bottega.graph.decisions import route_schema
+from bottega.json_schema.output import output_schema
+from bottega.runs.control import SentMessage, send
+from bottega.runs.retry import (
+    NodeTasks,
+    base_of,
+    carry_over,
+    repeatable,
+    repeated_values,
+    same_tasks,
+    task_root_of,
+    until,
+)
+from bottega.runs.submit import Carried, accept
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The part of a run to repeat, and what differs in it.
+
+    Attributes:
+        node: of the run's graph; ``None``: it begins after an event.
+        at_seq: the last event that it takes over, moved back to the end of a whole block.
+        publication: what the node publishes; ``None``: the node is asked.
+        agent: fields of the definition of the node's agent, or of the run's own, by name.
+        input: a message for the run's own agent; in a graph, the question of nodes that run.
+    """
+
+    node: str | None = None
+    at_seq: int | None = None
+    publication: str | None = None
+    agent: Mapping[str, Any] | None = None
+    input: str | None = None
+
+
+async def fork(
+    connection: AsyncConnection,
+    pool: asyncpg.Pool,
+    tenant_id: UUID,
+    run_id: UUID,
+    wanted: Fork,
+    *,
+    memory: str,
+    principal: str,
+    limits: StoredLimits = NO_LIMITS,
+    may_give: Callable[[Mapping[str, Any], str | None], None],
+) -> dict[str, Any]:
+    """Submit a run that repeats a part of another one, with the same pinned versions.
+
+    Args:
+        memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
+        principal: who starts the new run; ``limits``: of its API key.
+        may_give: raises an error if the caller may not answer for a node of a run of a user.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+        ForbiddenError: ``beyond_limits``, or of ``may_give``.
+        InvalidInputError: ``unknown_node``, ``node_skipped``, ``unknown_event``; the publication
+            does not fit the node's schema; the changes of an agent have no agent.
+        ConflictError: ``not_final``, ``child_run``, ``no_graph``.
+    """
+    waits = () if wanted.node is not None else (RunStatus.WAITING,)
+    old = await repeatable(connection, tenant_id, run_id, unfinished=UNFINISHED.difference(waits))
+    if old["mode"] == "batch":
+        raise ConflictError(f"{run_id} is a batch: retry it", code="no_graph")
+    nodes = await NodeTasks.of(connection, tenant_id, old)
+    events = await log.read_all(pool, tenant_id, run_id, on=await driver_of(connection))
+    place: dict[str, Any]
+    if wanted.node is None:
+        place = {"seq": wanted.at_seq}
+        carried = _before_event(events, old, nodes, wanted.at_seq or 0)
+    else:
+        place = {"node": wanted.node}
+        carried = _before_node(events, old, nodes, wanted.node)
+    if wanted.publication is not None and nodes is not None and wanted.node is not None:
+        node = nodes.node(wanted.node)
+        may_give(node, old["user"])
+        await _check_publication(connection, old, nodes, node, wanted.publication)
+    new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
+    new |= same_tasks(old) | {"turn": base_of(old), "principal": principal}
+    new["given"] = _given(old, nodes, wanted)
+    new["fork_of"] = {"run_id": run_id, **place, "usage": carried.usage.to_dict()}
+    if wanted.agent:
+        new["overrides"] = _with_changes(old, nodes, wanted, limits)
+    if wanted.input is not None and nodes is not None:
+        new["input"] = wanted.input
+    run = await accept(connection, tenant_id, new, carried)
+    if wanted.input is not None and nodes is None:
+        message = SentMessage(wanted.input, (), principal)
+        await send(connection, tenant_id, UUID(run["id"]), message)
+    return run
+
+
+def _before_node(
+    events: Sequence[Event], old: Mapping[str, Any], nodes: NodeTasks | None, name: str
+) -> Carried:
+    """Return what a fork takes over: all but a node and those that follow it."""
+    if nodes is None:
+        raise ConflictError(
+            f"no graph decides the course of run {old['id']} (its mode is '{old['mode']}'): "
+            "give 'at_seq'",
+            code="no_graph",
+        )
+    if name not in nodes.ids:
+        raise InvalidInputError(
+            f"the graph of run {old['id']} has no node '{name}': its nodes are "
+            f"{', '.join(nodes.ids)}",
+            code="unknown_node",
+            pointer="/node",
+        )
+    for event in events:
+        if event.type == EventType.NODE_SKIPPED and event.data["node"] == name:
+            raise InvalidInputError(
+                f"run {old['id']} skipped the node '{name}' ({event.data['reason']}), and so "
+                "would the new run: repeat from the node that decided it",
+                code="node_skipped",
+                pointer="/node",
+            )
+    return carry_over(events, task_root_of(old), nodes, {name} | nodes.below([name]))
+
+
+def _before_event(
+    events: Sequence[Event], old: Mapping[str, Any], nodes: NodeTasks | None, seq: int
+) -> Carried:
+    """Return what a fork takes over: the events up to one, without broken blocks."""
+    if seq > len(events):
+        raise InvalidInputError(
+            f"the last event of run {old['id']} has the seq {len(events)}: give one from 1 to "
+            f"{len(events)}",
+            code="unknown_event",
+            pointer="/at_seq",
+        )
+    return carry_over(until(events, seq), task_root_of(old), nodes)
+
+
+async def _check_publication(
+    connection: AsyncConnection,
+    old: Mapping[str, Any],
+    nodes: NodeTasks,
+    node: Mapping[str, Any],
+    text: str,
+) -> None:
+    """Check that a text is what a node could have published."""
+    schema = await _schema_of(connection, old, nodes, node)
+    if schema is None:
+        return
+    _, problems = await asyncio.to_thread(lambda: output_schema(schema).read(text))
+    if problems:
+        raise InvalidInputError(
+            f"it does not fit the node's schema: {problems[0].pointer or 'the whole'}: "
+            f"{problems[0].message}",
+            pointer="/publication",
+        )
+
+
+async def _schema_of(
+    connection: AsyncConnection,
+    old: Mapping[str, Any],
+    nodes: NodeTasks,
+    node: Mapping[str, Any],
+) -> Mapping[str, Any] | None:
+    """Return the JSON Schema of a node's answers; ``None``: it has none."""
+    name, agent = node["name"], node.get("agent")
+    if agent is None:
+        asked: Mapping[str, Any] | None = node.get("schema")
+        return asked
+    if nodes.rules.nodes[name].is_router:
+        return route_schema([edge.target for edge in nodes.rules.outgoing[name]])
+    if old["output_schema"] is not None and name in nodes.rules.answering:
+        of_run: Mapping[str, Any] = old["output_schema"]
+        return of_run
+    columns = agent_versions.c
+    query = select(columns.definition["output_schema"]).where(
+        columns.tenant_id == old["tenant_id"],
+        columns.name == agent,
+        columns.version == old["pinned"]["agents"][agent],
+    )
+    own: Mapping[str, Any] | None = (await connection.execute(query)).scalar_one()
+    return own
+
+
+def _given(old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork) -> dict[str, str]:
+    """Return what nodes publish without being asked: those that are not done again, as before."""
+    given: dict[str, str] = old["given"]
+    if nodes is None or wanted.node is None:
+        return given
+    again = {wanted.node} | nodes.below([wanted.node])
+    kept = {name: text for name, text in given.items() if name not in again}
+    return kept if wanted.publication is None else kept | {wanted.node: wanted.publication}
+
+
+def _with_changes(
+    old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
+) -> dict[str, Any]:
+    """Return a run's overrides with other fields of an agent's definition."""
+    name = old["agent"]
+    if nodes is not None:
+        name = None if wanted.node is None else nodes.node(wanted.node).get("agent")
+    if name is None:
+        raise InvalidInputError(
+            "nothing here has an agent to change: give the 'node' of one", pointer="/agent"
+        )
+    changes = dict(wanted.agent or {})
+    if limits.models is not None and "model" in changes:
+        raise ForbiddenError("the limits of this key name models", code="beyond_limits")
+    pinned = old["pinned"]
+    providers = [*pinned["providers"], *pinned["operators"]]
+    try:
+        for reference in listed(changes["model"]) if "model" in changes else ():
+            named_by(reference, providers)
+    except InvalidInputError as error:
+        known = ", ".join(providers)
+        raise InvalidInputError(
+            f"{error.detail}. A fork has the providers of run {old['id']}: {known}",
+            code=error.code,
+            pointer="/agent/model",
+        ) from None
+    before = old["overrides"].get(name) or {}
+    params = {**before.get("params", {}), **changes.pop("params", {})}
+    return {**old["overrides"], name: {**before, **changes, "params": params}}

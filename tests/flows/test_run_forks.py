@@ -1,0 +1,401 @@
+"""Forks of runs: from a node of a graph, or from an event."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.fake_model import FakeModel, calls, http_error, text
+from tests.flows.test_agent_data import create
+from tests.flows.test_dag import DIAMOND, named
+from tests.flows.test_deciding_graphs import (
+    asks,
+    calculates,
+    define,
+    edge,
+    end_of,
+    interrupt_of,
+    nodes_of,
+    run,
+    says,
+    start,
+)
+from tests.service import Running
+from tests.team import define_graph
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
+
+async def forked(
+    bottega: Running, run_id: str, **body: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Fork a run; return the new run and its log."""
+    answer = await bottega.client.post(f"/v1/runs/{run_id}/fork", json=body)
+    assert answer.status_code == 202, answer.text
+    new = answer.json()
+    assert answer.headers["location"] == f"/v1/runs/{new['id']}"
+    place = {"node": body["node"]} if "node" in body else {"seq": body["at_seq"]}
+    assert new["fork_of"] == {"run_id": run_id, **place}
+    return await end_of(bottega, new["id"])
+
+
+async def refused(bottega: Running, run_id: str, **body: Any) -> tuple[int, str, str | None]:
+    answer = await bottega.client.post(f"/v1/runs/{run_id}/fork", json=body)
+    problem = answer.json()
+    errors = problem.get("errors") or [{}]
+    return answer.status_code, problem["code"], errors[0].get("pointer")
+
+
+def asked_of(model: FakeModel) -> list[str]:
+    names = sorted(named(request) for request in model.requests)
+    model.requests.clear()
+    return names
+
+
+async def graph_of(bottega: Running, run_id: str) -> dict[str, Any]:
+    shown = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()
+    return {node["name"]: node for node in shown["nodes"]}
+
+
+async def test_a_node_and_those_that_follow_it_are_done_again(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", *DIAMOND)
+    model.decide = says()
+    first, _ = await run(bottega)
+    assert asked_of(model) == ["a", "b", "c", "d"]
+    model.decide = says(b=text("another b"), d=text("another d"))
+    second, log = await forked(bottega, first["id"], node="b")
+    assert (second["status"], second["output"]) == ("completed", "another d")
+    assert asked_of(model) == ["b", "d"]
+    assert second["usage"]["model_calls"] == 4
+    assert second["taken_over"]["usage"]["model_calls"] == 2
+    assert log[0]["data"]["fork_of"] == {"run_id": first["id"], "node": "b"}
+    shown = await graph_of(bottega, second["id"])
+    contents = {name: node["published"]["content"] for name, node in shown.items()}
+    assert contents == {
+        "a": "a's answer",
+        "b": "another b",
+        "c": "c's answer",
+        "d": "another d",
+    }
+    diff = await bottega.client.get(f"/v1/runs/{first['id']}/diff?with={second['id']}")
+    changed = {each["agent"] for each in diff.json()["agents"] if each["output"]["diff"]}
+    assert changed == {"b", "d"}
+
+
+@pytest.mark.parametrize("edges", [DIAMOND, "deciding"])
+async def test_a_publication_takes_the_place_of_a_nodes_answer(
+    bottega: Running, model: FakeModel, edges: Any
+) -> None:
+    if edges == "deciding":
+        when = {"feature": "output", "op": "exists"}
+        edges = [edge(source, target, when=when) for source, target in DIAMOND]
+        await define(bottega, ["a", "b", "c", "d"], edges)
+    else:
+        await define_graph(bottega.client, "g", *edges)
+    model.decide = says()
+    first, _ = await run(bottega)
+    asked_of(model)
+    second, _ = await forked(bottega, first["id"], node="b", publication="my own b")
+    assert (second["status"], second["output"]) == ("completed", "d's answer")
+    assert "my own b" in str(model.requests[0]["messages"])
+    assert "b's answer" not in str(model.requests[0]["messages"])
+    assert asked_of(model) == ["d"]
+    shown = await graph_of(bottega, second["id"])
+    assert shown["b"]["status"] == "completed"
+    assert shown["b"]["published"]["content"] == "my own b"
+    assert shown["b"]["published"]["version"] == 1
+    tasks = (await bottega.client.get(f"/v1/runs/{second['id']}/tasks")).json()["items"]
+    assert {each["agent"]: each["output"] for each in tasks}["b"] == "my own b"
+
+
+async def test_a_sink_can_be_given_and_nobody_is_asked(bottega: Running, model: FakeModel) -> None:
+    await define_graph(bottega.client, "g", *DIAMOND)
+    model.decide = says()
+    first, _ = await run(bottega)
+    asked_of(model)
+    second, _ = await forked(bottega, first["id"], node="d", publication="the end")
+    assert (second["status"], second["output"]) == ("completed", "the end")
+    assert asked_of(model) == []
+    assert second["usage"] == second["taken_over"]["usage"]
+
+
+ROUTED = (
+    ["intake", {"agent": "triage", "router": True}, calculates("sum", "6 * 7"), "support", "end"],
+    [
+        edge("intake", "triage"),
+        edge("triage", "sum"),
+        edge("triage", "support"),
+        edge("sum", "end"),
+        edge("support", "end"),
+    ],
+)
+
+
+async def test_a_router_is_given_another_route(bottega: Running, model: FakeModel) -> None:
+    await define(bottega, *ROUTED)
+    model.decide = says(triage=text('{"route": "support"}'))
+    first, log = await run(bottega)
+    assert nodes_of(log)["sum"] == "skipped"
+    asked_of(model)
+    second, log = await forked(bottega, first["id"], node="triage", publication='{"route": "sum"}')
+    assert asked_of(model) == ["end"]
+    assert nodes_of(log) == {
+        "intake": "completed",
+        "triage": "completed",
+        "sum": "completed",
+        "support": "skipped",
+        "end": "completed",
+    }
+    shown = await graph_of(bottega, second["id"])
+    assert shown["sum"]["published"]["content"] == "42"
+    # A fork of the fork, from what the original skipped: the call of the tool is taken over.
+    third, log = await forked(bottega, second["id"], node="end")
+    assert asked_of(model) == ["end"]
+    assert Counter(each["type"] for each in log)["tool.started"] == 1
+    assert nodes_of(log)["support"] == "skipped"
+    fourth, _ = await forked(bottega, third["id"], node="sum", publication="43")
+    assert "43" in str(model.requests[0]["messages"])
+    assert fourth["output"] == "end's answer"
+
+
+async def test_what_a_node_cannot_say_is_refused(bottega: Running, model: FakeModel) -> None:
+    nodes, edges = ROUTED
+    await define(bottega, [*nodes, asks("check")], edges)
+    model.decide = says(triage=text('{"route": "support"}'))
+    run_id = await start(bottega)
+    found = await interrupt_of(bottega, run_id)
+    waits = await refused(bottega, run_id, node="end")
+    assert waits == (409, "not_final", None)
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    assert (await bottega.client.post(path, json={"answer": {"ok": True}})).status_code == 200
+    await end_of(bottega, run_id)
+    for body, expected in (
+        ({"node": "nobody"}, (422, "unknown_node", "/node")),
+        ({"node": "sum"}, (422, "node_skipped", "/node")),
+        ({"node": "triage", "publication": "sum"}, (422, "invalid", "/publication")),
+        ({"node": "triage", "publication": '{"route": "x"}'}, (422, "invalid", "/publication")),
+        ({"node": "check", "publication": '{"ok": 1}'}, (422, "invalid", "/publication")),
+        ({"node": "end", "publication": "  "}, (422, "invalid", "/publication")),
+        ({"node": "end", "publication": "x" * 500_001}, (422, "invalid", "/publication")),
+        ({"node": "check", "agent": {"max_iterations": 2}}, (422, "invalid", "/agent")),
+        ({"at_seq": 3, "agent": {"max_iterations": 2}}, (422, "invalid", "/agent")),
+        ({"node": "end", "agent": {"model": "no:one"}}, (422, "unknown_provider", "/agent/model")),
+        ({"at_seq": 1_000}, (422, "unknown_event", "/at_seq")),
+        ({"at_seq": 0}, (422, "invalid", "/at_seq")),
+        ({}, (422, "invalid", "")),
+        ({"node": "end", "at_seq": 1}, (422, "invalid", "")),
+        ({"at_seq": 1, "publication": "x"}, (422, "invalid", "")),
+        ({"node": "end", "tools": []}, (422, "invalid", "/tools")),
+    ):
+        assert await refused(bottega, run_id, **body) == expected, body
+
+
+async def test_what_people_said_is_taken_over_or_given(bottega: Running, model: FakeModel) -> None:
+    nodes = ["a", asks("check"), "yes", "no"]
+    yes = {"feature": "output_json.ok", "op": "eq", "value": True}
+    edges = [
+        edge("a", "check"),
+        edge("check", "yes", when=yes),
+        edge("check", "no", **{"else": True}),
+    ]
+    await define(bottega, nodes, edges)
+    model.decide = says()
+    run_id = await start(bottega)
+    found = await interrupt_of(bottega, run_id)
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    await bottega.client.post(path, json={"answer": {"ok": True}})
+    await end_of(bottega, run_id)
+    asked_of(model)
+    second, _ = await forked(bottega, run_id, node="yes")
+    assert (second["output"], asked_of(model)) == ({"yes": "yes's answer"}, ["yes"])
+    third, log = await forked(bottega, run_id, node="check", publication='{"ok": false}')
+    assert (third["output"], asked_of(model)) == ({"no": "no's answer"}, ["no"])
+    assert not any(each["type"].startswith("interrupt.") for each in log)
+    # Without a publication people are asked again.
+    answer = await bottega.client.post(f"/v1/runs/{run_id}/fork", json={"node": "check"})
+    again = await interrupt_of(bottega, answer.json()["id"])
+    assert again["id"] != found["id"]
+    await bottega.client.post(f"/v1/runs/{answer.json()['id']}/cancel")
+
+
+async def test_nodes_that_failed_before_it_are_taken_over(
+    bottega: Running, model: FakeModel
+) -> None:
+    nodes = [{"agent": "a", "on_error": "continue"}, "rescue", "usual", "end"]
+    status = {"feature": "status", "op": "eq", "value": "failed"}
+    edges = [
+        edge("a", "rescue", when=status),
+        edge("a", "usual", when=status | {"value": "completed"}),
+        edge("rescue", "end"),
+        edge("usual", "end"),
+    ]
+    await define(bottega, nodes, edges)
+    model.decide = says(a=http_error(400, message="no"))
+    first, log = await run(bottega)
+    states = nodes_of(log)
+    asked_of(model)
+    model.decide = says()
+    second, log = await forked(bottega, first["id"], node="end")
+    assert (second["status"], nodes_of(log)) == ("completed", states)
+    assert asked_of(model) == ["end"]
+
+
+async def test_a_failed_run_goes_on_from_its_failed_node(
+    bottega: Running, model: FakeModel
+) -> None:
+    nodes = ["a", {"agent": "b", "timeout_s": 30}, calculates("sum", "1 + 1"), "c"]
+    await define(bottega, nodes, [edge("a", "b"), edge("b", "sum"), edge("sum", "c")])
+    model.decide = says(b=http_error(400, message="no"))
+    first, _ = await run(bottega)
+    assert first["status"] == "failed"
+    asked_of(model)
+    model.decide = says()
+    second, log = await forked(bottega, first["id"], node="b")
+    assert (second["status"], asked_of(model)) == ("completed", ["b", "c"])
+    assert set(nodes_of(log).values()) == {"completed"}
+    # A retry from the last step does the same, without a name.
+    answer = await bottega.client.post(f"/v1/runs/{first['id']}/retry", json={"from": "last_step"})
+    third, log = await end_of(bottega, answer.json()["id"])
+    assert (third["status"], asked_of(model)) == ("completed", ["b", "c"])
+    assert set(nodes_of(log).values()) == {"completed"}
+
+
+async def test_a_fork_knows_what_the_session_had_published(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    await bottega.client.put("/v1/graphs/g", json={"edges": [{"source": "a", "target": "b"}]})
+    session = {"session_id": "s", "conversation": "none"}
+    model.decide = says(a=[text("one"), text("two")])
+    await run(bottega, **session)
+    first, _ = await run(bottega, **session)
+    before = (await bottega.client.get("/v1/sessions/s")).json()
+    second, _ = await forked(bottega, first["id"], node="b", publication="my b")
+    assert second["session_id"] is None
+    shown = await graph_of(bottega, second["id"])
+    assert (shown["a"]["published"]["content"], shown["a"]["published"]["version"]) == ("two", 2)
+    assert shown["b"]["published"]["version"] == 2
+    assert (await bottega.client.get("/v1/sessions/s")).json() == before
+
+
+async def test_input_is_the_question_of_nodes_that_are_done(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says()
+    first, _ = await run(bottega)
+    model.requests.clear()
+    second, _ = await forked(bottega, first["id"], node="b", input="In short?")
+    (request,) = model.requests
+    assert "In short?" in str(request["messages"])
+    assert "The question." not in str(request["messages"])
+    assert second["input"] == "In short?"
+
+
+async def orchestrated(bottega: Running, model: FakeModel, **fields: Any) -> Any:
+    """Run an agent that calls a tool twice; return the run and its log."""
+    tool = {"type": "builtin", "name": "calculator"}
+    await create(bottega, "lead", tools=[tool])
+    model.script(
+        calls(("calculator", {"expression": "1 + 1"})),
+        calls(("calculator", {"expression": "2 + 2"})),
+        text("first end"),
+    )
+    body = {"agent": "lead", "input": "Count.", **fields}
+    answer = await bottega.client.post("/v1/runs?wait=30", json=body)
+    found = answer.json()
+    assert found["status"] == "completed", found
+    return found, await bottega.watch(found["id"])
+
+
+def results_in(request: dict[str, Any]) -> int:
+    return sum(message["role"] == "tool" for message in request["messages"])
+
+
+async def test_it_goes_on_after_an_event_that_is_moved_back_to_a_whole_block(
+    bottega: Running, model: FakeModel
+) -> None:
+    first, log = await orchestrated(bottega, model)
+    first_tool = next(each["seq"] for each in log if each["type"] == "tool.completed")
+    second_call = [each["seq"] for each in log if each["type"] == "llm.completed"][1]
+    for at_seq, results in ((first_tool, 1), (second_call, 1), (first_tool - 1, 0), (1, 0)):
+        model.requests.clear()
+        model.script(text(f"end {at_seq}"))
+        second, _ = await forked(bottega, first["id"], at_seq=at_seq)
+        assert (second["status"], second["output"]) == ("completed", f"end {at_seq}")
+        (request,) = model.requests
+        assert results_in(request) == results, at_seq
+        assert second["taken_over"]["usage"]["model_calls"] == results
+        assert second["usage"]["model_calls"] == results + 1
+
+
+async def test_a_message_is_appended_to_what_is_taken_over(
+    bottega: Running, model: FakeModel
+) -> None:
+    first, log = await orchestrated(bottega, model)
+    tool = next(each["seq"] for each in log if each["type"] == "tool.completed")
+    for at_seq, results, said in ((tool, 1, False), (len(log), 2, True)):
+        model.requests.clear()
+        model.script(text("in euros"))
+        second, _ = await forked(bottega, first["id"], at_seq=at_seq, input="In euros, please.")
+        assert second["output"] == "in euros"
+        (request,) = model.requests
+        assert request["messages"][-1] == {"role": "user", "content": "In euros, please."}
+        assert results_in(request) == results
+        assert ("first end" in str(request["messages"])) == said
+
+
+async def test_another_definition_of_an_agent_holds_in_the_fork_alone(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says()
+    first, _ = await run(bottega)
+    model.requests.clear()
+    changes = {"system_message": "You are b. Be brief.", "params": {"temperature": 0.5}}
+    second, _ = await forked(bottega, first["id"], node="b", agent=changes)
+    (request,) = model.requests
+    assert request["messages"][0]["content"].startswith("You are b. Be brief.")
+    assert request["temperature"] == 0.5
+    assert second["overrides"]["b"] == changes
+    prompt = await bottega.client.get(
+        f"/v1/runs/{second['id']}/prompt?task_id={await task_of(bottega, second['id'], 'b')}"
+    )
+    assert prompt.json()["messages"][0]["content"] == "You are b. Be brief."
+    await forked(bottega, first["id"], node="b")
+    assert model.requests[-1]["messages"][0]["content"].startswith("You are b.")
+    assert "brief" not in str(model.requests[-1]["messages"][0])
+
+
+async def task_of(bottega: Running, run_id: str, agent: str) -> str:
+    tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    found: str = next(each["id"] for each in tasks if each["agent"] == agent)
+    return found
+
+
+async def test_a_run_without_a_graph_has_no_nodes(bottega: Running, model: FakeModel) -> None:
+    first, _ = await orchestrated(bottega, model)
+    assert (await refused(bottega, first["id"], node="lead"))[:2] == (409, "no_graph")
+
+
+async def test_a_repeated_request_forks_once(bottega: Running, model: FakeModel) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says()
+    first, _ = await run(bottega)
+    path, headers = f"/v1/runs/{first['id']}/fork", {"idempotency-key": "once"}
+    made = [
+        (await bottega.client.post(path, json={"node": "b"}, headers=headers)).json()["id"]
+        for _ in range(2)
+    ]
+    assert made[0] == made[1]
+    await end_of(bottega, made[0])
