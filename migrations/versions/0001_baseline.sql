@@ -11,6 +11,7 @@ CREATE TABLE sql_files (
 
 -- --- Tenants, their keys and limits --------------------------------------------------------------
 
+-- Customers that own data. All of their rows elsewhere name them.
 CREATE TABLE tenants (
     id uuid NOT NULL DEFAULT uuidv7(),
     name text NOT NULL,
@@ -21,11 +22,13 @@ CREATE TABLE tenants (
     CONSTRAINT uq_tenants_name UNIQUE (name)
 );
 
+-- Keys of tenants. A key itself is not stored.
 CREATE TABLE api_keys (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
     name text NOT NULL,
     prefix text NOT NULL,
+    -- SHA-256 of the key.
     key_hash bytea NOT NULL,
     scopes text[] NOT NULL,
     -- Its requests name the end user that they act for.
@@ -79,7 +82,9 @@ CREATE INDEX ix_ended_tokens_revoked ON ended_tokens (ended_at) WHERE revoked;
 CREATE TABLE idempotency_keys (
     tenant_id uuid NOT NULL,
     key text NOT NULL,
+    -- Of the path and the body.
     request_hash bytea NOT NULL,
+    -- {"status", "body", …} of the first answer.
     answer jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     -- The run, session or episode that it tells of: the answer is removed with it.
@@ -100,6 +105,7 @@ CREATE TABLE audit_log (
     actor text NOT NULL,
     action text NOT NULL,
     target text NOT NULL,
+    -- Depends on the action.
     details jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT pk_audit_log PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_audit_log_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
@@ -182,6 +188,7 @@ CREATE TABLE tenant_storage (
     CONSTRAINT fk_tenant_storage_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Changes of stored bytes since they were last added up in tenant_storage.
 CREATE TABLE storage_changes (
     tenant_id uuid NOT NULL,
     kind text NOT NULL,
@@ -201,6 +208,7 @@ INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', '
 
 -- --- Agents, graphs, providers and MCP servers as users edit them --------------------------------
 
+-- Agents of a tenant by name, with the number of the current version.
 CREATE TABLE agents (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
@@ -212,10 +220,12 @@ CREATE TABLE agents (
     CONSTRAINT fk_agents_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Every version of an agent, as it was stored. Runs pin one.
 CREATE TABLE agent_versions (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
     version integer NOT NULL,
+    -- As in PUT /v1/agents/{name}.
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
@@ -224,6 +234,7 @@ CREATE TABLE agent_versions (
         FOREIGN KEY (tenant_id, name) REFERENCES agents (tenant_id, name)
 );
 
+-- Graphs of a tenant by name, with the number of the current version.
 CREATE TABLE graphs (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
@@ -235,10 +246,12 @@ CREATE TABLE graphs (
     CONSTRAINT fk_graphs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Every version of a graph, as it was stored. Runs pin one.
 CREATE TABLE graph_versions (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
     version integer NOT NULL,
+    -- As in PUT /v1/graphs/{name}: nodes, edges, output.
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
@@ -259,10 +272,12 @@ CREATE TABLE providers (
     CONSTRAINT fk_providers_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Every version of a model server, as it was stored. Runs pin one.
 CREATE TABLE provider_versions (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
     version integer NOT NULL,
+    -- As in PUT /v1/providers/{name}.
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
@@ -283,10 +298,12 @@ CREATE TABLE mcp_servers (
     CONSTRAINT fk_mcp_servers_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Every version of an MCP server, as it was stored. Runs pin one.
 CREATE TABLE mcp_server_versions (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
     version integer NOT NULL,
+    -- As in PUT /v1/mcp-servers/{name}, with the tools.
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
@@ -317,6 +334,7 @@ CREATE TABLE definition_epochs (
 
 -- --- Sessions ------------------------------------------------------------------------------------
 
+-- Sessions: memory and conversations that outlive a run.
 CREATE TABLE sessions (
     tenant_id uuid NOT NULL,
     id text NOT NULL,
@@ -326,6 +344,7 @@ CREATE TABLE sessions (
     user_id text,
     -- What a person called it; null: nobody did.
     title text,
+    -- The client's own.
     metadata jsonb NOT NULL DEFAULT '{}',
     bytes bigint GENERATED ALWAYS AS (
         octet_length(metadata::text) + octet_length(coalesce(title, ''))) STORED,
@@ -370,9 +389,11 @@ CREATE TABLE forked_turns (
 );
 CREATE INDEX ix_forked_turns_run ON forked_turns (tenant_id, run_id);
 
+-- The last publication of each agent in a session.
 CREATE TABLE session_memory (
     tenant_id uuid NOT NULL,
     session_id text NOT NULL,
+    -- The agent, or the node of a graph.
     agent text NOT NULL,
     -- Increases by one with each publication of any run, in the order of their commits.
     version integer NOT NULL,
@@ -405,6 +426,7 @@ CREATE INDEX ix_user_erasures_due ON user_erasures (tenant_id, next_at);
 
 -- --- Runs and their log --------------------------------------------------------------------------
 
+-- Runs: what was asked, the state, and the result. Batches are rows, too (mode batch).
 CREATE TABLE runs (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -447,6 +469,7 @@ CREATE TABLE runs (
     conversation_id uuid,
     -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
+    -- The question: a text, or messages with role and content.
     input jsonb NOT NULL,
     -- The first 300 characters of the user's last text in it.
     question text NOT NULL GENERATED ALWAYS AS (left(coalesce(
@@ -461,7 +484,9 @@ CREATE TABLE runs (
         ) END #>> '{}', ''), 300)) STORED,
     -- Texts that the run's own agents read beside the input.
     goals jsonb NOT NULL DEFAULT '[]',
+    -- See goals.
     constraints jsonb NOT NULL DEFAULT '[]',
+    -- See goals.
     success_criteria jsonb NOT NULL DEFAULT '[]',
     -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version},
     -- "mcp_servers": {name: version}}
@@ -470,6 +495,7 @@ CREATE TABLE runs (
     overrides jsonb NOT NULL DEFAULT '{}',
     -- Of the answer, in place of the agent's own.
     output_schema jsonb,
+    -- The client's own.
     metadata jsonb NOT NULL DEFAULT '{}',
     webhook_url text,
     -- Of the request that made it (W3C).
@@ -489,17 +515,21 @@ CREATE TABLE runs (
     started_at timestamptz,
     deadline timestamptz,
     cancel_requested_at timestamptz,
+    -- [{"number", "started_at", "ended_at", "cause", …}], the oldest first.
     attempts jsonb NOT NULL DEFAULT '[]',
     -- Of the newest event; while the run is running, its head has it.
     last_seq bigint NOT NULL DEFAULT '0',
     ended_at timestamptz,
     stop_reason text,
+    -- Tokens and cost of all its model calls; null: it is not over.
     usage jsonb,
     -- Of the model calls that the run paid for: [{"agent", "model", and what usage has}].
     spent jsonb NOT NULL DEFAULT '[]',
     -- The same, of the calls that its agents did not make: to analyse its task, to learn from it.
     spent_beside jsonb NOT NULL DEFAULT '[]',
+    -- {"code", "message"}; null: it did not fail.
     error jsonb,
+    -- The answer: a text, or texts by node of a graph.
     output jsonb,
     -- The answer, parsed; null: it has no schema.
     output_json jsonb,
@@ -548,6 +578,7 @@ CREATE TABLE run_children (
     key text,
     -- Of one that is over: of an item of a batch, and of one that ended without a run.
     status text,
+    -- {"code", "message"}.
     error jsonb,
     CONSTRAINT pk_run_children PRIMARY KEY (tenant_id, run_id, number),
     CONSTRAINT uq_run_children_child_id UNIQUE (tenant_id, child_id),
@@ -604,6 +635,7 @@ CREATE TABLE run_heads (
     CONSTRAINT pk_run_heads PRIMARY KEY (tenant_id, run_id)
 ) WITH (fillfactor=40);  -- every step updates the row: leave room beside it
 
+-- Tasks of runs: queries of sub-agents, and nodes of graphs.
 CREATE TABLE tasks (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
@@ -616,6 +648,7 @@ CREATE TABLE tasks (
     answer_seq bigint,
     -- Seq of the event that has what an async task was asked.
     dispatch_seq bigint,
+    -- {"code", "message"}; null: it did not fail.
     error jsonb,
     -- Null if it completed: the event with its answer has it.
     usage jsonb,
@@ -630,6 +663,7 @@ CREATE TABLE tasks (
     timeout_ms integer,
     attempt integer,
     duration_ms bigint,
+    -- Notes of its parent's model.
     metadata jsonb,
     created_at timestamptz NOT NULL DEFAULT now(),
     status_changed_at timestamptz NOT NULL DEFAULT now(),
@@ -656,8 +690,10 @@ CREATE TABLE interrupts (
     call integer NOT NULL,
     tool text NOT NULL,
     tool_call_id text NOT NULL,
+    -- Of the tool call.
     arguments jsonb NOT NULL,
     question text,
+    -- JSON Schema of the answer or the arguments; null: any.
     schema jsonb,
     reason text,
     -- The MCP server that asks; null: the agent.
@@ -670,6 +706,7 @@ CREATE TABLE interrupts (
     resolved_at timestamptz,
     -- {"key_id", "name"}; null: it expired, or its run ended.
     resolved_by jsonb,
+    -- {"decision"}, {"answer"}, {"result"} or {"error"}; null: it is pending.
     resolution jsonb,
     CONSTRAINT pk_interrupts PRIMARY KEY (tenant_id, id),
     CONSTRAINT ck_interrupts_kind CHECK (kind IN ('approval', 'question', 'client_tool')),
@@ -826,6 +863,7 @@ CREATE TABLE schedules (
     next_at timestamptz NOT NULL,
     last_at timestamptz,
     last_run_id uuid,
+    -- {"code", "message"} of the last start; null: it succeeded.
     last_error jsonb,
     created_at timestamptz NOT NULL DEFAULT now(),
     bytes bigint GENERATED ALWAYS AS (octet_length(run::text)) STORED,
@@ -851,6 +889,7 @@ CREATE UNLOGGED TABLE workers (
     version text NOT NULL,
     -- Its load: sums over all tenants, and by tenant.
     pool jsonb NOT NULL,
+    -- See pool.
     tenants jsonb NOT NULL,
     CONSTRAINT pk_workers PRIMARY KEY (id)
 );
@@ -888,6 +927,7 @@ CREATE INDEX ix_model_shares_operators ON model_shares (provider) WHERE is_opera
 
 -- --- Episodes ------------------------------------------------------------------------------------
 
+-- Records of finished runs: task, steps, outcome. Rows are only added.
 CREATE TABLE episodes (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -903,10 +943,15 @@ CREATE TABLE episodes (
     failure_signature text,
     -- 3: own run, 2: run that read foreign text, 1: imported.
     trust smallint NOT NULL,
+    -- Where it comes from: the run, or an import.
     origin jsonb NOT NULL DEFAULT '{}',
+    -- What was asked, with its analysis.
     task jsonb NOT NULL,
+    -- Steps, tools, and usage.
     execution jsonb NOT NULL DEFAULT '{}',
+    -- The answer, or the error.
     result jsonb NOT NULL DEFAULT '{}',
+    -- The client's own.
     metadata jsonb NOT NULL DEFAULT '{}',
     -- {"task", "result", "errors", "steps"}: bounded texts, which are embedded and searched.
     summary jsonb NOT NULL,
@@ -932,6 +977,7 @@ CREATE TABLE episode_bodies (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
     part text NOT NULL,
+    -- Null: it is an object.
     content jsonb,
     object_key text,
     bytes integer NOT NULL,
@@ -946,6 +992,7 @@ CREATE TABLE episode_bodies (
 CREATE TABLE episode_reflections (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
+    -- {"insights", "patterns", "failures", "by", "performance"}.
     reflection jsonb NOT NULL,
     at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_episode_reflections PRIMARY KEY (tenant_id, episode_id),
@@ -968,6 +1015,7 @@ CREATE TABLE episode_feedback (
     CONSTRAINT ck_episode_feedback_outcome CHECK (outcome IN ('SUCCESS', 'PARTIAL', 'FAILURE'))
 );
 
+-- Tags of episodes, for filters.
 CREATE TABLE episode_tags (
     tenant_id uuid NOT NULL,
     tag text NOT NULL,
@@ -989,6 +1037,7 @@ CREATE TABLE episode_failures (
 );
 CREATE INDEX ix_episode_failures_episode ON episode_failures (tenant_id, episode_id);
 
+-- What changes about an episode: its life, its use, and what people said of it.
 CREATE TABLE episode_state (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -1024,6 +1073,7 @@ CREATE INDEX ix_episode_state_due ON episode_state (tenant_id, state, at, episod
 CREATE INDEX ix_episode_state_waiting ON episode_state (tenant_id, at, episode_id)
     WHERE task_key IS NOT NULL;
 
+-- What filters and the search by words read of an episode.
 CREATE TABLE episode_search (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -1071,6 +1121,7 @@ CREATE TABLE episode_vectors (
     task halfvec NOT NULL,
     -- A byte per number, see packed_vector: a search reads these only of its candidates.
     result bytea NOT NULL,
+    -- See result.
     whole bytea NOT NULL,
     user_id text,
     agent text,
@@ -1098,6 +1149,7 @@ CREATE TABLE episode_work (
 );
 CREATE INDEX ix_episode_work_due ON episode_work (work, tenant_id, next_at, episode_id);
 
+-- Statistics of a tenant's memory, which searches need.
 CREATE TABLE tenant_memory (
     tenant_id uuid NOT NULL,
     -- The embedder of queries.
@@ -1186,6 +1238,7 @@ CREATE INDEX ix_files_used_at ON files (used_at);
 
 -- --- Patterns, learning and maintenance of memory ------------------------------------------------
 
+-- Patterns: a condition and advice, learned from several episodes or written by a client.
 CREATE TABLE patterns (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -1203,6 +1256,7 @@ CREATE TABLE patterns (
     -- on this expression serve no query.
     meaning bigint GENERATED ALWAYS AS (jsonb_hash_extended(
         document -> 'content', jsonb_hash_extended(document -> 'applicability', 0))) STORED,
+    -- The episodes or the client that it comes from.
     origin jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
@@ -1223,6 +1277,7 @@ CREATE TABLE patterns (
     uplift double precision,
     confidence double precision NOT NULL DEFAULT '0',
     p_value double precision,
+    -- Success of runs without the pattern, when it was validated.
     baseline jsonb NOT NULL DEFAULT '{}',
     verdict text,
     validated_at timestamptz,
@@ -1265,6 +1320,7 @@ CREATE TABLE pattern_applications (
     baseline_rate double precision,
     followed boolean,
     good boolean,
+    -- Of the task, as conditions read them.
     features jsonb NOT NULL DEFAULT '{}',
     duration_s double precision,
     tokens bigint,
@@ -1294,6 +1350,7 @@ CREATE TABLE run_learning (
     -- Due time; while a worker has it, the end of its lease.
     next_at timestamptz NOT NULL DEFAULT now(),
     error text,
+    -- What was learned: ids and counts.
     result jsonb NOT NULL DEFAULT '{}',
     updated_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_run_learning PRIMARY KEY (tenant_id, run_id),
@@ -1342,7 +1399,9 @@ CREATE TABLE memory_jobs (
     status text NOT NULL DEFAULT 'pending',
     -- Number of completed stages.
     stage smallint NOT NULL DEFAULT '0',
+    -- Where the stage goes on.
     progress jsonb NOT NULL DEFAULT '{}',
+    -- See GET /v1/memory/reports; null: it is not over.
     report jsonb,
     error text,
     tries integer NOT NULL DEFAULT 0,

@@ -267,3 +267,20 @@ async def test_errors_say_what_to_change(bottega: Running) -> None:
         found = await ended(bottega, *arguments, **more)
         assert (found.returncode, said in found.stderr) == (status, True), found.stderr
         assert "Traceback" not in found.stderr
+
+
+async def test_a_fork_repeats_a_part_of_a_run(bottega: Running, model: FakeModel) -> None:
+    for name in ("a", "b"):
+        await bottega.client.post("/v1/agents", json={"name": name, "system_message": name})
+    graph = {"name": "g", "edges": [{"source": "a", "target": "b"}]}
+    assert (await bottega.client.post("/v1/graphs", json=graph)).status_code == 201
+    model.script(text("first"), text("second"), text("from mine"))
+    body = {"mode": "dag", "graph": "g", "input": "x"}
+    run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    done = await ended(bottega, "fork", run["id"], "--node", "a", "--publication", "my own words")
+    assert (done.returncode, done.stdout) == (0, "from mine\n"), done.stderr
+    assert "my own words" in str(model.requests[-1]["messages"])
+    wrong = await ended(bottega, "fork", run["id"])
+    assert (wrong.returncode, "--at-seq" in wrong.stderr) == (2, True)
+    unknown = await ended(bottega, "fork", run["id"], "--node", "c")
+    assert (unknown.returncode, "'c'" in unknown.stderr) == (5, True)

@@ -53,6 +53,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 cli.command("run")(daily.start_run)
+cli.command("fork")(daily.fork)
 cli.command("watch")(daily.watch)
 cli.command("chat")(daily.chat)
 cli.command("cancel")(daily.cancel)

@@ -79,33 +79,73 @@ def start_run(
     Ctrl-C leaves the run going. Exit status: 0 completed, 1 failed or out of time, 3 cancelled,
     4 it waits for people and nobody here decides, 5 the server refused or is away.
     """
-    from bottega.cli.client import RunEvents
-    from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
-    from bottega.cli.transcript import Transcript
-
-    if text == "-":
-        text = sys.stdin.read().removesuffix("\n")
+    text = _text_of(text)
     if not text.strip():
         raise typer.BadParameter("there is nothing to ask: the text is empty")
     wanted = {"session_id": session, "user": user, "graph": graph}
     with connected() as server:
-        people = People(server, console, asks=sys.stdin.isatty())
         run = server.start(agent, input=text, **{k: v for k, v in wanted.items() if v is not None})
-        transcript = Transcript(console)
-        transcript.note(f"run {run['id']}")
-        try:
-            events = RunEvents(server, run["id"], transcript.note)
-            follow(events, transcript.show, people)
-            run = server.get(f"/v1/runs/{run['id']}")
-        except Undecided as undecided:
-            transcript.note(f"The run waits. Decide with: {undecided}")
-            transcript.note(f"Watch it with: bottega watch {run['id']}")
-            raise typer.Exit(STATUSES["waiting"]) from None
-        except KeyboardInterrupt:
-            transcript.note(f"The run goes on. Watch it with: bottega watch {run['id']}")
-            transcript.note(f"End it with: bottega cancel {run['id']}")
-            raise typer.Exit(INTERRUPTED) from None
-        transcript.end(run)
+        _follow_run(server, run)
+
+
+def fork(
+    run_id: _RunId,
+    node: Annotated[
+        str | None, typer.Option(help="Node of its graph: it and what follows is done again.")
+    ] = None,
+    at_seq: Annotated[
+        int | None, typer.Option(help="Number of the last event that is taken over.")
+    ] = None,
+    publication: Annotated[
+        str | None,
+        typer.Option(help="What the node says, so that it is not asked; - reads it."),
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option("--input", help="A message, after what is taken over.")
+    ] = None,
+) -> None:
+    """Repeat a part of a run as a new run, and show its answer, live on a terminal.
+
+    What comes before the place is taken over, and not paid again. Ctrl-C leaves the run going. The
+    exit status is as of: bottega run.
+    """
+    if (node is None) == (at_seq is None):
+        raise typer.BadParameter("give either --node or --at-seq")
+    wanted = {"node": node, "at_seq": at_seq, "input": message}
+    if publication is not None:
+        wanted["publication"] = _text_of(publication)
+    body = {name: value for name, value in wanted.items() if value is not None}
+    with connected() as server:
+        _follow_run(server, server.create(f"/v1/runs/{run_id}/fork", body))
+
+
+def _text_of(argument: str) -> str:
+    """Return a text, or standard input for ``-``."""
+    return sys.stdin.read().removesuffix("\n") if argument == "-" else argument
+
+
+def _follow_run(server: "RemoteServer", run: Any) -> None:
+    """Show a run that was started here until it is over, and end with its status."""
+    from bottega.cli.client import RunEvents
+    from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
+    from bottega.cli.transcript import Transcript
+
+    people = People(server, console, asks=sys.stdin.isatty())
+    transcript = Transcript(console)
+    transcript.note(f"run {run['id']}")
+    try:
+        events = RunEvents(server, run["id"], transcript.note)
+        follow(events, transcript.show, people)
+        run = server.get(f"/v1/runs/{run['id']}")
+    except Undecided as undecided:
+        transcript.note(f"The run waits. Decide with: {undecided}")
+        transcript.note(f"Watch it with: bottega watch {run['id']}")
+        raise typer.Exit(STATUSES["waiting"]) from None
+    except KeyboardInterrupt:
+        transcript.note(f"The run goes on. Watch it with: bottega watch {run['id']}")
+        transcript.note(f"End it with: bottega cancel {run['id']}")
+        raise typer.Exit(INTERRUPTED) from None
+    transcript.end(run)
     raise typer.Exit(STATUSES.get(run["status"], 1))
 
 

@@ -7,6 +7,9 @@ applies all again if a file or the database differs; a start compares the files'
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function gives it to an owner and lets only
 those roles call it. The owner ``migrator`` stands for the login that migrates; a function without
 such a line belongs to that login, and every role may call it.
+
+The lines that begin with ``--`` above a table, a column, a view or a function are its comment in
+the database, too.
 """
 
 import re
@@ -36,6 +39,18 @@ _SIGNATURE = re.compile(
     r"CREATE OR REPLACE FUNCTION (?P<head>.*?)\$\$",
     re.MULTILINE | re.DOTALL,
 )
+_COMMENTED = re.compile(
+    r"^(?P<comment>(?:-- [^\n]*\n)+)"
+    r"CREATE (?:OR REPLACE )?(?:UNLOGGED )?(?P<kind>TABLE|VIEW|FUNCTION) (?P<name>\w+)",
+    re.MULTILINE,
+)
+_TABLE = re.compile(
+    r"^CREATE (?:UNLOGGED )?TABLE (?P<name>\w+) \(\n(?P<columns>.*?)^\)", re.MULTILINE | re.DOTALL
+)
+_COLUMN = re.compile(
+    r'^(?P<comment>(?:    -- [^\n]*\n)+)    (?P<name>(?!CONSTRAINT)\w+|"\w+") ', re.MULTILINE
+)
+_OWNER = re.compile(r"^-- owner: (?P<owner>\w+), .*\n", re.MULTILINE)
 
 
 @cache
@@ -76,6 +91,7 @@ def script() -> str:
             _with_owners(first),
             _restored_owners(),
             *map(_with_owners, others),
+            *map(_comments, (_baseline(), *texts().values())),
         ]
     )
 
@@ -147,6 +163,28 @@ def _close(match: re.Match[str]) -> str:
         f"REVOKE ALL ON FUNCTION {name} FROM {all_roles};\n"
         f"GRANT EXECUTE ON FUNCTION {name} TO {users};",
     )
+
+
+def _comments(text: str) -> str:
+    """Return the SQL that stores a file's comments in the database."""
+    found = []
+    for match in _COMMENTED.finditer(text):
+        owner = _OWNER.search(match["comment"])
+        words = _OWNER.sub("", match["comment"])
+        sql = _comment(f"{match['kind']} {match['name']}", words)
+        found.append(sql if owner is None else _as_owner(owner["owner"], sql))
+    for table in _TABLE.finditer(text):
+        found += [
+            _comment(f"COLUMN {table['name']}.{column['name']}", column["comment"])
+            for column in _COLUMN.finditer(table["columns"])
+        ]
+    return "\n".join(found)
+
+
+def _comment(subject: str, lines: str) -> str:
+    words = " ".join(line.strip().removeprefix("-- ") for line in lines.splitlines())
+    quoted = words.replace("'", "''")
+    return f"COMMENT ON {subject} IS '{quoted}';"
 
 
 def _as_owner(owner: str, sql: str) -> str:

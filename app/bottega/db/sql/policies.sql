@@ -125,7 +125,7 @@ REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
 REVOKE INSERT, UPDATE, DELETE ON retention FROM bottega_app;
 
--- Its rows are those of run_steps.
+-- Their rows are those of run_steps and runs.
 GRANT SELECT ON run_events TO bottega_app, bottega_system;
 
 -- Tables of no single tenant.
@@ -134,6 +134,7 @@ REVOKE ALL ON
     deleted_objects, index_maintenance
     FROM bottega_app, bottega_system, bottega_maintenance;
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
+COMMENT ON TABLE alembic_version IS 'The revision of the schema: a hash of the baseline.';
 GRANT SELECT, INSERT ON first_key TO bottega_system;
 GRANT SELECT, INSERT, DELETE ON signing_keys TO bottega_system;
 GRANT SELECT (id, leased_until) ON workers TO bottega_app;

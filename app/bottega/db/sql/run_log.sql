@@ -156,3 +156,20 @@ CREATE OR REPLACE FUNCTION folded(p_text text) RETURNS text LANGUAGE sql IMMUTAB
     SELECT CASE WHEN octet_length(p_text) = length(p_text) THEN lower(p_text) -- ASCII
         ELSE regexp_replace(lower(normalize(p_text, NFKD)), '[\u0300-\u036f]', '', 'g') END
 $$;
+
+-- Publications in shared memory, in the order of each run's log: what the graph of a run held at an
+-- event is the last one of each agent up to its seq. agent is the node's name in a graph; what a
+-- session held before a run is in runs.session_base.
+CREATE OR REPLACE VIEW graph_snapshots WITH (security_invoker = true) AS
+SELECT tenant_id, run_id, seq, coalesce(data ->> 'node', agent) AS agent,
+       (data ->> 'version')::integer AS version,
+       coalesce(data ->> 'content', answer_in(tenant_id, run_id, data)) AS content,
+       at AS published_at
+FROM run_events WHERE type = 'memory.published';
+
+-- Answers of the runs that are over, the child runs and items of batches among them.
+CREATE OR REPLACE VIEW run_answers WITH (security_invoker = true) AS
+SELECT tenant_id, id AS run_id, agent, graph, session_id, user_id, status, input AS question,
+       output AS answer, output_json AS answer_json, ended_at
+FROM runs WHERE ended_at IS NOT NULL AND mode <> 'batch';
+GRANT SELECT ON graph_snapshots, run_answers TO bottega_app, bottega_system;
