@@ -50,7 +50,7 @@ _TABLE = re.compile(
 _COLUMN = re.compile(
     r'^(?P<comment>(?:    -- [^\n]*\n)+)    (?P<name>(?!CONSTRAINT)\w+|"\w+") ', re.MULTILINE
 )
-_OWNER = re.compile(r"^-- owner: (?P<owner>\w+), .*\n", re.MULTILINE)
+_RIGHTS = re.compile(r"^-- (?:owner: (?P<owner>\w+), )?execute: .*\n", re.MULTILINE)
 
 
 @cache
@@ -169,10 +169,9 @@ def _comments(text: str) -> str:
     """Return the SQL that stores a file's comments in the database."""
     found = []
     for match in _COMMENTED.finditer(text):
-        owner = _OWNER.search(match["comment"])
-        words = _OWNER.sub("", match["comment"])
-        sql = _comment(f"{match['kind']} {match['name']}", words)
-        found.append(sql if owner is None else _as_owner(owner["owner"], sql))
+        rights = _RIGHTS.search(match["comment"])
+        sql = _comment(f"{match['kind']} {match['name']}", _RIGHTS.sub("", match["comment"]))
+        found.append(_as_owner((rights and rights["owner"]) or "migrator", sql))
     for table in _TABLE.finditer(text):
         found += [
             _comment(f"COLUMN {table['name']}.{column['name']}", column["comment"])
