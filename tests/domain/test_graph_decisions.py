@@ -1,8 +1,6 @@
 """The decisions in a graph, against an independent interpreter, in every order of ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,72 +18,7 @@ from bottega.graph.decisions import (
     arguments_of,
 )
 from tests.examples import examples
-
-# --- The reference interpreter: it asks backwards, node by node, and knows no order ---------------
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The results of a run by the definition of D1, for given ends of the nodes."""
-
-    content: Mapping[str, Any]
-    ends: Mapping[str, NodeEnd]
-
-    def results(self) -> tuple[dict[str, str], dict[tuple[str, str], bool]]:
-        nodes = {node.get("name") or node["agent"]: node for node in self.content["nodes"]}
-        edges = self.content["edges"]
-
-        def is_fatal(name: str) -> bool:
-            return status(name) == "failed" and nodes[name].get("on_error") != "continue"
-
-        @cache
-        def is_doomed(name: str) -> bool:
-            """Return true if something upstream failed and ends the run."""
-            sources = [edge["source"] for edge in edges if edge["target"] == name]
-            return any(is_fatal(each) or is_doomed(each) for each in sources)
-
-        @cache
-        def status(name: str) -> str:
-            into = [edge for edge in edges if edge["target"] == name]
-            if into:
-                flows = [is_taken(edge["source"], name) for edge in into]
-                wanted = all(flows) if nodes[name].get("join") == "all" else any(flows)
-                if not wanted or is_doomed(name):
-                    return "skipped"
-            return "failed" if self.ends[name].is_failed else "completed"
-
-        @cache
-        def is_taken(source: str, target: str) -> bool:
-            found = status(source)
-            if found == "skipped" or is_fatal(source):
-                return False
-            out = [edge for edge in edges if edge["source"] == source]
-            own = next(edge for edge in out if edge["target"] == target)
-            if nodes[source].get("router") and found == "completed":
-                return bool(self.ends[source].output_json["route"] == target)
-            if own.get("else"):
-                return not any(is_taken(source, each["target"]) for each in out if each is not own)
-            if "when" in own:
-                return self.value_of(own["when"], source)
-            return True
-
-        return (
-            {name: status(name) for name in nodes},
-            {(e["source"], e["target"]): is_taken(e["source"], e["target"]) for e in edges},
-        )
-
-    def value_of(self, when: Mapping[str, Any], source: str) -> bool:
-        """Return a condition of the few forms that the graphs below have."""
-        if "not" in when:
-            return not self.value_of(when["not"], source)
-        end = self.ends[source]
-        if when["feature"] == "status":
-            return bool(("failed" if end.is_failed else "completed") == when["value"])
-        if when["feature"] == "metadata.n":
-            return bool(ABOUT["metadata"]["n"] > when["value"])
-        number = (end.output_json or {}).get("n")
-        return number is not None and bool(number > when["value"])
-
+from tests.reference import Reference
 
 # --- Random graphs --------------------------------------------------------------------------------
 
@@ -158,7 +91,7 @@ def test_decisions_are_those_of_the_reference(
 ) -> None:
     content, ends, order = drawn
     course, decisions = run(content, ends, order)
-    statuses, taken = Reference(content, ends).results()
+    statuses, taken = Reference(content, lambda name, *_: ends[name], ABOUT).results()
     assert course.statuses == statuses
     assert course.taken == taken
     edges = [(each.source, each.target) for each in decisions if isinstance(each, EdgeDecided)]
