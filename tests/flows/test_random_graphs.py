@@ -19,7 +19,7 @@ from tests.fake_model import FakeModel, Reply, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_deciding_graphs import nodes_of, run, taken
-from tests.reference import Reference
+from tests.reference import Reference, text_of
 from tests.service import Running
 
 AGENTS = [f"a{number}" for number in range(5)]
@@ -52,7 +52,7 @@ def work(agent: str, texts: Sequence[str], question: str) -> NodeEnd:
     if found == 6:
         return NodeEnd(agent, is_failed=True)
     answer = {"n": found}
-    return NodeEnd(agent, output=json.dumps(answer, separators=(",", ":")), output_json=answer)
+    return NodeEnd(agent, output=text_of(answer), output_json=answer)
 
 
 def answer(request: dict[str, Any]) -> Reply:
@@ -60,7 +60,7 @@ def answer(request: dict[str, Any]) -> Reply:
     messages = request["messages"]
     texts = [found for _, found in _SHARED.findall("\n".join(m["content"] for m in messages[:-1]))]
     found = sum_of(named(request), texts, messages[-1]["content"])
-    return http_error(400) if found == 6 else text(json.dumps({"n": found}))
+    return http_error(400) if found == 6 else text(text_of({"n": found}))
 
 
 _tests = st.one_of(

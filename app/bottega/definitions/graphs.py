@@ -120,7 +120,7 @@ def refuse_nesting(
             raise
 
 
-def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
+def to_graph(content: Mapping[str, Any]) -> SharedMemoryGraph:
     """Build the graph of a definition, without publications.
 
     Args:

@@ -35,6 +35,7 @@ from bottega.graph.decisions import (
     NodeEnd,
     NodeReady,
     NodeSkipped,
+    name_of_node,
 )
 from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
 from bottega.llm.demo_model.rules import Answer, decide, json_object, text_of, usage
@@ -322,31 +323,26 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
 
     Args:
         plan: ``graph`` (name), ``version``, ``agent`` (``None``: all agents of the graph), the
-            graph's ``content``, the ``agents`` that a run has, by name, with their ``versions``,
-            and the ``input``.
+            graph's ``content`` with those of its sub-graphs, the ``agents`` that a run has, by
+            name, with their ``versions``, and the ``input``.
     """
-    graph = to_graph(plan["content"])
-    rules = GraphRules.of(plan["content"])
-    agents = {name: rule.agent for name, rule in rules.nodes.items() if rule.agent is not None}
-    roots = {plan["agent"]: plan["agent"]} if plan["agent"] else agents
-    notes = Notes()
-    course = GraphCourse(rules, {"input": plan["input"]})
+    graph, notes = to_graph(plan["content"]), Notes()
+    course = GraphCourse(GraphRules.of(plan["content"]), {"input": plan["input"]})
     async with SubagentRegistry() as registry:
+        trial = _Trial(notes, registry, plan)
         try:
-            team = await team_of(
-                plan["agents"], graph, roots, registry, plan.get("mcp_servers", {})
-            )
+            team = await trial.team(plan["content"], graph, plan["agent"])
         except BottegaError as refused:
-            return _answer(plan, graph, None, notes, refused.detail, course)
+            return _answer(plan, graph, None, notes, refused.detail, course, {})
         try:
             if plan["agent"]:
                 error = await _ask(notes, team.roots[plan["agent"]], plan["input"])
             else:
-                error = await _ask_all(notes, graph, team, plan, course)
+                error = await trial.ask_all(plan["content"], graph, team, course)
         except TooMuchError as reason:
             notes.warnings.append(("dry_run_cut", str(reason)))
             error = str(reason)
-    return _answer(plan, graph, team, notes, error, course)
+    return _answer(plan, graph, team, notes, error, course, trial.ends)
 
 
 async def _ask(notes: Notes, agent: BaseAgent, question: str) -> str | None:
@@ -354,47 +350,93 @@ async def _ask(notes: Notes, agent: BaseAgent, question: str) -> str | None:
     return (await agent.execute_query_async(question, recorder=notes)).error
 
 
-async def _ask_all(
-    notes: Notes,
-    graph: SharedMemoryGraph,
-    team: BuiltTeam,
-    plan: Mapping[str, Any],
-    course: GraphCourse,
-) -> str | None:
-    """Ask the agents in the graph's order; return the text of the first failure.
+@dataclass(slots=True)
+class _Trial:
+    """A dry run under way.
 
-    Tools are not called and people are not asked: what follows sees no answer of them.
+    Attributes:
+        ends: of the graph's nodes.
     """
-    number = {name: index for index, name in enumerate(graph.get_topological_order())}
-    waiting: list[Decision] = course.begin()
-    first: str | None = None
-    while waiting:
-        waiting.sort(key=lambda each: number[each.name] if isinstance(each, NodeReady) else -1)
-        decision = waiting.pop(0)
-        if isinstance(decision, EdgeDecided):
-            if not decision.taken:
-                graph.close_edge(decision.source, decision.target)
-        elif isinstance(decision, NodeSkipped):
-            if course.rules.is_plain:
-                note = notes.add(decision.name, plan["input"])
-                note.error = f"skipped, because {decision.source} has no answer"
-        else:
-            end, error = await _end_of(notes, team, plan["input"], decision.name)
-            waiting += course.end(end)
-            if error is not None and not course.rules.nodes[end.name].goes_on:
-                first = first or f"{end.name}: {error}"
-    return first
 
+    notes: Notes
+    registry: SubagentRegistry
+    plan: Mapping[str, Any]
+    ends: dict[str, NodeEnd] = field(default_factory=dict)
 
-async def _end_of(
-    notes: Notes, team: BuiltTeam, question: str, name: str
-) -> tuple[NodeEnd, str | None]:
-    """Ask a node's agent; return its end, and the text of its failure."""
-    if name not in team.roots:
-        return NodeEnd(name, output=NOT_CALLED), None
-    answer = await team.roots[name].execute_query_async(question, recorder=notes)
-    is_failed = answer.error is not None
-    return NodeEnd(name, is_failed, answer.content, answer.output_json), answer.error
+    async def team(
+        self, content: Mapping[str, Any], graph: SharedMemoryGraph, agent: str | None
+    ) -> BuiltTeam:
+        """Build the agents of a graph, or one of them."""
+        nodes = GraphRules.of(content).nodes
+        agents = {name: rule.agent for name, rule in nodes.items() if rule.agent is not None}
+        roots = {agent: agent} if agent else agents
+        servers = self.plan.get("mcp_servers", {})
+        return await team_of(self.plan["agents"], graph, roots, self.registry, servers)
+
+    async def ask_all(
+        self,
+        content: Mapping[str, Any],
+        graph: SharedMemoryGraph,
+        team: BuiltTeam,
+        course: GraphCourse,
+    ) -> str | None:
+        """Ask the agents in the graph's order; return the text of the first failure.
+
+        Tools are not called and people are not asked: what follows sees no answer of them. Nodes
+        with elements and loops run once.
+        """
+        number = {name: index for index, name in enumerate(graph.get_topological_order())}
+        nodes = {name_of_node(node): node for node in content["nodes"]}
+        waiting: list[Decision] = course.begin()
+        ends: dict[str, NodeEnd] = {}
+        first: str | None = None
+        while waiting:
+            waiting.sort(key=lambda each: number[each.name] if isinstance(each, NodeReady) else -1)
+            decision = waiting.pop(0)
+            if isinstance(decision, EdgeDecided):
+                if not decision.taken:
+                    graph.close_edge(decision.source, decision.target)
+            elif isinstance(decision, NodeSkipped):
+                if course.rules.is_plain:
+                    note = self.notes.add(decision.name, self.plan["input"])
+                    note.error = f"skipped, because {decision.source} has no answer"
+            else:
+                name = decision.name
+                end, error = await self._end_of(nodes[name], name, graph, team)
+                ends[name] = end
+                waiting += course.end(end)
+                if error is not None and not course.rules.nodes[name].goes_on:
+                    first = first or f"{name}: {error}"
+        self.ends = ends
+        return first
+
+    async def _end_of(
+        self, node: Mapping[str, Any], name: str, graph: SharedMemoryGraph, team: BuiltTeam
+    ) -> tuple[NodeEnd, str | None]:
+        """Ask a node's agent, or those of its graph; return its end, and the text of a failure."""
+        if "for_each" in node or "loop" in node:
+            text = f"'{name}' runs once here: a run repeats it"
+            self.notes.warnings.append(("dry_run_once", text))
+        if (inner := node.get("definition")) is not None:
+            return await self._end_of_graph(inner, name, graph)
+        if name not in team.roots:
+            return NodeEnd(name, output=NOT_CALLED), None
+        answer = await team.roots[name].execute_query_async(self.plan["input"], recorder=self.notes)
+        is_failed = answer.error is not None
+        return NodeEnd(name, is_failed, answer.content, answer.output_json), answer.error
+
+    async def _end_of_graph(
+        self, content: Mapping[str, Any], name: str, outer: SharedMemoryGraph
+    ) -> tuple[NodeEnd, str | None]:
+        graph, rules = to_graph(content), GraphRules.of(content)
+        graph.received = outer.pull_for(name)
+        team = await self.team(content, graph, None)
+        course = GraphCourse(rules, {"input": self.plan["input"]})
+        error = await self.ask_all(content, graph, team, course)
+        last = self.ends.get(rules.answering[0], NodeEnd(name, output=""))
+        if error is None and last.output:
+            await outer.publish(name, last.output)
+        return NodeEnd(name, error is not None, last.output, last.output_json), error
 
 
 def _answer(
@@ -404,6 +446,7 @@ def _answer(
     notes: Notes,
     error: str | None,
     course: GraphCourse,
+    ends: Mapping[str, NodeEnd],
 ) -> bytes:
     members = () if team is None else team.members
     tools = {member.agent.agent_id: tools_of(member.agent) for member in members}
@@ -422,7 +465,7 @@ def _answer(
             {"agent": name, "version": version, "tools": tools.get(name, [])}
             for name, version in plan["versions"].items()
         ],
-        "output": _output(plan["agent"], course.rules, notes),
+        "output": _output(plan["agent"], course.rules, notes, ends),
         "error": error,
         "warnings": [{"code": code, "message": text} for code, text in warnings],
     }
@@ -433,15 +476,19 @@ def _answer(
     return to_json(cut(whole, longest) | {"longest_text": longest})
 
 
-def _output(agent: str | None, rules: GraphRules, notes: Notes) -> str | dict[str, str]:
+def _output(
+    agent: str | None, rules: GraphRules, notes: Notes, ends: Mapping[str, NodeEnd]
+) -> str | dict[str, str]:
     """Return the text of the root, or of the only answering node, or the texts by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
-    ran = [name for name in rules.answering if name in first]
-    if len(rules.answering) == 1:
-        return first[ran[0]].output if ran else ""
-    return {name: first[name].output for name in ran}
+    ran = {
+        name: end.output or ""
+        for name in rules.answering
+        if (end := ends.get(name)) is not None and not end.is_failed
+    }
+    return ran.get(rules.answering[0], "") if len(rules.answering) == 1 else ran
 
 
 def levels(graph: SharedMemoryGraph) -> list[list[str]]:
