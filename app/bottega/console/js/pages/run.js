@@ -67,6 +67,7 @@ export function Run({ id, query }) {
   const now = played ? played.now : moves ? Date.now() : live.endedAt;
   const chosen = state.tasks.get(query.task) ?? state.tasks.values().next().value;
   const choose = (task) => set({ task });
+  const answer = state.output || (played ? "" : textOf(run.data.output));
   return html`
     <div class="head">
       <div><h1>${run.data.agent ?? run.data.graph}</h1>
@@ -74,7 +75,8 @@ export function Run({ id, query }) {
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
           ${run.data.memory_used && html` · memory_used: ${run.data.memory_used}`}
           ${run.data.memory !== "off" && may("read") && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
-          ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//>${may("read") && html` (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}`}</p></div>
+          ${run.data.retry_of && html` · retry of <${Source} of=${run.data.retry_of} id=${id} />`}
+          ${run.data.fork_of && html`<${ForkedFrom} of=${run.data.fork_of} id=${id} taken=${run.data.taken_over} />`}</p></div>
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
@@ -99,9 +101,23 @@ export function Run({ id, query }) {
       <${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} />
     </div>
     <${Panel} title="Question"><div class="body"><pre class="text">${plain(run.data.input)}</pre></div><//>
-    <${Panel} title="Answer" actions=${state.output && html`<${Copy} text=${state.output} />`}>
-      ${state.output ? html`<div class="body"><pre class="text">${state.output}</pre></div>` : html`<${Empty} title=${moves ? "Not yet." : "There is none."} />`}<//>`;
+    <${Panel} title="Answer" actions=${answer && html`<${Copy} text=${answer} />`}>
+      ${answer ? html`<div class="body"><pre class="text">${answer}</pre></div>`
+        : html`<${Empty} title=${moves ? "Not yet." : "There is none."} />`}<//>`;
 }
+
+/** The answer of a run: of a graph with several last nodes a text for each. */
+const textOf = (output) => output === null || typeof output === "string" ? output
+  : Object.entries(output).map(([node, text]) => `${node}:\n${text}`).join("\n\n");
+
+/** The run that this one repeats. */
+const Source = ({ of, id }) => html`<${Link} path=${["runs", of]}>another run<//>
+  ${may("read") && html` (<${Link} path=${["runs", of, "compare"]} query=${{ with: id }}>compare<//>)`}`;
+
+/** The place from which this run repeats another one, and what it took over. */
+const ForkedFrom = ({ of, id, taken }) => html` · repeats <${Source} of=${of.run_id} id=${id} /> from
+  ${" "}${of.node ? html`<strong>${of.node}</strong>` : `event ${of.seq}`}; took over ${count(taken.events)} events,
+  ${" "}${tokens(taken.usage.input + taken.usage.output)} tokens`;
 
 /** How many tasks are in each state but "completed", such as "3 failed · 2 running". */
 function unfinished(tasks) {

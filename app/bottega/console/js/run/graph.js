@@ -1,6 +1,7 @@
 /** The agents of a run, who calls whom, and what flows along the graph's edges. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { plain } from "../format.js";
 import { html } from "../html.js";
 import { Canvas } from "../parts/canvas.js";
 
@@ -78,6 +79,14 @@ function drawing(state, graph, chosen) {
   return { agents: found.nodes, nodes, edges };
 }
 
+/** What a node has published by now. */
+function Published({ state, node }) {
+  const found = state.published.findLast((each) => each.agent === node);
+  if (!found) return null;
+  return html`<div class="body"><h3>${node} published <span class="small soft">version ${found.version}</span></h3>
+    <pre class="text">${plain(state.textOf(found.data))}</pre></div>`;
+}
+
 /** `graph`: of `GET /v1/runs/{id}/graph`, or null; `chosen`: an agent's name. */
 export function Graph({ state, graph, chosen, onChoose }) {
   const { agents, nodes, edges } = useSeldom(() => drawing(state, graph, chosen), `${state.last} ${graph !== null} ${chosen}`, DRAWN_EVERY_MS);
@@ -87,5 +96,6 @@ export function Graph({ state, graph, chosen, onChoose }) {
       <button type="button" class=${`button small ${chosen === agent ? "primary" : ""}`} aria-pressed=${chosen === agent} disabled=${!node.tasks.length} onClick=${() => onChoose(agent)}>
         ${agent}${node.tasks.length > 1 ? ` × ${node.tasks.length}` : ""}: ${node.status === "idle" ? "not called" : node.status}</button>
       ${node.reason && html`<span class="small soft"> ${node.reason}</span>`}</li>`)}</ul>
+    ${chosen && html`<${Published} state=${state} node=${chosen} />`}
   </div>`;
 }

@@ -1,6 +1,7 @@
 /** A finished run again, event by event, from its log. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/basics.js";
 import { RunState } from "./state.js";
@@ -43,12 +44,33 @@ export function Playback({ run, enabled, onState }) {
     if (at === null) show(1);
     setPlaying(!playing);
   };
+  const position = at ?? total;
+  const moveTo = (next) => {
+    setPlaying(false);
+    show(next);
+  };
   return html`<div class="playback" role="group" aria-label="Playback">
     <${Button} onClick=${play}>${playing ? "Pause" : at === null ? "Play back" : "Play"}<//>
+    <${Button} kind="ghost" aria-label="Event before" disabled=${position === 1}
+      onClick=${() => moveTo(position - 1)}>◀<//>
     <label class="grow"><span class="hidden">Position: event</span>
-      <input type="range" min="1" max=${total} value=${at ?? total} onInput=${(e) => (setPlaying(false), show(Number(e.target.value)))} /></label>
-    <span class="numbers small soft">${at ?? total} of ${total} events</span>
-    <label class="inline">Speed <select value=${speed} onChange=${(e) => setSpeed(Number(e.target.value))}>${SPEEDS.map((each) => html`<option value=${each}>${each} ×</option>`)}</select></label>
+      <input type="range" min="1" max=${total} value=${position}
+        onInput=${(e) => moveTo(Number(e.target.value))} /></label>
+    <${Button} kind="ghost" aria-label="Next event" disabled=${position === total}
+      onClick=${() => moveTo(position + 1)}>▶<//>
+    <span class="numbers small soft">${position} of ${total} events</span>
+    <label class="inline">Speed <select value=${speed} onChange=${(e) => setSpeed(Number(e.target.value))}>
+      ${SPEEDS.map((each) => html`<option value=${each}>${each} ×</option>`)}</select></label>
     ${at !== null && html`<${Button} kind="ghost" onClick=${() => show(total)}>Show the end<//>`}
+    ${at !== null && html`<${Now} run=${run} event=${run.events[at - 1]} />`}
   </div>`;
+}
+
+/** What the event says at which the run is shown. */
+function Now({ run, event }) {
+  const { node, source, target, reason, error } = event.data;
+  const who = node ?? event.agent ?? (source && target ? `${source} → ${target}` : "");
+  const said = error?.message ?? reason ?? run.textOf(event.data) ?? "";
+  return html`<p class="small now" role="status"><code>${event.type}</code> ${who && html`<strong>${who}</strong>`}
+    ${said && html`<span class="soft"> ${excerpt(plain(said), 160)}</span>`}</p>`;
 }

@@ -141,7 +141,7 @@ export class RunState {
       this.flows.push(flow);
       task.received.push(flow);
     } else if (type === "memory.published") {
-      this.published.push({ agent: task.agent, version: data.version, at });
+      this.published.push({ agent: data.node ?? task.agent, version: data.version, at, data });
     } else if (type === "context.recalled") {
       const item = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data, isRecalled: true };
       this.recalled.push(item);

@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { Button, Copy, Empty, Panel, Status, Tabs, Value, permitted } from "../parts/basics.js";
 import { Pages } from "../parts/lists.js";
 import { may } from "../person.js";
+import { Fork } from "./fork.js";
 import { Prompt } from "./prompt.js";
 import { isFinal } from "./state.js";
 
@@ -22,7 +23,9 @@ export function TaskDetail({ run, state, task, now }) {
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
   const tabs = permitted([["text", "Text"], ["prompt", "Prompt", "read"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]]);
-  return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} key=${task.key} run=${run} task=${task} />`}>
+  const actions = html`<${Status} value=${task.status} /><${Fork} key=${`fork ${task.key}`} run=${run} state=${state}
+    task=${task} /><${CancelTask} key=${task.key} run=${run} task=${task} />`;
+  return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${actions}>
     <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
     <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
     <div class="body" role="tabpanel" aria-label=${tab}>
