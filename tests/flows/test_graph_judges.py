@@ -128,9 +128,20 @@ async def finish(
     body: dict[str, Any],
     killer: Killer,
     answer: Any = None,
+    fork_of: str | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run a graph with a worker that is killed at one node, and another one that goes on."""
-    run = (await client.post("/v1/runs", json={"mode": "dag", "memory": "off", **body})).json()
+    """Run a graph with a worker that is killed at one node, and another one that goes on.
+
+    Args:
+        fork_of: the run of which it repeats a part, as ``body`` says.
+    """
+    if fork_of is None:
+        asked = "/v1/runs", {"mode": "dag", "memory": "off", **body}
+    else:
+        asked = f"/v1/runs/{fork_of}/fork", body
+    accepted = await client.post(asked[0], json=asked[1])
+    assert accepted.status_code == 202, accepted.text
+    run = accepted.json()
     async with command("worker", **workers) as victim:
         killer.kill = victim.kill
         if killer.node == "approve":
@@ -259,6 +270,45 @@ async def order_killed_at(database_url: str, model: FakeModel, nodes: list[str])
         found, log = await finish(client, port, workers, body, killer)
         assert found["output"] == {"refuse": "It is too dear."}
         assert not killer.seen["charge"]
+
+
+async def fork_killed_at(database_url: str, model: FakeModel, nodes: list[str]) -> None:
+    """Repeat the order process from its charge, and kill the worker of the fork."""
+    killer = Killer("")
+    async with (
+        shop(lambda: killer) as address,
+        served(database_url, model, BOTTEGA_EGRESS_ALLOW="127.0.0.1") as (client, port, workers),
+    ):
+        await define(client, order_process(address))
+        strict(model, killer, confirm="It comes.")
+        body = {"graph": "order", "input": "x", "metadata": {"item": "lamp"}}
+        first, _ = await finish(client, port, workers, body, killer)
+        for node in nodes:
+            killer = Killer(node)
+            strict(model, killer, confirm="It comes again.")
+            wanted = {"node": "charge"}
+            found, log = await finish(client, port, workers, wanted, killer, fork_of=first["id"])
+            assert found["status"] == "completed", (node, found)
+            assert found["output"] == {"confirm": "It comes again."}
+            ended = [e["data"]["node"] for e in log if e["type"] == "node.completed"]
+            assert ended == ["price", "charge", "confirm"]
+            assert killer.seen["price"] == 0
+            assert killer.seen["confirm"] == 1 + (node == "confirm")
+        killer = Killer("confirm")
+        strict(model, killer, confirm="As you say.")
+        wanted = {"node": "charge", "publication": '{"status": 200, "body": {"paid": true}}'}
+        found, log = await finish(client, port, workers, wanted, killer, fork_of=first["id"])
+        assert found["output"] == {"confirm": "As you say."}
+        assert killer.seen == {"confirm": 2}
+
+
+async def test_a_fork_goes_on_at_a_node(database_url: str, model: FakeModel) -> None:
+    await fork_killed_at(database_url, model, [])
+
+
+@pytest.mark.deep
+async def test_a_fork_goes_on_at_every_node(database_url: str, model: FakeModel) -> None:
+    await fork_killed_at(database_url, model, ["charge", "confirm"])
 
 
 @pytest.mark.deep

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.fake_model import FakeModel, calls, http_error, text
@@ -20,8 +21,9 @@ from tests.flows.test_deciding_graphs import (
     says,
     start,
 )
-from tests.service import Running
+from tests.service import Running, client_of
 from tests.team import define_graph
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -399,3 +401,126 @@ async def test_a_repeated_request_forks_once(bottega: Running, model: FakeModel)
     ]
     assert made[0] == made[1]
     await end_of(bottega, made[0])
+
+
+async def client_with(bottega: Running, *scopes: str) -> httpx2.AsyncClient:
+    """Return a client of a new key; the caller closes it."""
+    key = await bottega.client.post("/v1/keys", json={"name": "x", "scopes": scopes})
+    assert key.status_code == 201, key.text
+    headers = {"Authorization": f"Bearer {key.json()['key']}"}
+    return client_of(bottega.port, headers=headers)
+
+
+async def test_a_fork_needs_the_rights_of_what_it_changes(
+    bottega: Running, model: FakeModel
+) -> None:
+    nodes = ["a", asks("check", who="approve"), asks("own", who="user"), "b"]
+    await define(bottega, nodes, [edge("a", "check"), edge("check", "own"), edge("own", "b")])
+    model.decide = says()
+    run_id = await start(bottega, user="ada")
+    for node in ("check", "own"):
+        found = await interrupt_at(bottega, run_id, node)
+        path = f"/v1/interrupts/{found['id']}/resolve"
+        answer = {"answer": {"ok": True}, "user": "ada"}
+        assert (await bottega.client.post(path, json=answer)).status_code == 200
+    await end_of(bottega, run_id)
+    body = {"user": "ada", "actions": ["run", "read"], "expires_in": 60}
+    token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
+    answer_own = {"node": "own", "publication": '{"ok": false}'}
+    answer_check = {"node": "check", "publication": '{"ok": false}'}
+    path = f"/v1/runs/{run_id}/fork"
+    async with (
+        await client_with(bottega, "run") as runner,
+        await client_with(bottega, "read") as reader,
+        await client_with(bottega, "run", "approve") as approver,
+        client_of(bottega.port, headers={"Authorization": f"Bearer {token}"}) as ada,
+    ):
+        for client, body, status, code in (
+            (reader, {"node": "b"}, 403, "insufficient_scope"),
+            (runner, answer_check, 403, "insufficient_scope"),
+            (runner, {"node": "b", "agent": {"max_iterations": 2}}, 403, "insufficient_scope"),
+            (runner, answer_own, 403, "not_the_user"),
+            (runner, {"node": "b", "user": "bob"}, 409, "session_user"),
+            (ada, {"node": "b", "publication": "mine"}, 403, "insufficient_scope"),
+            (ada, answer_check, 403, "insufficient_scope"),
+            (ada, {"node": "b", "agent": {"max_iterations": 2}}, 403, "insufficient_scope"),
+        ):
+            refusal = await client.post(path, json=body)
+            assert (refusal.status_code, refusal.json()["code"]) == (status, code), body
+        for client, body in (
+            (runner, {"node": "b"}),
+            (runner, {"node": "b", "publication": "mine"}),
+            (approver, answer_check | {"node": "check"}),
+            (ada, {"node": "b"}),
+            (ada, answer_own),
+        ):
+            accepted = await client.post(path, json=body)
+            assert accepted.status_code == 202, (body, accepted.text)
+            assert accepted.json()["user"] == "ada"
+            await bottega.client.post(f"/v1/runs/{accepted.json()['id']}/cancel")
+
+
+async def interrupt_at(bottega: Running, run_id: str, node: str) -> dict[str, Any]:
+    path = f"/v1/interrupts?run_id={run_id}&status=pending"
+
+    async def read() -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = (await bottega.client.get(path)).json()["items"]
+        return items
+
+    (found,) = await until(read, lambda items: [each["node"] for each in items] == [node])
+    return found
+
+
+async def test_batches_and_their_items_are_not_forked(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "a")
+    model.decide = says()
+    body = {"agent": "a", "items": [{"input": "x"}]}
+    batch = (await bottega.client.post("/v1/batches", json=body)).json()
+
+    async def read() -> Any:
+        return (await bottega.client.get(f"/v1/batches/{batch['id']}")).json()
+
+    await until(read, lambda found: found["ended_at"] is not None)
+    items = await bottega.client.get(f"/v1/runs?parent_run_id={batch['id']}")
+    (item,) = items.json()["items"]
+    assert (await refused(bottega, item["id"], at_seq=1))[:2] == (409, "child_run")
+    assert (await refused(bottega, batch["id"], at_seq=1))[0] in (404, 409)
+
+
+async def test_a_fork_keeps_the_version_that_its_run_had_pinned(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega, [asks("check"), "b"], [edge("check", "b")])
+    model.decide = says()
+    run_id = await start(bottega)
+    found = await interrupt_of(bottega, run_id)
+    changed = {"nodes": ["c"], "edges": []}
+    await create(bottega, "c")
+    assert (await bottega.client.put("/v1/graphs/g", json=changed)).status_code == 200
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    assert (await bottega.client.post(path, json={"answer": {"ok": True}})).status_code == 200
+    first, _ = await end_of(bottega, run_id)
+    second, _ = await forked(bottega, run_id, node="b")
+    assert first["output"] == second["output"] == "b's answer"
+    shown = (await bottega.client.get(f"/v1/runs/{second['id']}/graph")).json()
+    assert shown["version"] == 1
+
+
+async def test_a_waiting_run_is_forked_after_an_event(bottega: Running, model: FakeModel) -> None:
+    await define(bottega, ["a", asks("check")], [edge("a", "check")])
+    model.decide = says()
+    run_id = await start(bottega)
+    await interrupt_of(bottega, run_id)
+    await until(lambda: status_of(bottega, run_id), lambda status: status == "waiting")
+    answer = await bottega.client.post(f"/v1/runs/{run_id}/fork", json={"at_seq": 8})
+    assert answer.status_code == 202, answer.text
+    again = await interrupt_of(bottega, answer.json()["id"])
+    assert again["node"] == "check"
+    assert asked_of(model) == ["a"]
+    for each in (run_id, answer.json()["id"]):
+        await bottega.client.post(f"/v1/runs/{each}/cancel")
+
+
+async def status_of(bottega: Running, run_id: str) -> str:
+    found: str = (await bottega.client.get(f"/v1/runs/{run_id}")).json()["status"]
+    return found
