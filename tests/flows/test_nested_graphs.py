@@ -1,11 +1,12 @@
 """Graphs in graphs: sub-graphs, loops of turns, and nodes that run once for each element."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from tests.fake_model import FakeModel, Reply, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_deciding_graphs import (
@@ -326,3 +327,46 @@ async def test_elements_share_the_budget_of_their_run(bottega: Running, model: F
     children = await children_of(bottega, found["id"])
     assert len(children) == 6
     assert all(0 < each["token_budget"] < 1_000_000 for each in children)
+
+
+async def test_readers_of_a_long_list_get_its_head_and_tail(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_map(bottega, {"agent": "read"})
+    said = "about a page " * 400
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of(*range(20))
+        if named(request) == "read":
+            return text(f"{said}{request['messages'][-1]['content']}")
+        if request["messages"][-1]["role"] == "tool":
+            return text("joined")
+        asked = json.loads(re.findall(r"{.*}", request["messages"][1]["content"])[0])
+        assert len(asked["head"]) == len(asked["tail"]) == 4096
+        assert asked["bytes"] > 32_768
+        return calls(("read_file", {"path": asked["file"], "offset": 40_000, "limit": 100}))
+
+    model.decide = decide
+    found, log = await run(bottega)
+    assert (found["status"], found["output"]) == ("completed", "joined"), found
+    (got,) = [each["data"]["result"] for each in log if each["type"] == "tool.completed"]
+    assert got["content"] in said * 2
+    whole = json.dumps([f"{said}{number}" for number in range(20)], separators=(",", ":"))
+    assert [each["data"].get("content") for each in log].count(whole) == 1
+    shown = (await bottega.client.get(f"/v1/runs/{found['id']}/graph")).json()
+    assert shown["nodes"][1]["published"]["content"] == whole
+
+
+async def test_a_dry_run_asks_the_agents_of_a_sub_graph(bottega: Running) -> None:
+    await store(bottega, "team", ["find", "write"], [edge("find", "write")])
+    loop = {"until": {"feature": "output", "op": "eq", "value": "x"}, "max": 3}
+    nodes = ["ask", inner("research", "team", loop=loop), "last"]
+    await define(bottega, nodes, [edge("ask", "research"), edge("research", "last")])
+    answer = await bottega.client.post("/v1/graphs/g/dry-run", json={"input": "Build it."})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert [task["agent"] for task in found["tasks"]] == ["ask", "find", "write", "last"]
+    assert [node["status"] for node in found["nodes"]] == ["completed"] * 3
+    assert [each["code"] for each in found["warnings"]] == ["dry_run_once"]
+    assert [each["source"] for each in found["tasks"][3]["received"]] == ["research"]

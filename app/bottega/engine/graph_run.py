@@ -13,10 +13,10 @@ node in the graph there, such as ``improve/2/draft``.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
@@ -40,7 +40,7 @@ from bottega.engine.child_runs import ElementRuns
 from bottega.engine.journal import CANCELLED, End, is_answered
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.waiting import AwaitedRuns
-from bottega.errors import BudgetExhaustedError
+from bottega.errors import BudgetExhaustedError, NotFoundError
 from bottega.events.types import AgentFailed, EventType, RunStatus
 from bottega.graph.decisions import (
     Decision,
@@ -59,7 +59,9 @@ from bottega.graph.decisions import (
 )
 from bottega.graph.publication import MemoryItem, PropagationPolicy, as_text
 from bottega.subagents.budget import DOLLARS, Account, billionths
+from bottega.subagents.child import excerpt, is_long
 from bottega.subagents.handle import SubagentStatus
+from bottega.subagents.shared_context import file_reader
 
 TOOL_FAILED = "tool_failed"
 TIMEOUT = "timeout"
@@ -93,6 +95,18 @@ class _Failure:
         if self.status is not None and self.status[0] in "34":
             return self.status in _LATER
         return self.code not in _NO_RETRY
+
+
+class LongList(NamedTuple):
+    """A list that is too long for the prompts of its readers."""
+
+    file: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        """What readers get in its place."""
+        return as_text({**excerpt(self.text), "file": self.file})
 
 
 _WHOLE = object()
@@ -133,6 +147,7 @@ class GraphRun:
         at_work: the queries of all levels that have not ended, by path.
         elements: child runs of nodes with many elements; ``None``: there are none.
         given: texts that nodes publish without being asked, by name.
+        long_lists: of nodes with elements, by what their readers get in their place.
 
     Attributes:
         responses: of the nodes that have ended.
@@ -148,6 +163,7 @@ class GraphRun:
     at_work: dict[Path, Query] = field(default_factory=dict)
     elements: ElementRuns | None = None
     given: Mapping[str, str] = field(default_factory=dict)
+    long_lists: dict[str, LongList] = field(default_factory=dict)
     responses: dict[str, AssistantResponse] = field(default_factory=dict)
     _usage: AgentUsage = AgentUsage()
     _line: Sequence[str] = ()
@@ -631,6 +647,7 @@ class GraphRun:
             f"{'/'.join(place)}/",
             self.at_work,
             self.elements,
+            long_lists=self.long_lists,
             _line=[*self._line, name],
         ).run()
         usage = end.usage or AgentUsage()
@@ -688,6 +705,7 @@ class GraphRun:
 
     async def _answer(self, work: _Work) -> AssistantResponse:
         query, agent = work.query, _agent_of(work.query)
+        self._let_read(agent)
         next_query.set(query)
         execute: Callable[[], Awaitable[AssistantResponse]]
         execute = partial(agent.execute_query_async, work.question)
@@ -756,15 +774,23 @@ class GraphRun:
         return _failed(code, "nobody answered in time"), _Failure(code)
 
     async def _publish(self, name: str, query: Query, text: str) -> None:
-        """Publish the answer of a node that no agent of its own has published."""
+        """Publish the answer of a node that no agent of its own has published.
+
+        The log has the whole of a long list; its readers get its head and tail, and read the rest.
+        """
         if text.strip():
+            shown = text
+            if "for_each" in self.team.nodes[name] and is_long(text):
+                found = LongList(f"/node/{self.name}{name}", text)
+                shown = found.shown
+                self.long_lists[shown] = found
             publication = await self._graph.publish(
                 name,
-                text,
+                shown,
                 version=self.recorder.version_of(query),
                 timestamp=self.recorder.published_at(query),
             )
-            self.recorder.published(query, publication)
+            self.recorder.published(query, replace(publication, content=text))
             self.recorder.publications_ended(query)
 
     async def _give(self, name: str, query: Query, text: str) -> AssistantResponse:
@@ -781,6 +807,34 @@ class GraphRun:
         if is_agent:
             self.recorder.query_ended(query, response)
         return response
+
+    def _let_read(self, agent: BaseAgent) -> None:
+        """Give an agent the tool to read the long lists that it gets the head and tail of."""
+        graph = agent.memory_graph
+        if not self.long_lists or graph is None or agent.agent_id is None:
+            return
+        got = [self.long_lists.get(item.content) for item in graph.pull_for(agent.agent_id)]
+        lists = LongLists({each.file: each.text for each in got if each is not None})
+        known = any(tool.name == "read_file" for tool in agent.registered_tools)
+        if lists.texts and not known:
+            agent.register_tool(file_reader(lists.read))
+
+
+@dataclass(frozen=True, slots=True)
+class LongLists:
+    """Texts that agents read as files, by path."""
+
+    texts: Mapping[str, str]
+
+    async def read(self, path: str) -> str:
+        """Return a text.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        if (text := self.texts.get(path)) is None:
+            raise NotFoundError(f"there is no file '{path}'")
+        return text
 
 
 def _agent_of(query: Query) -> BaseAgent:

@@ -36,6 +36,8 @@ EMPTY = "(the task ended without a text)"
 
 PATIENCE_S = 30.0
 """Seconds that a sub-agent waits for an unavailable model, unless its definition says otherwise."""
+EXCERPT = 4_096
+"""Characters of the head and of the tail of a long answer."""
 MOST_SHOWN = 32_768
 """Bytes of an answer that a parent's model reads as a whole."""
 
@@ -345,6 +347,11 @@ def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
         f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
         "(input, output, scratch); /global/ is for reading."
     )
+
+
+def excerpt(output: str) -> dict[str, Any]:
+    """Return the head and tail of a long answer, and its size."""
+    return {"head": output[:EXCERPT], "tail": output[-EXCERPT:], "bytes": len(output.encode())}
 
 
 def is_long(output: str) -> bool:

@@ -528,12 +528,8 @@ class _FileTool(FunctionTool):
             return error_result(tool_call, error.detail, error.code)
 
 
-def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
-    """Return the three file tools.
-
-    Args:
-        workspace: returns the files to work on; called at each tool call.
-    """
+def file_reader(read: Callable[[str], Awaitable[str]]) -> ToolBase:
+    """Return the tool that reads files."""
 
     async def read_file(
         path: Path,
@@ -542,12 +538,27 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
             int, Field(ge=1, le=MAX_READ, description="Characters to read at most.")
         ] = 20_000,
     ) -> dict[str, Any]:
-        text = await workspace().read(path)
+        text = await read(path)
         end = offset + limit
         part: dict[str, Any] = {"content": text[offset:end], "total_chars": len(text)}
         if end < len(text):
             part["next_offset"] = end
         return part
+
+    return _FileTool(
+        read_file,
+        name="read_file",
+        description="Reads a text file, or a part of it; next_offset says where it goes on.",
+        idempotent=True,
+    )
+
+
+def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
+    """Return the three file tools.
+
+    Args:
+        workspace: returns the files to work on; called at each tool call.
+    """
 
     async def write_file(
         path: Path,
@@ -569,12 +580,7 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
         return listed
 
     return (
-        _FileTool(
-            read_file,
-            name="read_file",
-            description="Reads a text file, or a part of it; next_offset says where it goes on.",
-            idempotent=True,
-        ),
+        file_reader(lambda path: workspace().read(path)),
         _FileTool(
             write_file,
             name="write_file",

@@ -16,7 +16,7 @@ from bottega.agents.messages import ToolCall, ToolResult, Usage
 from bottega.agents.query import CurrentCall, Query, Screen, current_call
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import InvalidInputError
-from bottega.subagents.child import answer_file, is_long
+from bottega.subagents.child import answer_file, excerpt, is_long
 from bottega.subagents.handle import Mode, SubagentHandle, SubagentStatus, as_id
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
@@ -240,8 +240,6 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 NOT_FOUND = "not_found"
-EXCERPT = 4_096
-"""Characters of the head and of the tail of a long answer."""
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
@@ -340,8 +338,7 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
     """Return a task's answer; of a long one its head and tail, and the file that has all of it."""
     if not is_long(output):
         return output
-    parts = {"head": output[:EXCERPT], "tail": output[-EXCERPT:], "bytes": len(output.encode())}
-    return parts | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
+    return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
 
 
 def _view(
