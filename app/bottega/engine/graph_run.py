@@ -105,7 +105,7 @@ class LongList(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """What readers get in its place."""
+        """Text that readers get in its place."""
         return as_text({**excerpt(self.text), "file": self.file})
 
 
