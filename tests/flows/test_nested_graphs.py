@@ -370,3 +370,44 @@ async def test_a_dry_run_asks_the_agents_of_a_sub_graph(bottega: Running) -> Non
     assert [node["status"] for node in found["nodes"]] == ["completed"] * 3
     assert [each["code"] for each in found["warnings"]] == ["dry_run_once"]
     assert [each["source"] for each in found["tasks"][3]["received"]] == ["research"]
+
+
+@pytest.mark.parametrize("spread_above", [50, 1])
+async def test_a_fork_does_the_elements_after_its_node_again(
+    bottega: Running, model: FakeModel, spread_above: int
+) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=spread_above)
+    model.decide = says(split=list_of("a", "b"))
+    found, _ = await run(bottega)
+    model.requests.clear()
+    path = f"/v1/runs/{found['id']}/fork"
+    forked = await bottega.client.post(path, json={"node": "join"})
+    assert forked.status_code == 202, forked.text
+    ended, _ = await end_of(bottega, forked.json()["id"])
+    assert ended["output"] == "join's answer"
+    assert [named(request) for request in model.requests] == ["join"]
+    assert "read's answer" in prompts(model, "join")[0][1]["content"]
+    model.requests.clear()
+    replaced = {"node": "split", "publication": '{"items": ["c", "d", "e"]}'}
+    forked = await bottega.client.post(path, json=replaced)
+    assert forked.status_code == 202, forked.text
+    ended, _ = await end_of(bottega, forked.json()["id"])
+    assert ended["status"] == "completed"
+    assert sorted(each[-1]["content"] for each in prompts(model, "read")) == ["c", "d", "e"]
+
+
+async def test_tasks_of_a_sub_graph_are_below_its_node(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "team", ["find"], [])
+    each = {"from": "run", "pointer": "/metadata/list"}
+    await define(bottega, [inner("each", "team", for_each=each)], [])
+    model.decide = says()
+    found, log = await run(bottega, metadata={"list": ["a", "b"]})
+    (node,) = [
+        event["task_id"]
+        for event in log
+        if event["type"] == "node.started" and event["data"]["node"] == "each"
+    ]
+    started = [event for event in log if event["type"] == "agent.started"]
+    assert [event["parent_task_id"] for event in started] == [node, node]
+    tasks = (await bottega.client.get(f"/v1/runs/{found['id']}/tasks")).json()["items"]
+    assert [each["agent"] for each in tasks] == ["find", "find"]

@@ -179,7 +179,6 @@ class GraphRun:
                 cancelled first.
         """
         self.recorder.loops.between = self._is_between
-        self.recorder.tasks.levels.add(self.path)
         for agent in self.team.agents.values():
             agent.conversation_history += self.turns
         course = GraphCourse(self._rules, self.about, self._recorded_edges())
@@ -398,7 +397,7 @@ class GraphRun:
         work.received = [
             item for item in self._graph.pull_for(name) if item.source_id != each["from"]
         ]
-        self.recorder.tasks.levels.add(work.query.path)
+        self.recorder.tasks.levels[work.query.path] = work.query.path
         if self.elements is None or len(items) <= each["spread_above"]:
             ended = await self._elements(name, work, items, self._with_tries, each["concurrency"])
             return self._collected(each["on_error"], ended)
@@ -634,7 +633,9 @@ class GraphRun:
         team = self.team.team_of(name)
         assert team.graph is not None
         team.graph.received = received
-        is_whole = work.item is _WHOLE
+        is_whole, node = work.item is _WHOLE, work.query.path
+        path = (*node, (turn, tries - 1))
+        self.recorder.tasks.levels[path] = node if is_whole else node[:-1]
         place = [work.name, *([str(turn)] if is_loop else ())]
         place += [f"try-{tries}"] if tries > 1 else []
         end = await GraphRun(
@@ -643,7 +644,7 @@ class GraphRun:
             work.question,
             self.about if is_whole else {**self.about, "input": as_text(work.item)},
             self.turns if is_whole else (),
-            (*work.query.path, (turn, tries - 1)),
+            path,
             f"{'/'.join(place)}/",
             self.at_work,
             self.elements,

@@ -573,8 +573,8 @@ class Tasks:
 
     Attributes:
         open: queries that are under way.
-        levels: paths below which the run's own tasks are: the root's, and those of sub-graphs and
-            of nodes with elements.
+        levels: paths that only lead to tasks, with those of the tasks above: the root's, and those
+            of turns and of elements below their nodes'.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
@@ -582,7 +582,7 @@ class Tasks:
         self.root = root
         self.cancelled = set(cancelled)
         self.open: dict[Query, None] = {}
-        self.levels: set[Path] = {()}
+        self.levels: dict[Path, Path] = {(): ()}
         self._ids: dict[Path, UUID | None] = {(): None}
         self._places: dict[Path, TaskPlace] = {}
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
@@ -600,14 +600,19 @@ class Tasks:
         """Return the place of the task at a path."""
         place = self._places.get(path)
         if place is None or place.agent != agent:
-            depth = parent_id = None
-            if path:
-                above = (len(path) - n for n in range(1, len(path) + 1))
-                depth = len(path) - 1 - next(n for n in above if path[:n] in self.levels)
-                parent_id = self.id_at(path[:-1]) if depth else None
-            place = TaskPlace(self.id_at(path), parent_id, agent, depth)
+            above = self._above(path) if path else ()
+            depth = self._depth_of(path) if path else None
+            place = TaskPlace(self.id_at(path), self.id_at(above), agent, depth)
             self._places[path] = place
         return place
+
+    def _above(self, path: Path) -> Path:
+        """Return the path of the task above a task."""
+        return self.levels.get(path[:-1], path[:-1])
+
+    def _depth_of(self, path: Path) -> int:
+        above = self._above(path)
+        return self._depth_of(above) + 1 if above else 0
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
         """Write an event of a query, and change its task's row; return the event's ``seq``."""
