@@ -44,6 +44,7 @@ _SETTINGS = {
 }
 _LEFT = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
 _LAST_END = "SELECT extract(epoch FROM max(ended_at))::double precision FROM runs"
+_BEGAN = "SELECT started_at IS NOT NULL FROM runs WHERE id = $1"
 _STARTED = """
 SELECT extract(epoch FROM started_at - created_at)::double precision * 1000
 FROM runs WHERE id = ANY ($1)
@@ -134,7 +135,11 @@ class Bench:
         ids: list[str] = []
         while len(ids) < _CHATS and not await self.owner.fetchval(is_over):
             body = {"agent": "clerk", "input": "hello"}
-            ids.append((await client.post("/v1/runs?wait=30", json=body)).json()["id"])
+            ids.append((await client.post("/v1/runs", json=body)).json()["id"])
+            has_begun = False
+            while not has_begun:
+                await asyncio.sleep(0.02)
+                has_begun = await self.owner.fetchval(_BEGAN, ids[-1])
         return [row[0] for row in await self.owner.fetch(_STARTED, ids)]
 
     async def chats_beside(self, client: httpx2.AsyncClient, kind: str, count: int) -> list[float]:

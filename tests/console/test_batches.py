@@ -1,4 +1,4 @@
-"""The list of batches in a real browser."""
+"""Batches, and what runs wait for, in a real browser."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from playwright.async_api import expect
 from tests import swarm
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.fake_model import Reply, http_error, text
+from tests.fake_model import Reply, calls, http_error, text
 
 
 async def test_a_batch_is_watched_retried_and_leads_to_its_items(console: Console) -> None:
@@ -48,3 +48,13 @@ async def test_a_batch_is_cancelled(console: Console) -> None:
     await row.get_by_role("group").get_by_role("button", name="Cancel").click()
     await expect(row).to_contain_text("cancelled")
     await expect(row.get_by_role("button", name="Cancel")).to_have_count(0)
+
+
+async def test_a_waiting_run_says_what_it_waits_for(console: Console) -> None:
+    console.model.decide = lambda request: calls(("ask_user", {"question": "Which one?"}))
+    run_id = await console.run({"type": "builtin", "name": "ask_user"})
+    page = await console.open("runs")
+    row = page.get_by_role("row").filter(has_text="clerk")
+    await expect(row).to_contain_text("waiting for a person")
+    await console.open(f"runs/{run_id}")
+    await expect(page.locator(".head")).to_contain_text("waiting for a person")

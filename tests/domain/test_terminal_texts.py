@@ -146,3 +146,20 @@ def test_costs_are_summed_up() -> None:
     assert str(spent("0.01200", True) + spent("0", False)) == "2,002 tokens, $0.0120 or more"
     assert str(Spent.of({"input": 1, "output": 0})) == "1 tokens"
     assert Spent(1, Decimal(1), False) + Spent() == Spent(1, Decimal(1), False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("children", "clerk waits for its child runs, without a worker"),
+        ("model", "clerk waits for its model, without a worker"),
+        ("time", "clerk waits for its next try, without a worker"),
+        ("person", None),
+    ],
+)
+def test_it_says_what_a_run_waits_for(reason: str, shown: str | None) -> None:
+    play = Played()
+    play("run.waiting", reason=reason, since="2026-11-21T10:53:53Z", until=None)
+    lines = play.screen.getvalue().splitlines()
+    assert [line for line in lines if "waits" in line] == ([] if shown is None else [lines[-1]])
+    assert shown is None or lines[-1].endswith(shown)

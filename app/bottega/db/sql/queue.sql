@@ -312,7 +312,7 @@ BEGIN
                 -- crash on each waits for another time, so that they do not meet it again.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
-                    jsonb_build_object('reason', 'time', 'groups', '[]', 'until_s', p_lease_s
+                    jsonb_build_object('reason', 'time', 'groups', '[]'::jsonb, 'until_s', p_lease_s
                         * least(2, jsonb_array_length(jsonb_path_query_array(
                             r.attempts, '$[*] ? (@.cause == "crash")')))
                         * (hashtext(r.id::text || r.attempt) & 1023) / 1024.0) END);

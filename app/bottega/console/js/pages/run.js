@@ -6,7 +6,7 @@ import { count, duration, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Stale, Status, Tabs, Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, Stale, Tabs, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { may } from "../person.js";
@@ -77,7 +77,7 @@ export function Run({ id, query }) {
           ${run.data.memory !== "off" && may("read") && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Source} of=${run.data.retry_of} id=${id} />`}
           ${run.data.fork_of && html`<${ForkedFrom} of=${run.data.fork_of} id=${id} taken=${run.data.taken_over} />`}</p></div>
-      <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
+      <div class="actions"><${RunStatus} status=${state.status} waitsFor=${state.waitsFor} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
     <${Stale} from=${run} />
