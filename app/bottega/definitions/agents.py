@@ -11,10 +11,9 @@ from uuid import UUID
 
 import asyncpg
 from pydantic_core import from_json
-from sqlalchemy import Table, select, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.tables import agent_versions, graph_versions
 from bottega.errors import CycleError, InvalidInputError
 
 TASK_TOOLS = (
@@ -145,38 +144,6 @@ async def exposed_inputs(
     """Return the ``input_schema`` of an agent, alone in a list; ``[]``: it is not exposed so."""
     rows = await driver.fetch(_EXPOSED, tenant_id, agent, way)
     return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]
-
-
-async def first_subagents(
-    connection: AsyncConnection, tenant_id: UUID, pinned: Mapping[str, Any], agent: str | None
-) -> dict[str, Any] | None:
-    """Return the ``subagents`` of a run's first agent: ``agent``, else its graph's first one."""
-    if agent is None:
-        name, number = pinned["graph"]["name"], pinned["graph"]["version"]
-        nodes = await _defined(connection, graph_versions, tenant_id, name, number, "nodes")
-        agent = next((node["agent"] for node in nodes if node["agent"] is not None), None)
-        if agent is None:
-            return None
-    number = pinned["agents"][agent]
-    subagents: dict[str, Any] | None = await _defined(
-        connection, agent_versions, tenant_id, agent, number, "subagents"
-    )
-    return subagents
-
-
-async def _defined(
-    connection: AsyncConnection,
-    versions: Table,
-    tenant_id: UUID,
-    name: str,
-    number: int,
-    field: str,
-) -> Any:
-    columns = versions.c
-    query = select(columns.definition[field]).where(
-        columns.tenant_id == tenant_id, columns.name == name, columns.version == number
-    )
-    return (await connection.execute(query)).scalar_one()
 
 
 OVERRIDABLE = ("system_message", "model", "max_iterations")

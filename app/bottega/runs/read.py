@@ -19,6 +19,7 @@ from sqlalchemy import (
     DateTime,
     FromClause,
     Numeric,
+    ScalarSelect,
     Select,
     Subquery,
     Table,
@@ -44,7 +45,9 @@ from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import MOST_SKEW, PageItems, beside, fetch_page, first_id, measured, paged
 from bottega.db.tables import (
+    agent_versions,
     episode_feedback,
+    graph_versions,
     run_checks,
     run_events,
     run_learning,
@@ -244,9 +247,40 @@ def _of_run(table: Table) -> ColumnElement[bool]:
     return and_(table.c.tenant_id == runs.c.tenant_id, table.c.run_id == runs.c.id)
 
 
+def _first_subagents() -> ScalarSelect[Any]:
+    """Select the ``subagents`` of a run's first agent: ``agent``, else its graph's first one."""
+    graphs, agents = graph_versions.c, agent_versions.c
+    of_graph = (
+        select(func.jsonb_path_query_first(graphs.definition, _AGENT_OF_NODE, type_=JSONB))
+        .where(
+            graphs.tenant_id == runs.c.tenant_id,
+            graphs.name == runs.c.graph,
+            graphs.version == runs.c.pinned["graph"]["version"].as_integer(),
+        )
+        .correlate(runs)
+        .scalar_subquery()
+    )
+    agent = func.coalesce(runs.c.agent, of_graph[()].astext)
+    return (
+        select(agents.definition["subagents"])
+        .where(
+            agents.tenant_id == runs.c.tenant_id,
+            agents.name == agent,
+            agents.version == runs.c.pinned["agents"][agent].as_integer(),
+        )
+        .correlate(runs)
+        .scalar_subquery()
+    )
+
+
+_AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
 # Statements of frequent requests are made once: that costs more than the rest of such a request.
 _RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
+)
+_RUN_IN_FULL = _RUN.add_columns(
+    func.progress_of_tasks(runs.c.tenant_id, runs.c.id, type_=JSONB).label("tasks"),
+    _first_subagents().label("subagents"),
 )
 _EXISTS = select(runs.c.id).where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
@@ -326,6 +360,23 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
         NotFoundError: unknown, or another tenant's.
     """
     found = await connection.execute(_RUN, {"tenant": tenant_id, "run": run_id})
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no run {run_id}")
+    return to_response(dict(row))
+
+
+async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """Return one run, the ``subagents`` of its first agent, and its ``tasks``.
+
+    ``tasks`` counts the dispatched ones and estimates the time that they still take: ``waiting``,
+    ``running``, ``done``, ``failed`` and ``estimated_ms``, if the ends so far tell; ``None``: it
+    has dispatched none.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    found = await connection.execute(_RUN_IN_FULL, {"tenant": tenant_id, "run": run_id})
     row = found.mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
@@ -591,21 +642,6 @@ def _positions() -> Subquery:
         .where(tasks.c.status == SubagentStatus.QUEUED, tasks.c.mode == "async")
         .subquery()
     )
-
-
-async def progress_of_tasks(
-    connection: AsyncConnection, tenant_id: UUID, run_id: UUID
-) -> dict[str, int | None] | None:
-    """Count the dispatched tasks of a run, and estimate the time that they still take.
-
-    Returns:
-        ``waiting``, ``running``, ``done``, ``failed``, and the milliseconds ``estimated_ms`` until
-        all have ended, if their ends so far tell; ``None``: it has dispatched none.
-    """
-    progress: dict[str, int | None] | None = await connection.scalar(
-        select(func.progress_of_tasks(tenant_id, run_id, type_=JSONB))
-    )
-    return progress
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:

@@ -63,7 +63,6 @@ from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
-from bottega.definitions.agents import first_subagents
 from bottega.errors import ForbiddenError
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
@@ -653,12 +652,9 @@ class RunInFull(Run):
     responses=problems(404),
 )
 async def get(service: ServiceDep, tx: Transaction, tenant: ReviewTenant, run_id: RunId) -> Any:
-    run = await read.get(tx, tenant, run_id)
-    subagents = await first_subagents(tx, tenant, run["pinned"], run["agent"])
-    return run | {
-        "effective_limits": service.settings.subagent_limits.of_agent(subagents),
-        "tasks": await read.progress_of_tasks(tx, tenant, run_id),
-    }
+    run = await read.get_in_full(tx, tenant, run_id)
+    limits = service.settings.subagent_limits
+    return run | {"effective_limits": limits.of_agent(run.pop("subagents"))}
 
 
 class TaskQuery(PageQuery):
