@@ -21,6 +21,7 @@ from tests.flows.test_deciding_graphs import (
     says,
     start,
 )
+from tests.flows.test_nested_graphs import define_map, inner, list_of, store
 from tests.service import Running, client_of
 from tests.team import define_graph
 from tests.waiting import until
@@ -424,7 +425,7 @@ async def test_a_fork_needs_the_rights_of_what_it_changes(
         answer = {"answer": {"ok": True}, "user": "ada"}
         assert (await bottega.client.post(path, json=answer)).status_code == 200
     await end_of(bottega, run_id)
-    body = {"user": "ada", "actions": ["run", "read"], "expires_in": 60}
+    body: Any = {"user": "ada", "actions": ["run", "read"], "expires_in": 60}
     token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
     answer_own = {"node": "own", "publication": '{"ok": false}'}
     answer_check = {"node": "check", "publication": '{"ok": false}'}
@@ -450,7 +451,7 @@ async def test_a_fork_needs_the_rights_of_what_it_changes(
         for client, body in (
             (runner, {"node": "b"}),
             (runner, {"node": "b", "publication": "mine"}),
-            (approver, answer_check | {"node": "check"}),
+            (approver, answer_check),
             (ada, {"node": "b"}),
             (ada, answer_own),
         ):
@@ -524,3 +525,68 @@ async def test_a_waiting_run_is_forked_after_an_event(bottega: Running, model: F
 async def status_of(bottega: Running, run_id: str) -> str:
     found: str = (await bottega.client.get(f"/v1/runs/{run_id}")).json()["status"]
     return found
+
+
+@pytest.mark.parametrize("spread_above", [50, 2], ids=["tasks", "child-runs"])
+async def test_elements_are_taken_over_done_again_or_given(
+    bottega: Running, model: FakeModel, spread_above: int
+) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=spread_above)
+    model.decide = says(split=list_of("x", "y", "z"))
+    first, _ = await run(bottega)
+    assert asked_of(model) == ["join", "read", "read", "read", "split"]
+    second, log = await forked(bottega, first["id"], node="join")
+    assert (second["status"], asked_of(model)) == ("completed", ["join"])
+    assert second["usage"]["model_calls"] == 5
+    assert set(nodes_of(log).values()) == {"completed"}
+    third, _ = await forked(bottega, first["id"], node="read")
+    assert (third["status"], asked_of(model)) == ("completed", ["join", "read", "read", "read"])
+    fourth, _ = await forked(bottega, third["id"], node="read", publication='["mine"]')
+    assert '["mine"]' in str(model.requests[0]["messages"])
+    assert (fourth["status"], asked_of(model)) == ("completed", ["join"])
+
+
+async def test_graphs_in_turns_are_taken_over_done_again_or_given(
+    bottega: Running, model: FakeModel
+) -> None:
+    await store(bottega, "turn", ["draft", "review"], [edge("draft", "review")])
+    done = {"feature": "output", "op": "eq", "value": "done"}
+    loop = {"until": done, "max": 5}
+    await define(bottega, [inner("improve", "turn", loop=loop), "last"], [edge("improve", "last")])
+    model.decide = says(review=[text("no"), text("done"), text("done"), text("done")])
+    first, _ = await run(bottega)
+    assert asked_of(model) == ["draft", "draft", "last", "review", "review"]
+    second, log = await forked(bottega, first["id"], node="last")
+    assert (second["status"], asked_of(model)) == ("completed", ["last"])
+    assert nodes_of(log)["improve/2/review"] == "completed"
+    third, log = await forked(bottega, first["id"], node="improve")
+    assert (third["status"], asked_of(model)) == ("completed", ["draft", "last", "review"])
+    assert "improve/2/draft" not in nodes_of(log)
+    fourth, log = await forked(bottega, first["id"], node="improve", publication="mine")
+    assert "mine" in str(model.requests[0]["messages"])
+    assert (fourth["status"], asked_of(model)) == ("completed", ["last"])
+    assert set(nodes_of(log)) == {"improve", "last"}
+    assert (await refused(bottega, first["id"], node="improve/1/draft"))[1] == "unknown_node"
+    # In the middle of a turn: what had ended is not asked again.
+    middle = next(
+        event["seq"]
+        for event in (await bottega.watch(first["id"]))
+        if event["type"] == "node.completed" and event["data"]["node"] == "improve/1/draft"
+    )
+    fifth, log = await forked(bottega, first["id"], at_seq=middle)
+    assert (fifth["status"], asked_of(model)) == ("completed", ["last", "review"])
+
+
+async def test_a_failed_element_is_done_again_in_a_retry(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_map(bottega, {"agent": "read"})
+    model.decide = says(split=list_of("x", "y"), read=http_error(400, message="no"))
+    first, _ = await run(bottega)
+    assert first["status"] == "failed"
+    asked_of(model)
+    model.decide = says()
+    answer = await bottega.client.post(f"/v1/runs/{first['id']}/retry", json={"from": "last_step"})
+    second, log = await end_of(bottega, answer.json()["id"])
+    assert (second["status"], asked_of(model)) == ("completed", ["join", "read", "read"])
+    assert set(nodes_of(log).values()) == {"completed"}
