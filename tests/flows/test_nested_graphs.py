@@ -411,3 +411,17 @@ async def test_tasks_of_a_sub_graph_are_below_its_node(bottega: Running, model: 
     assert [event["parent_task_id"] for event in started] == [node, node]
     tasks = (await bottega.client.get(f"/v1/runs/{found['id']}/tasks")).json()["items"]
     assert [each["agent"] for each in tasks] == ["find", "find"]
+
+
+async def test_drawings_say_what_a_node_runs(bottega: Running, model: FakeModel) -> None:
+    await store(bottega, "team", ["find"], [])
+    loop = {"until": {"feature": "output", "op": "exists"}, "max": 3}
+    each = {"from": "run", "pointer": "/metadata/list"}
+    await define(bottega, [inner("twice", "team", loop=loop, for_each=each)], [])
+    words = "graph team, for each of run/metadata/list, until output exists, 3 turns at most"
+    drawn = await bottega.client.get("/v1/graphs/g/drawing?format=mermaid")
+    assert f'n0["twice: {words}"]' in drawn.text
+    model.decide = says()
+    found, _ = await run(bottega, metadata={"list": ["a"]})
+    drawn = await bottega.client.get(f"/v1/graphs/g/drawing?run_id={found['id']}")
+    assert f"<title>{words}; published, version 1</title>" in drawn.text

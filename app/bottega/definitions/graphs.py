@@ -18,6 +18,7 @@ from bottega.graph.decisions import (
     is_reference,
     label_of,
     name_of_node,
+    note_of,
     route_schema,
     steps_of,
 )
@@ -145,6 +146,8 @@ def to_graph(content: Mapping[str, Any]) -> SharedMemoryGraph:
     for node in content["nodes"]:
         if node.get("reason") is not None:
             graph.skipped[name_of_node(node)] = node["reason"]
+        if (note := note_of(node)) is not None:
+            graph.notes[name_of_node(node)] = note
     return graph
 
 

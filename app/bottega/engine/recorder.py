@@ -168,7 +168,7 @@ class MemoryLog:
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         """Write the context that a query got from direct predecessors."""
         for item in items:
-            edge = [item.source_id, self.node_of(query)]
+            edge = [self._source(query, item), self.node_of(query)]
             data = {"edge": edge, "policy": item.policy}
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(item) | data)
 
@@ -181,6 +181,13 @@ class MemoryLog:
     def node_of(self, query: Query) -> str | None:
         """Return the name of a query's agent in the graph; in a sub-graph with those above it."""
         return self.names.get(query.path, query.agent.agent_id)
+
+    def _source(self, query: Query, item: MemoryItem) -> str:
+        """Return the name of the node that a query reads, in a sub-graph with those above it."""
+        graph, name = query.agent.memory_graph, self.names.get(query.path)
+        if name is None or graph is None or not graph.has_node(item.source_id):
+            return item.source_id
+        return f"{name.rpartition('/')[0]}/{item.source_id}"
 
     def _about(self, item: MemoryItem) -> dict[str, Any]:
         """Return a memory item with its text, or a reference to it if the log has it."""

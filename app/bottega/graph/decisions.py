@@ -326,6 +326,17 @@ def label_of(edge: Mapping[str, Any]) -> str | None:
     return "else" if edge.get("else") else None if when is None else _in_words(when)[:200]
 
 
+def note_of(node: Mapping[str, Any]) -> str | None:
+    """Return what a stored node runs, and how often, in words; ``None``: itself, once."""
+    each, loop = node.get("for_each"), node.get("loop")
+    words = [] if node.get("graph") is None else [f"graph {node['graph']}"]
+    if each is not None:
+        words.append(f"for each of {each['from']}{each['pointer']}")
+    if loop is not None:
+        words.append(f"until {_in_words(loop['until'])[:200]}, {loop['max']} turns at most")
+    return ", ".join(words) or None
+
+
 def _in_words(when: Condition) -> str:
     for group, word in (("all", " and "), ("any", " or ")):
         if group in when:

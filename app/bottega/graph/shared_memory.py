@@ -121,16 +121,18 @@ def mermaid(
     edges: Sequence[Edge],
     published: AbstractSet[str],
     labels: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return a Mermaid flowchart; ``published`` agents have the class ``published``.
 
     Args:
         labels: conditions of edges, in words.
+        notes: what nodes run, and how often.
     """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
     for name, short in number.items():
-        label = _as_label(name)
+        label = _as_label(f"{name}: {notes[name]}" if name in notes else name)
         lines.append(f'  {short}["{label}"]' + (":::published" if name in published else ""))
     for source, target, policy in edges:
         arrow = "-->" if policy == _DEFAULT_POLICY else f"-->|{policy}|"
@@ -182,6 +184,7 @@ class SharedMemoryGraph:
 
     Attributes:
         labels, skipped: for drawings: conditions of edges, and why nodes were skipped.
+        notes: for drawings: what nodes run, and how often.
         relays: nodes whose readers get what these nodes get, in place of their own answers.
         received: what those nodes read that read from no other: what the graph itself got.
     """
@@ -199,6 +202,7 @@ class SharedMemoryGraph:
         self.received: Sequence[MemoryItem] = ()
         self.labels: dict[tuple[str, str], str] = {}
         self.skipped: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self._closed: frozenset[tuple[str, str]] = frozenset()
         self._forget()
 
@@ -577,7 +581,7 @@ class SharedMemoryGraph:
 
     def to_mermaid(self) -> str:
         """Return a Mermaid flowchart that marks the nodes with a publication."""
-        return mermaid(*self._diagram(), self.labels)
+        return mermaid(*self._diagram(), self.labels, self.notes)
 
     def to_dot(self) -> str:
         """Return a Graphviz digraph that marks the nodes with a publication."""

@@ -97,7 +97,10 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
     }
     body = list(_edges(edges, boxes, tracks, labels, conditions))
     reasons = [graph.skipped.get(name) for name in names]
-    body += [_node(i, box, lines[i], versions[i], reasons[i]) for i, box in enumerate(boxes)]
+    notes = [graph.notes.get(name) for name in names]
+    body += [
+        _node(i, box, lines[i], versions[i], reasons[i], notes[i]) for i, box in enumerate(boxes)
+    ]
     if any(policy is not PropagationPolicy.FINAL_RESPONSE_ONLY for _, _, policy in edges):
         extent.append(Box(0, max(box.y + box.height for box in extent) + 28, 570, 20))
         body += _legend(extent[-1].middle)
@@ -211,7 +214,12 @@ def _edge(
 
 
 def _node(
-    index: int, box: Box, lines: Sequence[str], version: int | None, reason: str | None
+    index: int,
+    box: Box,
+    lines: Sequence[str],
+    version: int | None,
+    reason: str | None,
+    note: str | None,
 ) -> str:
     place = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
     name, title, badge = "node", "not published yet", ""
@@ -221,6 +229,8 @@ def _node(
         name, title = "node published", f"published, version {version}"
         at = f'x="{box.x + box.width - 8:g}" y="{box.y + 12:g}"'
         badge = f'<text class="version" {at}>\u2713 v{version}</text>'
+    if note is not None:
+        title = f"{escape(printable(note))}; {title}"
     label = f'<rect class="box" {place} rx="8"/>'
     for row, line in enumerate(lines):
         y = box.middle + (row - len(lines) / 2 + 0.72) * _LINE_HEIGHT

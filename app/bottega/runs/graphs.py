@@ -211,8 +211,8 @@ async def published_graph(
     found = await graph(connection, tenant_id, run_id)
     if found["name"] != name:
         raise NotFoundError(f"run {run_id} uses the graph '{found['name']}', not '{name}'")
-    shown = ("name", "agent", "ttl_s", "reason")
-    nodes = [{field: node[field] for field in shown} for node in found["nodes"]]
+    shown = ("name", "agent", "ttl_s", "reason", "graph", "for_each", "loop")
+    nodes = [{field: node.get(field) for field in shown} for node in found["nodes"]]
     versions = {
         node["name"]: node["published"]["version"] for node in found["nodes"] if node["published"]
     }

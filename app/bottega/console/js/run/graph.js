@@ -24,7 +24,9 @@ export function elementsOf(state, graph) {
     if (!edges.has(id)) edges.set(id, { id, source, target, kind, flows: 0, last: 0, seq: 0 });
     return edges.get(id);
   };
-  const nameOf = (task) => task.node ?? task.agent;
+  // Elements and turns of a node are one in the drawing: "improve/2/draft" is "improve/draft".
+  const whole = (name) => name.replace(/\/(\d+|try-\d+)(?=\/)/g, "");
+  const nameOf = (task) => whole(task.node ?? task.agent ?? "");
   for (const task of state.tasks.values()) {
     add(nameOf(task)).tasks.push(task);
     const parent = state.tasks.get(task.parent);
@@ -32,8 +34,8 @@ export function elementsOf(state, graph) {
   }
   for (const each of graph?.edges ?? []) edge(each.source, each.target, "data");
   for (const flow of state.flows) {
-    add(flow.source);
-    const found = edge(flow.source, flow.target, "data");
+    add(whole(flow.source));
+    const found = edge(whole(flow.source), whole(flow.target), "data");
     found.flows += 1;
     found.last = flow.at;
     found.seq = flow.seq;

@@ -137,7 +137,7 @@ export class RunState {
     else if (area === "subagent") this.#dispatched(task, what, data, at);
     else if (area === "interrupt") this.#interrupt(task, what, data, at);
     else if (type === "memory.injected") {
-      const flow = { seq: event.seq, at, source: data.source, target: task.node ?? task.agent, version: data.version, data };
+      const flow = { seq: event.seq, at, source: data.edge?.[0] ?? data.source, target: task.node ?? task.agent, version: data.version, data };
       this.flows.push(flow);
       task.received.push(flow);
     } else if (type === "memory.published") {
