@@ -335,7 +335,7 @@ class Executor:
         entry.is_leaving = True
         while True:
             try:
-                await hand_back(self.pool, run, "drain", asdict(Wait(0.0, "time", 1.0)))
+                await hand_back(self.pool, run, "drain")
                 return
             except Exception as error:
                 if not is_transient(error):
