@@ -46,8 +46,6 @@ from bottega.runs.submit import Carried, accept
 from bottega.subagents.child import places_of
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
-MOST_ELEMENTS = 1000
-"""Most elements of a node."""
 Parents = Mapping[UUID | None, UUID | None]
 """The parent of each task; ``None`` is the root."""
 
@@ -324,36 +322,6 @@ def until(events: Sequence[Event], seq: int) -> list[Event]:
     ]
 
 
-def _owners(events: Sequence[Event], nodes: NodeTasks) -> dict[UUID | None, str]:
-    """Return the run's node to which each task belongs.
-
-    Tasks of nodes in sub-graphs, and of elements, have no parent. The log names those nodes; the id
-    of an element's task follows from its node's and its number.
-    """
-    owners: dict[UUID | None, str] = {task: name for name, task in nodes.ids.items()}
-    parents: dict[UUID | None, UUID | None] = {}
-    with_elements: dict[UUID, str] = {}
-    for event in events:
-        parents[event.task_id] = event.parent_task_id
-        if event.type == EventType.NODE_STARTED and event.task_id is not None:
-            name = _node_of(event.data["node"])
-            owners[event.task_id] = with_elements[event.task_id] = name
-        elif event.task_id is not None and event.type.startswith(("agent.", "tool.")):
-            with_elements.pop(event.task_id, None)  # it does the work itself
-    missing = {task for task, parent in parents.items() if parent is None} - owners.keys() - {None}
-    for task_id, name in with_elements.items():
-        for number in range(MOST_ELEMENTS if missing else 0):
-            element = task_id_at(task_id, ((0, number),))
-            if element in missing:
-                owners[element] = name
-                missing.remove(element)
-    for task in parents:
-        line = (each for each in (task, *_above(task, parents)) if each in owners)
-        if (known := next(line, None)) is not None:
-            owners[task] = owners[known]
-    return owners
-
-
 def _without(
     events: Sequence[Event], nodes: NodeTasks, again: Collection[str], undecided: Collection[str]
 ) -> list[Event]:
@@ -363,13 +331,12 @@ def _without(
         again: nodes whose work is dropped.
         undecided: nodes whose edges are dropped.
     """
-    if not again and not undecided:
-        return [*events]
-    owners = _owners(events, nodes)
+    parents = {event.task_id: event.parent_task_id for event in events}
+    dropped = {nodes.ids[name] for name in again}
     return [
         event
         for event in events
-        if owners.get(event.task_id) not in again
+        if dropped.isdisjoint((event.task_id, *_above(event.task_id, parents)))
         and not (event.type in NODE_STATES and _node_of(event.data["node"]) in again)
         and not (
             event.type == EventType.EDGE_DECIDED
@@ -383,20 +350,19 @@ def _node_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _settled(events: Sequence[Event], nodes: NodeTasks) -> set[UUID | None]:
-    """Return the tasks whose failures do not count: their node completed, or the run goes on."""
-    ended = {
-        event.data["node"]: event.task_id
+def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
+    """Return the tasks of nodes whose failures do not count: they completed, or the run goes on."""
+    rules = nodes.rules.nodes
+    return {
+        event.task_id
         for event in events
         if event.type == EventType.NODE_COMPLETED
         or (
             event.type == EventType.NODE_FAILED
-            and (rule := nodes.rules.nodes.get(event.data["node"])) is not None
+            and (rule := rules.get(event.data["node"])) is not None
             and rule.goes_on
         )
     }
-    owners = _owners(events, nodes) if ended else {}
-    return {*ended.values(), *(task for task, name in owners.items() if name in ended)}
 
 
 def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Event]:

@@ -50,16 +50,16 @@ BEGIN
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, goals, constraints,
                       success_criteria, metadata, memory, memory_used, principal,
-                      retry_of, fork_of, given, assigned_as, task_root, last_seq, carried_seq, conversation_id,
-                      turn, queued_at, batch, traceparent, tracestate, bytes)
+                      retry_of, fork_of, given, assigned_as, task_root, last_seq, carried_seq,
+                      conversation_id, turn, queued_at, batch, traceparent, tracestate, bytes)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, coalesce(n.goals, '[]'),
            coalesce(n.constraints, '[]'), coalesce(n.success_criteria, '[]'), n.metadata,
            coalesce(n.memory, 'full'), coalesce(n.memory_used, 'none (no user)'), n.principal,
-           n.retry_of, n.fork_of, coalesce(n.given, '{}'), (SELECT coalesce(o.assigned_as, o.id) FROM runs o
-                        WHERE o.tenant_id = p_tenant AND o.id = coalesce(
-                            n.retry_of, (n.fork_of ->> 'run_id')::uuid)),
+           n.retry_of, n.fork_of, coalesce(n.given, '{}'),
+           (SELECT coalesce(o.assigned_as, o.id) FROM runs o WHERE o.tenant_id = p_tenant
+              AND o.id = coalesce(n.retry_of, (n.fork_of ->> 'run_id')::uuid)),
            n.task_root, 1 + v_carried,
            CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
@@ -72,8 +72,8 @@ BEGIN
         pinned jsonb, priority smallint, timeout_s double precision,
         queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
         webhook_url text, overrides jsonb, output_schema jsonb, goals jsonb, constraints jsonb,
-        success_criteria jsonb, metadata jsonb, retry_of uuid, fork_of jsonb, given jsonb, task_root uuid,
-        memory text,
+        success_criteria jsonb, metadata jsonb, retry_of uuid, fork_of jsonb, given jsonb,
+        task_root uuid, memory text,
         memory_used text, principal text, turn jsonb, batch jsonb, traceparent text,
         tracestate text)
     RETURNING * INTO r;
