@@ -16,10 +16,7 @@ figures of the same invocation.
 import argparse
 import asyncio
 import contextlib
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ import asyncpg
 import httpx2
 from pydantic_core import from_json, to_json
 
-from benchmarks.harness import percentile, process, temporary_database
+from benchmarks.harness import key_of, percentile, process, temporary_database
 from benchmarks.model import ModelConnection, encoded
 from bottega.llm.demo_model.rules import Answer
 
@@ -181,23 +178,11 @@ def show(what: str, times: list[float]) -> None:
     print(f"chat begins, {what}: ms {spread} ({len(times)} chats)", flush=True)
 
 
-def _key(url: str, tenant: str) -> str:
-    command = (sys.executable, "-m", "bottega.cli.commands", "keys", "create")
-    told = subprocess.run(
-        [*command, "--tenant", tenant, "--scope", "admin"],
-        env={**os.environ, "DATABASE_URL": url, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return told.stdout.strip()
-
-
 async def main(url: str, items: int, rounds: int, workers: int) -> None:
     server = await asyncio.get_running_loop().create_server(_Model, "127.0.0.1", 0)
     model = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     settings = {**_SETTINGS, "DATABASE_URL": url, "OPENAI_BASE_URL": model}
-    keys = [_key(url, tenant) for tenant in ("default", "other")]
+    keys = [key_of(url, tenant) for tenant in ("default", "other")]
     opened = process("serve", "--no-worker", "--port", "0", ready="listens on", **settings)
     owner = await asyncpg.connect(url)
     async with opened as (_, line), contextlib.AsyncExitStack() as stack:

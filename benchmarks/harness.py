@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -55,6 +56,19 @@ async def process(
         child.terminate()
         await child.wait()
         await drained
+
+
+def key_of(url: str, tenant: str) -> str:
+    """Return a new key for everything of a tenant."""
+    command = (sys.executable, "-m", "bottega.cli.commands", "keys", "create")
+    told = subprocess.run(
+        [*command, "--tenant", tenant, "--scope", "admin"],
+        env={**os.environ, "DATABASE_URL": url, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)

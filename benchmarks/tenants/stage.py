@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ import asyncpg
 import httpx2
 from pydantic_core import from_json, to_json
 
-from benchmarks.harness import process
+from benchmarks.harness import key_of, process
 from benchmarks.model import ModelConnection, encoded
 from benchmarks.tenants.attacks import LARGE_GRAPH, LIMIT_PER_S, large_graph
 from bottega.llm.demo_model.rules import Answer, DemoCall
@@ -141,7 +140,7 @@ async def stage(url: str) -> AsyncIterator[Stage]:
     silent = socket.create_server(("127.0.0.1", 0), backlog=1024)  # accepts, and never answers
     owner = await asyncpg.connect(url)
     environment = {"DATABASE_URL": url, "OPENAI_BASE_URL": _url_of(model), **_SETTINGS}
-    mine, theirs = [_key(url, tenant) for tenant in ("mine", "theirs")]
+    mine, theirs = [key_of(url, tenant) for tenant in ("mine", "theirs")]
     serving = process("serve", "--no-worker", "--port", "0", ready="listens on", **environment)
     working = process("worker", ready="is ready", **environment)
     asking = await asyncio.create_subprocess_exec(
@@ -167,18 +166,6 @@ async def stage(url: str) -> AsyncIterator[Stage]:
 
 def _url_of(server: asyncio.Server) -> str:
     return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-
-
-def _key(url: str, tenant: str) -> str:
-    command = (sys.executable, "-m", "bottega.cli.commands", "keys", "create")
-    told = subprocess.run(
-        [*command, "--tenant", tenant, "--scope", "admin"],
-        env={"DATABASE_URL": url, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return told.stdout.strip()
 
 
 def _agents(silent_port: int) -> list[dict[str, Any]]:

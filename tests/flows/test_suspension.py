@@ -137,6 +137,18 @@ async def test_a_pause_ends_at_the_deadline_and_with_a_cancellation(
     assert (await row(bottega, other))["status"] == "cancelled"
 
 
+async def test_a_run_that_waits_for_its_client_says_so(bottega: Running, model: FakeModel) -> None:
+    tool = {"type": "client", "name": "locate", "description": "Where.", "parameters": {}}
+    model.script(calls(("locate", {})))
+    run_id = await start(bottega, tools=[tool])
+    await until_suspended(bottega, run_id)
+    (shown,) = (await bottega.client.get("/v1/runs?waiting_for=client")).json()["items"]
+    assert (shown["id"], shown["waiting"]["reason"]) == (run_id, "client")
+    events = (await bottega.client.get(f"/v1/runs/{run_id}/events?limit=100")).json()["items"]
+    assert events[-1]["type"] == "run.waiting"
+    assert events[-1]["data"]["reason"] == "client"
+
+
 async def test_patience_goes_on_over_attempts(bottega: Running, model: FakeModel) -> None:
     model.decide = lambda request: BUSY
     run = await ended(bottega, await start(bottega, model_patience_s=3))

@@ -235,6 +235,19 @@ async def test_child_runs_count_in_no_limit_and_wait_for_no_other_run(
         assert await take(database.pool, 10, ended=[DEFAULT_TENANT]) == waiting[:1]
 
 
+async def test_a_run_waits_for_no_child_runs_of_its_tenant(database: Database) -> None:
+    """A chat beside a batch is in the next claim, however many items are due before it."""
+    (parent,) = await accept_all(database, DEFAULT_TENANT, 1)
+    assert await take(database.pool, 1) == [parent]
+    new = {"agent": "a", "input": "x", "timeout_s": 60, "task": {}}
+    about = to_json([new | {"id": uuid4()} for _ in range(60)]).decode()
+    await database.pool.execute(
+        "SELECT add_children($1, $2, 1, 60, $3)", DEFAULT_TENANT, parent, about
+    )
+    (chat,) = await accept_all(database, DEFAULT_TENANT, 1)
+    assert chat in await take(database.pool, 2)
+
+
 async def test_the_last_fifth_of_the_places_is_for_tenants_that_hold_none(
     database: Database, owner: asyncpg.Pool
 ) -> None:
