@@ -124,6 +124,41 @@ async def test_tools_are_pinned_and_called(
     assert prompt["tools"][0]["parameters"]["required"] == ["a", "b"]
 
 
+@pytest.mark.parametrize("spread_above", [50, 1])
+async def test_a_node_of_a_sub_graph_calls_a_tool_for_each_element(
+    guest: Running, tools: ToolServer, spread_above: int
+) -> None:
+    await define(guest.client, {"url": tools.url})
+    add = {
+        "name": "add",
+        "type": "tool",
+        "tool": {"type": "mcp", "server": "s", "tools": ["add"]},
+        "arguments": {"a": {"from": "item", "pointer": "/a"}, "b": 1},
+        "for_each": {
+            "from": "run",
+            "pointer": "/metadata/list",
+            "on_error": "collect",
+            "spread_above": spread_above,
+        },
+    }
+    outer = {"name": "sums", "type": "graph", "graph": "inner"}
+    for name, node in (("inner", add), ("outer", outer)):
+        body = {"name": name, "nodes": [node], "edges": []}
+        stored = await guest.client.post("/v1/graphs", json=body)
+        assert stored.status_code == 201, stored.text
+    items = [{"a": 1}, {"a": "x"}, {}, {"a": 41}]
+    body = {"mode": "dag", "graph": "outer", "metadata": {"list": items}, "memory": "off"}
+    run_id = await start(guest.client, **body, agent=None)
+    await guest.watch(run_id)
+    found = (await guest.client.get(f"/v1/runs/{run_id}")).json()
+    assert found["status"] == "completed", found
+    assert sorted(tools.called) == ["add", "add"]
+    first, wrong, absent, last = found["output_json"]
+    assert ("2" in str(first), "42" in str(last)) == (True, True)
+    assert {wrong["error"]["code"], absent["error"]["code"]} == {"tool_failed"}
+    assert "/a" in absent["error"]["message"]
+
+
 async def test_changed_tools_are_a_new_version(
     guest: Running, guest_model: FakeModel, tools: ToolServer
 ) -> None:
