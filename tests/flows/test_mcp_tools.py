@@ -146,9 +146,9 @@ async def test_a_node_of_a_sub_graph_calls_a_tool_for_each_element(
         body = {"name": name, "nodes": [node], "edges": []}
         stored = await guest.client.post("/v1/graphs", json=body)
         assert stored.status_code == 201, stored.text
-    items = [{"a": 1}, {"a": "x"}, {}, {"a": 41}]
-    body = {"mode": "dag", "graph": "outer", "metadata": {"list": items}, "memory": "off"}
-    run_id = await start(guest.client, **body, agent=None)
+    items: list[Any] = [{"a": 1}, {"a": "x"}, {}, {"a": 41}]
+    metadata = {"list": items}
+    run_id = await start(guest.client, mode="dag", graph="outer", metadata=metadata, agent=None)
     await guest.watch(run_id)
     found = (await guest.client.get(f"/v1/runs/{run_id}")).json()
     assert found["status"] == "completed", found

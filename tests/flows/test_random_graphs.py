@@ -4,21 +4,26 @@ Each agent adds the numbers that it reads, in its question and in what others ha
 answer tells what it got. A sum of six is a failure.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.graph.decisions import NodeEnd
 from tests.examples import examples
-from tests.fake_model import FakeModel, Reply, http_error, text
+from tests.fake_model import FakeModel, Reply, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_deciding_graphs import nodes_of, run, taken
+from tests.flows.test_graph_judges import Killer, finish, served
 from tests.reference import Reference, text_of
 from tests.service import Running
 
@@ -26,16 +31,6 @@ AGENTS = [f"a{number}" for number in range(5)]
 NUMBER = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
 ABOUT = {"metadata": {"n": 2, "list": [{"n": 1}, {"n": 2}, {"n": 4}]}}
 _SHARED = re.compile(r"<shared-context-(\w+)>(.*?)</shared-context-\1>", re.DOTALL)
-
-
-@pytest.fixture
-def bottega(guest: Running) -> Running:
-    return guest
-
-
-@pytest.fixture
-def model(guest_model: FakeModel) -> FakeModel:
-    return guest_model
 
 
 def numbers(text: str) -> int:
@@ -119,14 +114,20 @@ def graphs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
     return found
 
 
-async def compared(bottega: Running, defined: dict[str, dict[str, Any]]) -> bool:
-    """Run graphs, and compare the result; return false if they were refused as impossible."""
+async def stored(client: httpx2.AsyncClient, defined: dict[str, dict[str, Any]]) -> bool:
+    """Store graphs; return false if they were refused as impossible."""
     for name, content in defined.items():
-        stored = await bottega.client.put(f"/v1/graphs/{name}", json=content)
-        if stored.status_code == 422 and "can never run" in stored.text:
+        answer = await client.put(f"/v1/graphs/{name}", json=content)
+        if answer.status_code == 422 and "can never run" in answer.text:
             return False
-        assert stored.status_code in (200, 201), (stored.text, json.dumps(defined))
-    found, log = await run(bottega, memory="off", **ABOUT)
+        assert answer.status_code in (200, 201), (answer.text, json.dumps(defined))
+    return True
+
+
+def compare(
+    found: dict[str, Any], log: list[dict[str, Any]], defined: dict[str, dict[str, Any]]
+) -> None:
+    """Compare a run of graphs with the reference."""
     reference = Reference(defined["g"], work, ABOUT, defined)
     statuses, edges = reference.results()
     expected = reference.result()
@@ -138,20 +139,69 @@ async def compared(bottega: Running, defined: dict[str, dict[str, Any]]) -> bool
     assert (found["status"] == "failed") == expected.is_failed, (found, shown)
     if not expected.is_failed:
         assert re.sub(r'{"code.*?}', "1", found["output"] or "") == (expected.output or ""), shown
-    return True
 
 
-async def test_random_graphs_end_as_the_reference_says(bottega: Running, model: FakeModel) -> None:
-    drawn: list[dict[str, dict[str, Any]]] = []
+def drawn(number: int) -> list[dict[str, dict[str, Any]]]:
+    """Return so many random graphs, in the profile of the deep tests."""
+    found: list[dict[str, dict[str, Any]]] = []
 
     @given(graphs())
-    @settings(max_examples=examples(60))
-    def collect(found: dict[str, dict[str, Any]]) -> None:
-        drawn.append(found)
+    @settings(max_examples=examples(number))
+    def collect(each: dict[str, dict[str, Any]]) -> None:
+        found.append(each)
 
     collect()
+    return found
+
+
+async def test_random_graphs_end_as_the_reference_says(
+    guest: Running, guest_model: FakeModel
+) -> None:
     for agent in AGENTS:
-        await create(bottega, agent, output_schema=NUMBER)
-    model.decide = answer
-    ran = [await compared(bottega, defined) for defined in drawn]
-    assert any(ran)
+        await create(guest, agent, output_schema=NUMBER)
+    guest_model.decide = answer
+    ran = 0
+    for defined in drawn(60):
+        if await stored(guest.client, defined):
+            found, log = await run(guest, memory="off", **ABOUT)
+            compare(found, log, defined)
+            ran += 1
+    assert ran
+
+
+@pytest.mark.deep
+async def test_random_graphs_go_on_when_a_worker_is_killed(
+    database_url: str, model: FakeModel
+) -> None:
+    """Kill the worker at one of the first calls of each; those with fewer calls are left out."""
+    killed = 0
+    async with served(database_url, model) as (client, port, workers):
+        for agent in AGENTS:
+            body = {"name": agent, "system_message": f"You are {agent}.", "model": "any"}
+            made = await client.post("/v1/agents", json={**body, "output_schema": NUMBER})
+            assert made.status_code == 201, made.text
+        for number, defined in enumerate(drawn(1000)):
+            asked = Counter[str]()
+
+            def counted(agent: str, *said: Any, asked: Counter[str] = asked) -> NodeEnd:
+                asked["all"] += 1
+                return work(agent, *said)
+
+            Reference(defined["g"], counted, ABOUT, defined).result()
+            at = 1 + number % 4
+            if killed >= 12 or asked["all"] <= at or not await stored(client, defined):
+                continue
+            killer, calls = Killer(str(at)), count(1)
+
+            def decide(
+                request: dict[str, Any], killer: Killer = killer, calls: Iterator[int] = calls
+            ) -> Reply:
+                if killer.meets(str(next(calls))):
+                    return gated(asyncio.Event(), text("never heard"))
+                return answer(request)
+
+            model.decide = decide
+            asked_for: dict[str, Any] = {"graph": "g", "input": "The question.", **ABOUT}
+            compare(*await finish(client, port, workers, asked_for, killer), defined)
+            killed += 1
+    assert killed
