@@ -150,6 +150,22 @@ async def test_a_person_gets_in_with_the_scopes_of_the_mapped_roles(
             assert (await client.post("/v1/tokens", json=made)).status_code == 403
 
 
+async def test_the_limits_of_the_mapping_are_each_person_s_own(
+    settings: Settings, database_url: str, issuer: Issuer
+) -> None:
+    limits = {"agents": ["helper"], "requests_per_s": 0.01}  # one request at once
+    roles = {"roles": {"value": "runner"}}
+    async with signing_in(settings, database_url, issuer, limits=limits, **roles) as server:
+        for sub in ("ada", "bob"):
+            assert (await get(server, issuer.sign(sub=sub))).json()["limits"] == limits
+            assert (await get(server, issuer.sign(sub=sub))).status_code == 429
+        token = issuer.sign(sub="eve")
+        async with client_of(server.port, headers={"Authorization": f"Bearer {token}"}) as client:
+            run = {"agent": "clerk", "input": "x"}
+            refused = await client.post("/v1/runs", json=run)
+        assert (refused.status_code, refused.json()["code"]) == (403, "beyond_limits")
+
+
 async def test_what_a_person_changes_names_the_person(
     settings: Settings, database_url: str, issuer: Issuer
 ) -> None:

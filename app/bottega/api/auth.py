@@ -390,7 +390,9 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     if sign_in is not None and not is_ours(text):
         person = await sign_in.person(text)
         actor = f"user:{person.user}"
-        return Principal(person.tenant_id, person.scopes, actor, None, person=person)
+        return Principal(
+            person.tenant_id, person.scopes, actor, None, limits=person.limits, person=person
+        )
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")

@@ -253,7 +253,7 @@ class Settings(BaseSettings):
         Field(
             description="Where a token names tenant, user, name and roles, as JSON: "
             '{"tenant": SOURCE, "user": SOURCE, "name": SOURCE, "roles": SOURCE}, each '
-            '{"claim": NAME, "values": {…}} or {"value": TEXT}.'
+            '{"claim": NAME, "values": {…}} or {"value": TEXT}; "limits" as of a key.'
         ),
     ] = ClaimMapping()
     concurrent_runs: Annotated[

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bottega.tenants.limits import RequestLimits
+
 
 class Source(BaseModel):
     """Source of one fact about a person: a claim of the token, or a fixed value.
@@ -58,3 +60,5 @@ class ClaimMapping(BaseModel):
     user: Source = Source(claim="sub")
     name: Source = Source(claim="name")
     roles: Source = Source(claim="roles")
+    limits: RequestLimits = RequestLimits()
+    """Limits of each person, as those of a key."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import asyncpg
 import httpx2
@@ -23,6 +23,7 @@ from bottega.clock import monotonic
 from bottega.errors import UnauthenticatedError, UnavailableError
 from bottega.tenants.claims import ClaimMapping
 from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
+from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.tokens import TokenIdentity, head_of, is_token
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
@@ -57,6 +58,7 @@ class Person:
         name: to show; the user, if the token has none.
         scopes: of all roles together; ``()``: no role, so nothing but ``GET /v1/me``.
         expires_at: end of the token, in seconds of Unix time.
+        limits: by the mapping; each person has a rate and a day of their own.
     """
 
     tenant_id: UUID
@@ -64,6 +66,7 @@ class Person:
     name: str
     scopes: Sequence[Scope]
     expires_at: float
+    limits: StoredLimits = NO_LIMITS
 
     @property
     def identity(self) -> TokenIdentity:
@@ -183,7 +186,12 @@ class SignIn:
             next(iter(self._mapping.name.read(claims)), user[0]),
             tuple(scope for scope in SCOPES if scope in held),
             float(claims["exp"]),
+            self._limits_of(tenant_id, user[0]),
         )
+
+    def _limits_of(self, tenant_id: UUID, user: str) -> StoredLimits:
+        given = self._mapping.limits.given
+        return StoredLimits(payer=uuid5(tenant_id, user), **given) if given else NO_LIMITS
 
     async def _tenant(self, name: str) -> UUID | None:
         if name not in self._tenants:

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 import asyncpg
 import jwt
 from cachetools import TTLCache
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -72,6 +73,17 @@ class TokenIdentity(NamedTuple):
     expires_at: float
 
 
+@lru_cache(1000)
+def _read_limits(text: str) -> StoredLimits:
+    """Read limits; the longest take 0.2 ms, and a key's tokens have the same."""
+    return StoredLimits.model_validate_json(text)
+
+
+_Limits = Annotated[
+    StoredLimits, PlainValidator(_read_limits), PlainSerializer(StoredLimits.model_dump_json)
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """A verified token, and what it permits.
@@ -94,16 +106,16 @@ class Token:
     tenant_id: UUID
     key_id: UUID | None
     prefix: str | None
-    expires_at: float
+    expires_at: Annotated[float, Field(alias="exp")]
     jti: str = ""
-    user: str | None = None
+    user: Annotated[str | None, Field(alias="sub")] = None
     actions: tuple[Action, ...] = ()
     agents: tuple[str, ...] | None = None
     graphs: tuple[str, ...] | None = None
     sessions: tuple[str, ...] | None = None
     scopes: tuple[str, ...] = ()
     require_user: bool = False
-    limits: StoredLimits = NO_LIMITS
+    limits: _Limits = NO_LIMITS
     opens: Stream | None = None
     run_id: UUID | None = None
     parent: str | None = None
@@ -160,60 +172,9 @@ class Token:
                 code="insufficient_scope",
             )
 
-    def claims(self) -> dict[str, Any]:
-        """Return the payload; what is ``None`` or empty is left out."""
-        named = {
-            "t": self.tenant_id.hex,
-            "k": None if self.key_id is None else self.key_id.hex,
-            "p": self.prefix,
-            "exp": self.expires_at,
-            "jti": self.jti,
-            "sub": self.user,
-            "act": self.actions,
-            "agents": self.agents,
-            "graphs": self.graphs,
-            "sessions": self.sessions,
-            "scopes": self.scopes,
-            "ru": self.require_user or None,
-            "lim": None if self.limits is NO_LIMITS else self.limits.model_dump_json(),
-            "opens": self.opens,
-            "run": None if self.run_id is None else self.run_id.hex,
-            "of": self.parent,
-            "until": self.parent_expires_at,
-        }
-        optional = ("agents", "graphs", "sessions")  # an empty list permits none
-        return {
-            name: value
-            for name, value in named.items()
-            if value is not None and (value != () or name in optional)
-        }
 
-    @classmethod
-    def of(cls, claims: Mapping[str, Any]) -> Self:
-        """Read the payload of a token that :meth:`claims` made."""
-
-        def listed(name: str) -> Any:
-            return None if claims.get(name) is None else tuple(claims[name])
-
-        return cls(
-            tenant_id=UUID(claims["t"]),
-            key_id=None if "k" not in claims else UUID(claims["k"]),
-            prefix=claims.get("p"),
-            expires_at=claims["exp"],
-            jti=claims["jti"],
-            user=claims.get("sub"),
-            actions=listed("act") or (),
-            agents=listed("agents"),
-            graphs=listed("graphs"),
-            sessions=listed("sessions"),
-            scopes=listed("scopes") or (),
-            require_user=claims.get("ru", False),
-            limits=_limits(claims["lim"]) if "lim" in claims else NO_LIMITS,
-            opens=claims.get("opens"),
-            run_id=None if "run" not in claims else UUID(claims["run"]),
-            parent=claims.get("of"),
-            parent_expires_at=claims.get("until"),
-        )
+_CLAIMS = TypeAdapter(Token)
+"""Form of a token's payload; what has its default is left out."""
 
 
 def is_token(text: str) -> bool:
@@ -302,7 +263,8 @@ class TokenSigner:
         name = secrets.token_urlsafe(12)
         token = replace(token, jti=f"{name}.{_tag(key, token.tenant_id, name)}")
         head = {"kid": self._newest}
-        signed = jwt.encode(token.claims(), key, algorithm=_ALGORITHM, headers=head)
+        claims = _CLAIMS.dump_python(token, mode="json", by_alias=True, exclude_defaults=True)
+        signed = jwt.encode(claims, key, algorithm=_ALGORITHM, headers=head)
         if len(signed) > _LONGEST:
             raise InvalidInputError(
                 f"the token would have more than {_LONGEST} characters, which clients and proxies "
@@ -325,7 +287,7 @@ class TokenSigner:
                 algorithms=[_ALGORITHM],
                 options={"verify_exp": False},  # by our clock, below
             )
-            token = Token.of(claims)
+            token = _CLAIMS.validate_python(claims)
         except (jwt.PyJWTError, LookupError, TypeError, ValueError):
             raise UnauthenticatedError(
                 "this token was not made by this server", code="bad_token"
@@ -376,12 +338,6 @@ async def use_once(connection: asyncpg.Connection, token: Token) -> bool:
     """Note the use of a ticket that works once; return false if it was used before."""
     row = (token.tenant_id, token.jti, TICKET_S["websocket"])
     return bool(await connection.fetchval(_END, *row))
-
-
-@lru_cache(1000)
-def _limits(text: str) -> StoredLimits:
-    """Read limits; the longest take 0.2 ms, and a key's tokens have the same."""
-    return StoredLimits.model_validate_json(text)
 
 
 def _tag(key: bytes, tenant_id: UUID, name: str) -> str:
