@@ -258,7 +258,7 @@ async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) ->
     console.model.script(gated(never, text("late")), text("again"))
     run_id = await console.run()
     page = await console.open("runs")
-    await page.get_by_role("link", name=run_id[:4]).focus()
+    await page.get_by_role("link", name="?", exact=True).focus()
     await page.keyboard.press("Enter")
     await page.get_by_role("button", name="Cancel run").focus()
     await page.keyboard.press("Enter")
@@ -285,7 +285,7 @@ async def test_no_page_has_a_violation_of_accessibility(console: Console) -> Non
     page = console.page
     shown = {
         "": page.get_by_text("waiting", exact=True),
-        "runs": page.get_by_role("link", name=run_id[:4]),
+        "runs": page.get_by_role("link", name="?", exact=True),
         "interrupts": page.get_by_role("button", name="Approve"),
         "chat": page.get_by_label("Agent"),
         "nowhere": page.get_by_role("heading", name="There is no such page"),

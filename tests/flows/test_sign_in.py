@@ -154,16 +154,21 @@ async def test_the_limits_of_the_mapping_are_each_person_s_own(
     settings: Settings, database_url: str, issuer: Issuer
 ) -> None:
     limits = {"agents": ["helper"], "requests_per_s": 0.01}  # one request at once
-    roles = {"roles": {"value": "runner"}}
+    roles = {"roles": {"value": "builder"}}
     async with signing_in(settings, database_url, issuer, limits=limits, **roles) as server:
         for sub in ("ada", "bob"):
             assert (await get(server, issuer.sign(sub=sub))).json()["limits"] == limits
             assert (await get(server, issuer.sign(sub=sub))).status_code == 429
-        token = issuer.sign(sub="eve")
-        async with client_of(server.port, headers={"Authorization": f"Bearer {token}"}) as client:
-            run = {"agent": "clerk", "input": "x"}
-            refused = await client.post("/v1/runs", json=run)
-        assert (refused.status_code, refused.json()["code"]) == (403, "beyond_limits")
+        said: list[tuple[int, str]] = []
+        for sub, path, body in (
+            ("ann", "/v1/agents", {"name": "clerk", "system_message": "x"}),
+            ("eve", "/v1/runs", {"agent": "clerk", "input": "x"}),
+        ):
+            headers = {"Authorization": f"Bearer {issuer.sign(sub=sub)}"}
+            async with client_of(server.port, headers=headers) as client:
+                answer = await client.post(path, json=body)
+                said.append((answer.status_code, answer.json().get("code", "")))
+        assert said == [(201, ""), (403, "beyond_limits")]
 
 
 async def test_what_a_person_changes_names_the_person(

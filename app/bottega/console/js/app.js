@@ -13,7 +13,7 @@ import { Run } from "./pages/run.js";
 import { Runs } from "./pages/runs.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
-import { route } from "./router.js";
+import { route, title } from "./router.js";
 
 const REVIEW = "read approve";
 const COMPARE = { name: "Comparison", needs: "read", load: () => import("./pages/compare.js").then((m) => m.Compare) };
@@ -122,9 +122,9 @@ function App() {
   const main = useRef(null);
   const at = route.value;
   const here = at.path[0] ?? "";
+  const name = title.value || (here && PAGES[here]?.name);
+  useEffect(() => void (document.title = name ? `${name} · Bottega` : "Bottega"), [name]);
   useEffect(() => {
-    const name = PAGES[here]?.name;
-    document.title = name && name !== "Home" ? `${name} · Bottega` : "Bottega";
     if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true }); // else the next arrow key would be lost
     scrollTo(0, 0);
     document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });

@@ -3,6 +3,7 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const exactTime = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "medium" });
+const dayTime = new Intl.DateTimeFormat("en", { timeStyle: "short", hourCycle: "h23" });
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });
 const NONE = "–";
 
@@ -34,6 +35,10 @@ export function duration(ms) {
 }
 
 export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
+
+/** The time of day; of another day with its date. */
+export const clock = (at) =>
+  new Date(at).toDateString() === new Date().toDateString() ? dayTime.format(new Date(at)) : exact(at);
 
 const STEPS = [
   [60, "second", 1],

@@ -1,5 +1,6 @@
 /** The page that the address names: `#/runs/ID?tab=events`. */
 import { computed, signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
@@ -21,6 +22,17 @@ export const route = computed(() => {
     query: Object.fromEntries(new URLSearchParams(query ?? "")),
   };
 });
+
+/** What the tab's title says of the page; "": its name does. */
+export const title = signal("");
+
+/** Name what the page shows in the tab's title, while it is shown. */
+export function useTitle(text) {
+  useEffect(() => {
+    title.value = text ?? "";
+    return () => (title.value = "");
+  }, [text]);
+}
 
 /** The address of a page. */
 export function to(path, query = {}) {

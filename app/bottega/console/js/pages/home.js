@@ -6,10 +6,11 @@ import { count, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
-import { RunTable } from "../parts/run_table.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { RunTable, titleOf } from "../parts/run_table.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
+import { causeOf } from "../run/diagnosis.js";
 
 const EVERY_MS = 4000;
 /** What the demo calls its own agents, and the team that it starts first. */
@@ -24,7 +25,7 @@ const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, ord
 export function Home() {
   const running = useData(recent("running"), { everyMs: EVERY_MS });
   const queued = useData(recent("queued"), { everyMs: EVERY_MS });
-  const failed = useData(recent("failed"), { everyMs: EVERY_MS });
+  const failed = useData(recent("failed", 50), { everyMs: EVERY_MS });
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
   const waits = useData("/v1/interrupts?status=pending&limit=6", { everyMs: EVERY_MS });
   const reads = may("read");
@@ -36,6 +37,7 @@ export function Home() {
   const workers = scheduler.data?.workers ?? [];
   const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
+  const full = scheduler.data?.quotas.find(({ name, used, limit }) => name === "queued_runs" && limit != null && Number(used) >= limit);
   const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
@@ -47,6 +49,8 @@ export function Home() {
       ${reads && html`<${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : none("0")} />
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
+    ${full && html`<p class="note bad" role="alert">The queue is full: ${count(Number(full.used))} of
+      ${count(Number(full.limit))} runs wait, and new ones are refused. <${Link} path=${["operations"]}>Workers and queue<//></p>`}
     ${scheduler.data && !workers.length && html`<p class="note bad" role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
     <div class="columns">
       <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["interrupts"]}>All<//>`}>
@@ -56,7 +60,7 @@ export function Home() {
       <//>
       <${Panel} title="Failed last" actions=${html`<${Link} path=${["runs"]} query=${{ status: "failed" }}>All<//>`}>
         <${Loaded} from=${failed} what="failed runs">${(page) => page.items.length
-          ? html`<ul class="rows">${page.items.map((run) => html`<li><${Link} path=${["runs", run.id]}>${run.agent ?? run.graph}<//> <span class="bad-text">${excerpt(run.error?.message, 110)}</span></li>`)}</ul>`
+          ? html`<${Causes} runs=${page.items} />`
           : html`<${Empty} title="No run has failed." />`}<//>
       <//>
     </div>
@@ -65,6 +69,18 @@ export function Home() {
         ? html`<${RunTable} runs=${page.items} />`
         : may("define") ? html`<${FirstMinute} />` : html`<${Empty} title="Nothing has run yet." />`}<//>
     <//>`;
+}
+
+/** Failed runs, newest first, together with those that failed alike. */
+function Causes({ runs }) {
+  const groups = new Map();
+  for (const run of runs) groups.set(causeOf(run.error), [...(groups.get(causeOf(run.error)) ?? []), run]);
+  return html`<ul class="rows">${[...groups].slice(0, 6).map(([cause, alike]) => html`<li key=${cause}>
+    <span class="bad-text">${cause}</span>
+    <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>
+      <span class="soft"> ${alike[0].agent ?? alike[0].graph} · <${Time} at=${alike[0].ended_at} />
+        ${alike.length > 1 && html` · ${count(alike.length)} runs since <${Time} at=${alike.at(-1).ended_at} />`}</span></p>
+  </li>`)}</ul>`;
 }
 
 /** What to do on an installation on which nothing has run. */

@@ -2,11 +2,13 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
-import { count, duration, money, plain, tokens } from "../format.js";
+import { count, duration, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, Stale, Tabs, Time } from "../parts/basics.js";
+import {
+  Button, Copy, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs, Time,
+} from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { may } from "../person.js";
@@ -17,9 +19,10 @@ import { watch } from "../run/live.js";
 import { Playback } from "../run/playback.js";
 import { isFinal, RunState } from "../run/state.js";
 import { Steer } from "../run/steer.js";
+import { Answer, Diagnosis, Question } from "../run/story.js";
 import { TaskDetail } from "../run/task.js";
 import { Timeline } from "../run/timeline.js";
-import { follow, go } from "../router.js";
+import { follow, go, useTitle } from "../router.js";
 
 const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
 
@@ -53,6 +56,7 @@ export function Run({ id, query }) {
   }, [link, live.status]);
   const [, tick] = useState(0);
   const moves = !isFinal(live.status);
+  useTitle(run.data && `${SIGNS[live.status]} ${run.data.agent ?? run.data.graph}: ${excerpt(run.data.question, 60)}`);
   useEffect(() => {
     if (!moves) return undefined;
     const timer = setInterval(() => tick((n) => n + 1), 500);
@@ -81,10 +85,12 @@ export function Run({ id, query }) {
         <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
     <${Stale} from=${run} />
-    <${Numbers} state=${state} now=${now} />
+    <${Question} run=${run.data} />
     ${!played && html`<${Asked} state=${live} />`}
+    <${Answer} run=${run.data} answer=${answer} moves=${moves} onRated=${run.reload} />
+    <${Diagnosis} run=${run.data} state=${live} now=${moves ? Date.now() : live.endedAt} />
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
-    ${state.error && html`<p class="note bad" role="alert"><strong>${state.error.code}</strong> ${state.error.message}</p>`}
+    <${Numbers} state=${state} now=${now} />
     ${state.warnings.map((each) => html`<p class="note"><strong>${each.data.code}</strong> ${each.data.message}</p>`)}
     <${Playback} run=${live} enabled=${!moves} onState=${setPlayed} />
     <div class="run">
@@ -99,11 +105,7 @@ export function Run({ id, query }) {
         </div>
       <//>
       <${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} />
-    </div>
-    <${Panel} title="Question"><div class="body"><pre class="text">${plain(run.data.input)}</pre></div><//>
-    <${Panel} title="Answer" actions=${answer && html`<${Copy} text=${answer} />`}>
-      ${answer ? html`<div class="body"><pre class="text">${answer}</pre></div>`
-        : html`<${Empty} title=${moves ? "Not yet." : "There is none."} />`}<//>`;
+    </div>`;
 }
 
 /** The answer of a run: of a graph with several last nodes a text for each. */

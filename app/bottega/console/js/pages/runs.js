@@ -1,4 +1,4 @@
-/** All runs, newest first, by status, agent, session or user. */
+/** All runs, newest first, by status, agent, session or user; the address holds the filters. */
 import { withQuery } from "../api.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";

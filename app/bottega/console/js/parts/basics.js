@@ -7,7 +7,7 @@ import { html } from "../html.js";
 import { may } from "../person.js";
 import { to } from "../router.js";
 
-const SIGNS = {
+export const SIGNS = {
   queued: "○", running: "◐", streaming: "◐", waiting: "◇", completed: "●", failed: "✕", timeout: "✕",
   cancelled: "–", pending: "◇", resolved: "●", expired: "–",
 };

@@ -1,0 +1,162 @@
+/** Why a run is as it is, in one sentence made from its log by rules. Pure. */
+import { ago, count, duration, excerpt } from "../format.js";
+import { isFinal } from "./state.js";
+
+const OF_MODELS = {
+  model_timeout: "took too long to answer",
+  model_rate_limited: "refused calls above its rate",
+  model_unauthorized: "refused its key",
+  model_forbidden: "refused its key",
+  model_not_found: "does not know the model",
+  model_quota_exhausted: "has no quota left",
+  model_context_too_long: "got more text than it can read",
+  model_filtered: "blocked the answer",
+  model_stream_broken: "broke off its answer",
+  model_bad_response: "sent what is no model's answer",
+  model_bad_request: "rejected the request",
+  model_unavailable: "could not be reached",
+};
+const OF_RUNS = {
+  queue_timeout: "waited too long in the queue",
+  max_iterations: "its agent used all the model calls that it may make",
+};
+/** From this share of a run's time on, what took it is named. */
+const MOST_OF_IT = 0.5;
+const ALIKE_MS = 3_600_000;
+
+const times = (number) => (number === 1 ? "once" : number === 2 ? "twice" : `${count(number)} times`);
+const statusOf = (error) => /HTTP \d{3}/.exec(error.message)?.[0];
+const saidOf = (error) => /It said: (.*)/s.exec(error.message)?.[1];
+
+/** True if the last try was not sent, since the model had failed before. */
+const isHeldBack = (error) => error.message.includes("keeps failing");
+
+/** What a model's server did, by an error of it. */
+function didOf(error) {
+  if (isHeldBack(error)) return "keeps failing";
+  const status = statusOf(error);
+  const code = /^model_/.test(error.last_code ?? "") ? error.last_code : error.code;
+  const words = OF_MODELS[code] ?? "failed";
+  if (!status) return words;
+  const refused = /^HTTP 4/.test(status) && saidOf(error);
+  return `answered ${status}${refused ? `: ${excerpt(refused, 160)}` : ""}`;
+}
+
+/** The cause of an error of a run in a few words, for lists; errors with the same words are alike. */
+export function causeOf(error) {
+  if (!error) return "";
+  if (error.code?.startsWith("model_")) return `model ${didOf(error)}`;
+  return OF_RUNS[error.code] ?? excerpt(error.message ?? error.code, 90);
+}
+
+/** What the server of a model did to the call that failed last, and how often; null: none failed. */
+function failedCall(state) {
+  const last = state.events.findLast((each) => each.type === "llm.failed");
+  if (!last) return null;
+  const isSame = ({ type, task_id: task, agent, data }) =>
+    type === "llm.failed" && task === last.task_id && agent === last.agent && data.call === last.data.call;
+  const same = state.events.filter(isSame).filter(({ data }) => !isHeldBack(data.error));
+  const { provider, model, error } = (same.at(-1) ?? last).data;
+  const words = `${provider ?? "default"}/${model} ${didOf(error)}`;
+  return same.length ? `${words} ${times(same.length)}` : words;
+}
+
+/** The tool that failed most often. */
+function failedTool(state) {
+  const byName = new Map();
+  for (const task of state.tasks.values()) {
+    for (const { name, status, error } of task.tools) {
+      if (status === "failed") byName.set(name, [...(byName.get(name) ?? []), error]);
+    }
+  }
+  const [name, errors] = [...byName].sort((a, b) => b[1].length - a[1].length)[0] ?? [];
+  return name && `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}`;
+}
+
+const WORK = { model: "calls of", tool: "calls of the tool", person: "waits for people by" };
+
+/** What took most of a run's time, if one model, tool or person did. */
+function slowest(state, total, now) {
+  const sums = new Map();
+  for (const task of state.tasks.values()) {
+    for (const { kind, label, from, to } of task.spans) {
+      const key = `${kind} ${label}`;
+      const sum = sums.get(key) ?? { kind, label, ms: 0, most: 0, number: 0 };
+      const ms = (to ?? now) - from;
+      sums.set(key, { ...sum, ms: sum.ms + ms, most: Math.max(sum.most, ms), number: sum.number + 1 });
+    }
+  }
+  const [first] = [...sums.values()].sort((a, b) => b.ms - a.ms);
+  if (!first || first.ms < MOST_OF_IT * total) return "";
+  const longest = first.number > 1 ? `, the longest ${duration(first.most)}` : "";
+  const work = `${count(first.number)} ${WORK[first.kind]} ${first.label}`;
+  return `${duration(Math.min(first.ms, total))} of it in ${work}${longest}`;
+}
+
+/** The call that waits for its next try; null: none does. */
+function retried(state) {
+  const isRetried = ({ live, calls }) => live && calls.at(-1)?.error && !calls.at(-1).message;
+  return [...state.tasks.values()].some(isRetried) ? failedCall(state) : null;
+}
+
+const WAITS = { person: "a person", client: "your program", children: "its child runs", model: "the model's server" };
+
+function unfinished(state, now) {
+  if (state.status === "waiting") {
+    const asked = [...state.interrupts.values()].filter((each) => each.status === "pending");
+    const failed = state.waitsFor === "model" ? failedCall(state) : null;
+    const on = asked.length ? `, who decides on ${asked.map((each) => each.tool).join(", ")}` : "";
+    return `Waits for ${WAITS[state.waitsFor] ?? state.waitsFor}${on}${failed ? `: ${failed}` : ""}.`;
+  }
+  if (!state.startedAt) return `Waits in the queue for ${duration(now - state.queuedAt)}.`;
+  const again = retried(state);
+  return again ? `Tries again: ${again}.` : `Works for ${duration(now - state.startedAt)}.`;
+}
+
+/** Return `{text, place}`: the sentence, and the part of Operations that shows more; "": none. `now`: ms. */
+export function diagnose(state, now) {
+  if (!isFinal(state.status)) return { text: unfinished(state, now), place: retried(state) ? "providers" : "" };
+  const total = state.endedAt - (state.startedAt ?? state.queuedAt);
+  const after = `after ${duration(total)}`;
+  if (!state.startedAt) {
+    const ended = state.status === "cancelled" ? "Cancelled" : "Never started";
+    return { text: `${ended} ${after} in the queue: no worker had room for it.`, place: "scheduler" };
+  }
+  const took = slowest(state, total, state.endedAt);
+  const tool = failedTool(state);
+  if (state.status === "completed") {
+    const notes = [tool, total > 5000 && took].filter(Boolean).join("; ");
+    return { text: `Completed ${after}${notes ? `; ${notes}` : ""}.`, place: "" };
+  }
+  if (state.status === "cancelled") return { text: `Cancelled ${after}.`, place: "" };
+  const call = failedCall(state);
+  if (state.status === "timeout") {
+    const why = [took, call].filter(Boolean).join("; ");
+    return { text: `Out of time ${after}${why ? `: ${why}` : ""}.`, place: call ? "providers" : "" };
+  }
+  const isModel = state.error?.code?.startsWith("model_");
+  if (isModel && call) return { text: `Failed ${after}: ${call}.`, place: "providers" };
+  const why = (isModel && causeOf(state.error)) || OF_RUNS[state.error?.code] || tool
+    || (state.error?.message ?? "no reason is known");
+  return { text: `Failed ${after}: ${why}.`.replace(/\.\.$/, "."), place: "" };
+}
+
+/** Other failed runs with the same cause, at most an hour apart. `runs`: as of `GET /v1/runs`. */
+export function alike(run, runs) {
+  const at = Date.parse(run.ended_at);
+  return runs.filter((each) => each.id !== run.id && causeOf(each.error) === causeOf(run.error)
+    && Math.abs(Date.parse(each.ended_at) - at) < ALIKE_MS);
+}
+
+/** A sentence, if runs of an agent fail since its present version and did not before; else "". */
+export function brokenVersion(run, runs, version) {
+  const over = runs.filter((each) => ["completed", "failed", "timeout"].includes(each.status));
+  const [since, before] = [true, false].map((isSince) =>
+    over.filter((each) => Date.parse(each.created_at) >= Date.parse(version.created_at) === isSince));
+  const bad = (list) => list.filter((each) => each.status !== "completed").length;
+  const rate = (list) => bad(list) / list.length;
+  const isSince = since.some((each) => each.id === run.id);
+  if (!before.length || !isSince || rate(since) < 2 * rate(before) + 0.2) return "";
+  return `Since version ${version.version} of ${run.agent}, stored ${ago(version.created_at)}, ${count(bad(since))} of its`
+    + ` ${count(since.length)} runs failed; of the ${count(before.length)} before it ${count(bad(before))}.`;
+}

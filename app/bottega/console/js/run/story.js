@@ -1,0 +1,76 @@
+/** A run for its reader: what was asked, what was answered, and one sentence that says why it is so. */
+import { useState } from "preact/hooks";
+
+import { post, url, withQuery } from "../api.js";
+import { clock, count, plain } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Copy, Link, Panel } from "../parts/basics.js";
+import { may } from "../person.js";
+import { alike, brokenVersion, diagnose } from "./diagnosis.js";
+import { isFinal } from "./state.js";
+
+const LOOKED_AT = 100;
+
+export const Question = ({ run }) => html`<${Panel} title="Question">
+  <div class="body"><pre class="text story">${plain(run.input)}</pre></div><//>`;
+
+/** `moves`: the run is not over, so there may be an answer later. */
+export const Answer = ({ run, answer, moves, onRated }) => html`<${Panel} title="Answer"
+  actions=${answer && html`<${Copy} text=${answer} />`}>
+  ${answer
+    ? html`<div class="body"><pre class="text story" tabindex="0">${answer}</pre></div>`
+    : html`<p class="body soft">${moves ? "Not yet." : "There is none."}</p>`}
+  ${!moves && may("run") && html`<div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div>`}<//>`;
+
+/** Good or bad, with a comment. `run`: with its outcome; `onRated` is called once the server has it. */
+export function Rating({ run, onRated }) {
+  const { value, source } = run.outcome;
+  const [comment, setComment] = useState("");
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const rated = source === "feedback" ? value : null;
+  const rate = async (outcome) => {
+    setBusy(true);
+    setError(null);
+    try {
+      await post(url`/v1/runs/${run.id}/feedback`, { outcome, ...(comment.trim() && { comment: comment.trim() }) });
+      await onRated?.(outcome);
+    } catch (problem) {
+      setError(problem.message);
+    }
+    setBusy(false);
+  };
+  const choice = (outcome, name) => html`<${Button} busy=${busy} aria-pressed=${rated === outcome}
+    kind=${rated === outcome ? "primary" : ""} onClick=${() => rate(outcome)}>${name}<//>`;
+  return html`<div class="filters rating" role="group" aria-label="Rate it">
+    ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
+    <label class="grow">Comment <input value=${comment} maxlength="2000" placeholder="why; it is sent with the choice"
+      onInput=${(e) => setComment(e.target.value)} /></label>
+    ${error && html`<p class="bad-text small" role="alert">${error}</p>`}</div>`;
+}
+
+const PLACES = { providers: "Health of the model's server", scheduler: "Workers and queue" };
+
+/** The sentence, what else happened alike, and where to look next. */
+export function Diagnosis({ run, state, now }) {
+  const { text, place } = diagnose(state, now);
+  const failed = ["failed", "timeout"].includes(run.status) && isFinal(state.status) ? run.status : null;
+  const others = useData(failed && withQuery("/v1/runs", { status: failed, order: "desc", limit: LOOKED_AT }));
+  const same = failed && run.agent && may("read") ? run.agent : null;
+  const ofAgent = useData(same && withQuery("/v1/runs", { agent: same, order: "desc", limit: LOOKED_AT }));
+  const versions = useData(same && url`/v1/agents/${same}/versions?order=desc&limit=1`);
+  const like = alike(run, others.data?.items ?? []);
+  const since = like.map((each) => each.ended_at).sort()[0];
+  const version = versions.data?.items[0];
+  const broken = version && ofAgent.data ? brokenVersion(run, ofAgent.data.items, version) : "";
+  return html`<div class=${`note diagnosis ${failed ? "bad" : ""}`} role="status">
+    <p><strong>${text}</strong></p>
+    ${state.error && html`<details class="small"><summary>The error as it was reported: <code>${state.error.code}</code></summary>
+      <p>${state.error.message}</p></details>`}
+    ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
+      since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed }}>Show them<//></p>`}
+    ${broken && html`<p>${broken} <${Link} path=${["agents", run.agent]} query=${{ tab: "versions" }}>What changed<//></p>`}
+    ${place && may("read") && html`<p><${Link} path=${["operations", place]}>${PLACES[place]}<//></p>`}
+  </div>`;
+}
