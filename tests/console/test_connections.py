@@ -83,7 +83,7 @@ async def test_two_tabs_follow_a_run_and_one_decides(console: Console) -> None:
 async def test_a_tab_that_decides_too_late_says_so(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("It is 18."))
     run_id = await console.run(CALCULATOR)
-    page = await console.open("interrupts")
+    page = await console.open("approvals")
     await expect(page.get_by_role("button", name="Deny")).to_be_visible()
     found = (await console.server.client.get("/v1/interrupts?status=pending")).json()["items"]
     approved = {"decision": "approve"}

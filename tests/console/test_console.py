@@ -44,7 +44,7 @@ async def test_a_run_is_shown_live_to_its_end_and_played_back(console: Console) 
     go_on.set()
     await expect(head.get_by_text("completed")).to_be_visible()
     await expect(page.get_by_text(HOSTILE).last).to_be_visible()
-    assert await page.title() == "Runs · Bottega"
+    assert await page.title() == "● clerk: ? · Bottega"
     for name in ("Graph", "What flowed", "Events", "Timeline"):
         await page.get_by_role("tab", name=name).click()
     await page.get_by_label("Position: event").fill("4")
@@ -137,7 +137,7 @@ async def test_tasks_wait_and_go_on_in_the_state_of_a_run(console: Console) -> N
 async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("Then not."))
     run_id = await console.run(CALCULATOR)
-    page = await console.open("interrupts")
+    page = await console.open("approvals")
     await page.get_by_label("Comment").fill("too dear")
     await page.get_by_role("button", name="Deny").click()
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
@@ -256,7 +256,7 @@ async def test_a_message_reaches_a_run_under_way(console: Console) -> None:
 async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) -> None:
     never = asyncio.Event()
     console.model.script(gated(never, text("late")), text("again"))
-    run_id = await console.run()
+    await console.run()
     page = await console.open("runs")
     await page.get_by_role("link", name="?", exact=True).focus()
     await page.keyboard.press("Enter")
@@ -286,7 +286,7 @@ async def test_no_page_has_a_violation_of_accessibility(console: Console) -> Non
     shown = {
         "": page.get_by_text("waiting", exact=True),
         "runs": page.get_by_role("link", name="?", exact=True),
-        "interrupts": page.get_by_role("button", name="Approve"),
+        "approvals": page.get_by_role("button", name="Approve"),
         "chat": page.get_by_label("Agent"),
         "nowhere": page.get_by_role("heading", name="There is no such page"),
         f"runs/{run_id}": page.get_by_role("button", name="Approve"),

@@ -304,7 +304,7 @@ async def test_the_page_of_what_memory_gave_follows_the_run_to_its_end(console: 
 async def test_a_decision_that_was_taken_cannot_be_taken_again(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("It is 18."))
     await console.run(CALCULATOR)
-    page = await console.open("interrupts")
+    page = await console.open("approvals")
     await expect(page.get_by_role("button", name="Approve")).to_be_visible()
     held = await hold(page, "**/v1/interrupts?*")
     async with page.expect_response("**/resolve") as taken:

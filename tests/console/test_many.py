@@ -141,10 +141,11 @@ async def test_all_who_wait_can_be_answered(console: Console) -> None:
         console.model.script(calls(("calculator", {"expression": "9+9"})))
         await console.server.client.post("/v1/runs?wait=30", json={"agent": "clerk", "input": "?"})
     await shorten(console.page, 2)
-    page = await console.open("interrupts")
-    await expect(page.get_by_role("button", name="Approve")).to_have_count(2)
+    page = await console.open("approvals")
+    waiting = page.locator(".inbox").get_by_role("link", name="calculator")
+    await expect(waiting).to_have_count(2)
     await _more(page)
-    await expect(page.get_by_role("button", name="Approve")).to_have_count(3)
+    await expect(waiting).to_have_count(3)
 
 
 @pytest.mark.deep

@@ -14,10 +14,10 @@ from tests.flows.test_interrupts import CALCULATOR
 from tests.waiting import until
 
 PAGES = {
-    "viewer": ("Home", "Runs", "Waiting for you", "Agents", "Graphs", "Memory", "Operations"),
-    "approver": ("Home", "Runs", "Waiting for you"),
+    "viewer": ("Home", "Runs", "Approvals", "Agents", "Graphs", "Memory", "Operations"),
+    "approver": ("Home", "Runs", "Approvals"),
 }
-ALL = ("Home", "Runs", "Waiting for you", "Chat", "Agents", "Graphs", "Memory", "Operations")
+ALL = ("Home", "Runs", "Approvals", "Chat", "Agents", "Graphs", "Memory", "Operations")
 PAGES |= dict.fromkeys(("runner", "builder", "admin"), ALL)
 GATE = ("viewer", "approver")
 BUTTONS = {
@@ -33,7 +33,7 @@ BUTTONS = {
     ("runs/OVER", "Change and run"): ("runner", "builder", "admin"),
     ("runs/WAITS", "Cancel run"): ("runner", "builder", "admin"),
     ("runs/WAITS", "Approve"): ("approver", "admin"),
-    ("interrupts", "Approve"): ("approver", "admin"),
+    ("approvals", "Approve"): ("approver", "admin"),
 }
 BELOW = (
     *("runs/OVER", "runs/WAITS", "runs/OVER/compare", "agents/clerk", "graphs/pair", "chat"),

@@ -109,10 +109,10 @@ async def page(profile: BrowserContext) -> AsyncIterator[tuple[Page, list[str]]]
 
 async def test_people_sign_in_see_what_they_may_and_sign_out(office: Office) -> None:
     tab, header = office.tab, office.tab.get_by_role("banner")
-    await tab.goto(f"{office.console}#/interrupts")
+    await tab.goto(f"{office.console}#/approvals")
     await office.sign_in("1")
     await expect(header.get_by_text("Ada L.")).to_be_visible()
-    assert tab.url == f"{office.console}#/interrupts"  # the page from which she went, and no code
+    assert tab.url == f"{office.console}#/approvals"  # the page from which she went, and no code
     await expect(header.get_by_role("button", name="Key")).to_have_count(0)
     nav = tab.get_by_role("navigation", name="Pages")
     await expect(nav.get_by_role("link", name="Runs")).to_be_visible()

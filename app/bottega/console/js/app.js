@@ -6,9 +6,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { connected, get, isKept, isPerson, key, needsKey, useKey } from "./api.js";
 import { html } from "./html.js";
 import { begin, comeBack, failure, isKnown, may, me, provider, signIn, signOut } from "./person.js";
+import { Approvals } from "./pages/approvals.js";
 import { Chat } from "./pages/chat.js";
 import { Home } from "./pages/home.js";
-import { Interrupts } from "./pages/interrupts.js";
 import { Run } from "./pages/run.js";
 import { Runs } from "./pages/runs.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
@@ -25,7 +25,7 @@ const PAGES = {
   "": { name: "Home", needs: REVIEW, view: Home },
   runs: { name: "Runs", needs: REVIEW, view: Runs, one: Run, below: { compare: COMPARE } },
   batches: { name: "Batches", needs: REVIEW, load: () => import("./pages/batches.js").then((m) => m.Batches) },
-  interrupts: { name: "Waiting for you", needs: REVIEW, view: Interrupts },
+  approvals: { name: "Approvals", needs: REVIEW, view: Approvals },
   chat: { name: "Chat", view: Chat, needs: "run" },
   agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
   graphs: { name: "Graphs", needs: "read", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },

@@ -44,7 +44,7 @@ export function Home() {
     <${Figures}>
       <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
-      <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["interrupts"])} />
+      <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["approvals"])} />
       ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
       ${reads && html`<${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : none("0")} />
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
@@ -53,7 +53,7 @@ export function Home() {
       ${count(Number(full.limit))} runs wait, and new ones are refused. <${Link} path=${["operations"]}>Workers and queue<//></p>`}
     ${scheduler.data && !workers.length && html`<p class="note bad" role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
     <div class="columns">
-      <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["interrupts"]}>All<//>`}>
+      <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["approvals"]}>All<//>`}>
         <${Loaded} from=${waits} what="decisions">${(page) => page.items.length
           ? html`<ul class="rows">${page.items.map((each) => html`<li><${Link} path=${["runs", each.run_id]}>${each.agent}<//> ${each.kind === "question" ? excerpt(each.question, 90) : html`asks for <code>${each.tool}</code>`}</li>`)}</ul>`
           : html`<${Empty} title="Nobody waits for you." />`}<//>

@@ -1,15 +1,41 @@
 /** A form for what a person is asked: an approval, a question, or the result of a client's tool. */
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
 import { html } from "../html.js";
 import { may } from "../person.js";
-import { Button, Time, Value } from "./basics.js";
+import { Button, Link, Time, Value } from "./basics.js";
 
-const TITLES = { approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program" };
+const TITLES = {
+  approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program",
+};
 
-/** `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server has taken the decision. */
-export function Decision({ interrupt, onDone }) {
+/** Whether a key is meant for the page: pressed once, outside of fields, and no shortcut of the browser. */
+export const isForPage = (event) =>
+  !event.repeat && !event.ctrlKey && !event.metaKey && !event.altKey
+  && !event.target.closest("input, textarea, select, dialog");
+
+/** Arguments by name, those marked of which there are facts. */
+function Arguments({ of, facts }) {
+  const isPlain = of && typeof of === "object" && !Array.isArray(of);
+  if (!isPlain || !Object.keys(of).length) return html`<${Value} value=${of} />`;
+  return html`<dl class="arguments">${Object.entries(of).map(([name, value]) => {
+    const own = facts.filter(({ place }) => place.split(".")[0] === name);
+    return html`<div key=${name} class=${own.length ? "differs" : ""}><dt>${name}</dt>
+      <dd>${typeof value === "object" ? html`<${Value} value=${value} />` : html`<code>${String(value)}</code>`}
+        ${own.map((each) => html`<${Fact} of=${each} />`)}</dd></div>`;
+  })}</dl>
+  ${facts.filter(({ place }) => !place).map((each) => html`<p class="differs"><${Fact} of=${each} /></p>`)}`;
+}
+
+const Fact = ({ of: { text, run } }) => html` <strong class="fact">${text}</strong>
+  ${run && html` <${Link} class="small" path=${["runs", run]}>the other run<//>`}`;
+
+/**
+ * `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server has taken the decision. `facts`: as
+ * of `factsOf`. `byKey`: the keys a, d and e approve, deny and edit.
+ */
+export function Decision({ interrupt, onDone, facts = [], byKey = false }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [comment, setComment] = useState("");
@@ -29,35 +55,52 @@ export function Decision({ interrupt, onDone }) {
     }
   };
   const said = comment ? { comment } : {};
-  const approve = () => send(() => ({ decision: "approve", ...(edited === null ? {} : { arguments: JSON.parse(edited) }), ...said }));
+  const changed = () => (edited === null ? {} : { arguments: JSON.parse(edited) });
+  const approve = () => send(() => ({ decision: "approve", ...changed(), ...said }));
   const deny = () => send(() => ({ decision: "deny", ...said }));
+  const edit = () => setEdited(JSON.stringify(interrupt.arguments, null, 2));
   const isApproval = interrupt.kind === "approval";
   const mayDecide = may(isApproval || interrupt.who === "approve" ? "approve" : "run approve");
+  useEffect(() => {
+    if (!byKey || !isApproval || !mayDecide) return undefined;
+    const onKeyDown = (event) => {
+      const act = { a: approve, d: deny, e: edit }[event.key];
+      if (!act || busy || !isForPage(event)) return;
+      event.preventDefault(); // else the key is typed into the field that it opens
+      act();
+    };
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  });
   const plain = !interrupt.schema || interrupt.schema.type === "string";
   const reply = () => send(() => ({ answer: plain ? answer : JSON.parse(answer) }));
   const result = () => send(() => ({ result: JSON.parse(answer) }));
+  const title = interrupt.server ? `The MCP server ${interrupt.server} asks` : TITLES[interrupt.kind] ?? interrupt.kind;
 
   return html`<article class="decision" aria-labelledby=${id}>
-    <h2 id=${id}>${interrupt.server ? `The MCP server ${interrupt.server} asks` : TITLES[interrupt.kind] ?? interrupt.kind}</h2>
+    <h2 id=${id}>${title}</h2>
     <p class="small soft">${interrupt.agent} · <code>${interrupt.tool}</code>
-      ${interrupt.reason && html` · ${interrupt.reason}`}${interrupt.expires_at && html` · ends <${Time} at=${interrupt.expires_at} />`}</p>
+      ${interrupt.reason && html` · ${interrupt.reason}`}
+      ${interrupt.expires_at && html` · ends <${Time} at=${interrupt.expires_at} />`}</p>
     ${interrupt.question && html`<p class="question">${interrupt.question}</p>`}
     ${interrupt.kind !== "question" && (edited === null
-      ? html`<${Value} value=${interrupt.arguments} />`
-      : html`<label>Arguments <textarea rows="6" value=${edited} onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
+      ? html`<${Arguments} of=${interrupt.arguments} facts=${facts} />`
+      : html`<label>Arguments <textarea rows="6" autofocus value=${edited}
+          onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
     ${!mayDecide && html`<p class="small soft">You may see this, but not decide it.</p>`}
     ${mayDecide && isApproval && html`
       <label>Comment <input value=${comment} maxlength="2000" onInput=${(e) => setComment(e.target.value)} /></label>
       <div class="actions">
         <${Button} kind="primary" busy=${busy} onClick=${approve}>Approve<//>
         <${Button} kind="danger" busy=${busy} onClick=${deny}>Deny<//>
-        ${edited === null && html`<${Button} onClick=${() => setEdited(JSON.stringify(interrupt.arguments, null, 2))}>Edit arguments<//>`}
+        ${edited === null && html`<${Button} onClick=${edit}>Edit arguments<//>`}
       </div>`}
     ${mayDecide && !isApproval && html`
       <form onSubmit=${(e) => (e.preventDefault(), interrupt.kind === "question" ? reply() : result())}>
         <label>${interrupt.kind === "question" ? "Answer" : "Result (JSON)"}
           <textarea rows="3" value=${answer} required onInput=${(e) => setAnswer(e.target.value)}></textarea></label>
-        ${interrupt.schema && html`<details><summary>Form of the answer</summary><${Value} value=${interrupt.schema} /></details>`}
+        ${interrupt.schema && html`<details><summary>Form of the answer</summary>
+          <${Value} value=${interrupt.schema} /></details>`}
         <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Send<//></div>
       </form>`}
     ${error && html`<p class="note bad" role="alert">${error}</p>`}

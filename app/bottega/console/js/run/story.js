@@ -34,7 +34,8 @@ export function Rating({ run, onRated }) {
     setBusy(true);
     setError(null);
     try {
-      await post(url`/v1/runs/${run.id}/feedback`, { outcome, ...(comment.trim() && { comment: comment.trim() }) });
+      const said = comment.trim() ? { comment: comment.trim() } : {};
+      await post(url`/v1/runs/${run.id}/feedback`, { outcome, ...said });
       await onRated?.(outcome);
     } catch (problem) {
       setError(problem.message);
@@ -66,11 +67,12 @@ export function Diagnosis({ run, state, now }) {
   const broken = version && ofAgent.data ? brokenVersion(run, ofAgent.data.items, version) : "";
   return html`<div class=${`note diagnosis ${failed ? "bad" : ""}`} role="status">
     <p><strong>${text}</strong></p>
-    ${state.error && html`<details class="small"><summary>The error as it was reported: <code>${state.error.code}</code></summary>
+    ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
     ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
       since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed }}>Show them<//></p>`}
-    ${broken && html`<p>${broken} <${Link} path=${["agents", run.agent]} query=${{ tab: "versions" }}>What changed<//></p>`}
+    ${broken && html`<p>${broken}
+      ${" "}<${Link} path=${["agents", run.agent]} query=${{ tab: "versions" }}>What changed<//></p>`}
     ${place && may("read") && html`<p><${Link} path=${["operations", place]}>${PLACES[place]}<//></p>`}
   </div>`;
 }
