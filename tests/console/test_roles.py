@@ -14,10 +14,13 @@ from tests.flows.test_interrupts import CALCULATOR
 from tests.waiting import until
 
 PAGES = {
-    "viewer": ("Home", "Runs", "Approvals", "Agents", "Graphs", "Memory", "Operations"),
-    "approver": ("Home", "Runs", "Approvals"),
+    "viewer": ("Home", "Runs", "Batches", "Approvals", "Agents", "Graphs", "Memory", "Operations"),
+    "approver": ("Home", "Runs", "Batches", "Approvals"),
 }
-ALL = ("Home", "Runs", "Approvals", "Chat", "Agents", "Graphs", "Memory", "Operations")
+ALL = (
+    *("Home", "Runs", "Batches", "Approvals", "Ratings", "Chat", "Agents", "Graphs", "Memory"),
+    "Operations",
+)
 PAGES |= dict.fromkeys(("runner", "builder", "admin"), ALL)
 GATE = ("viewer", "approver")
 BUTTONS = {

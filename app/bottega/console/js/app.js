@@ -26,6 +26,7 @@ const PAGES = {
   runs: { name: "Runs", needs: REVIEW, view: Runs, one: Run, below: { compare: COMPARE } },
   batches: { name: "Batches", needs: REVIEW, load: () => import("./pages/batches.js").then((m) => m.Batches) },
   approvals: { name: "Approvals", needs: REVIEW, view: Approvals },
+  ratings: { name: "Ratings", needs: "run", load: () => import("./pages/ratings.js").then((m) => m.Ratings) },
   chat: { name: "Chat", view: Chat, needs: "run" },
   agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
   graphs: { name: "Graphs", needs: "read", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
@@ -58,7 +59,8 @@ function page({ path: [area = "", ...rest], query }) {
 function Later({ name, load, given }) {
   const [view, setView] = useState(null);
   const [error, setError] = useState(null);
-  const read = () => load().then((found) => setView(() => found), () => setError({ message: "The page could not be loaded. Load it again." }));
+  const read = () => load().then((found) => setView(() => found),
+    () => setError({ message: "The page could not be loaded. Load it again." }));
   useEffect(() => void read(), []);
   if (error) return html`<${Failure} error=${error} again=${() => location.reload()} />`;
   return view ? html`<${view} ...${given} />` : html`<${Loading} what=${name} />`;
@@ -86,8 +88,10 @@ function KeyDialog({ onClose }) {
   return html`<${Dialog} title="API key" onClose=${onClose}>
     <p>Make one on the server with <code>bottega keys create --scope run --scope define</code>.</p>
     <form onSubmit=${save} class="form">
-      <label>Key <input type="password" autocomplete="off" autofocus value=${value} onInput=${(e) => setValue(e.target.value)} /></label>
-      <label class="check"><input type="checkbox" checked=${keep} onChange=${(e) => setKeep(e.target.checked)} /> Keep it in this browser</label>
+      <label>Key <input type="password" autocomplete="off" autofocus value=${value}
+        onInput=${(e) => setValue(e.target.value)} /></label>
+      <label class="check"><input type="checkbox" checked=${keep} onChange=${(e) => setKeep(e.target.checked)}
+        /> Keep it in this browser</label>
       <div class="actions"><button class="button primary">Use it</button><${Button} onClick=${onClose}>Cancel<//></div>
     </form>
   <//>`;
@@ -96,7 +100,8 @@ function KeyDialog({ onClose }) {
 /** Who one is, and the way in and out. */
 function Person() {
   const name = me.value && html`<span class="small soft" title=${me.value.user ?? ""}>${me.value.name}</span>`;
-  if (isPerson.value) return html`${name}<${Button} kind="small" onClick=${() => (signedOut.value = { elsewhere: signOut() })}>Sign out<//>`;
+  if (isPerson.value) return html`${name}<${Button} kind="small"
+    onClick=${() => (signedOut.value = { elsewhere: signOut() })}>Sign out<//>`;
   return html`${name}${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`}`;
 }
 
@@ -104,7 +109,8 @@ function SignedOut() {
   if (failure.value) return html`<p class="banner bad" role="alert">You are not signed in. ${failure.value}</p>`;
   if (!signedOut.value || isPerson.value) return null;
   const { elsewhere } = signedOut.value;
-  return html`<p class="banner" role="status">You are signed out here. ${elsewhere && html`<a href=${elsewhere}>End the provider's session, too</a>`}</p>`;
+  return html`<p class="banner" role="status">You are signed out here. ${elsewhere && html`<a
+    href=${elsewhere}>End the provider's session, too</a>`}</p>`;
 }
 
 function Connection() {
@@ -114,7 +120,8 @@ function Connection() {
     return () => clearInterval(timer);
   }, [connected.value]);
   if (connected.value) return null;
-  return html`<p class="banner bad" role="alert">The server cannot be reached. What you see is old; it is tried again.</p>`;
+  return html`<p class="banner bad"
+    role="alert">The server cannot be reached. What you see is old; it is tried again.</p>`;
 }
 
 function App() {
@@ -125,7 +132,8 @@ function App() {
   const name = title.value || (here && PAGES[here]?.name);
   useEffect(() => void (document.title = name ? `${name} · Bottega` : "Bottega"), [name]);
   useEffect(() => {
-    if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true }); // else the next arrow key would be lost
+    // A tab keeps the focus, else the next arrow key would be lost.
+    if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true });
     scrollTo(0, 0);
     document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [at.path.join("/")]);
@@ -135,18 +143,24 @@ function App() {
     <header class="top">
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
-        ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} needs=${needs} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
+        ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} needs=${needs} path=${area ? [area] : []}
+          aria-current=${area === here ? "page" : null}>${name}<//>`)}
       </nav>
       <div class="actions">
-        <${Button} kind="small ghost" onClick=${() => (theme.value = next)} aria-label=${`Colours: ${theme.value}. Change to ${next}`}>${{ system: "◐", light: "☀", dark: "☾" }[theme.value]}<//>
+        <${Button} kind="small ghost" onClick=${() => (theme.value = next)}
+          aria-label=${`Colours: ${theme.value}. Change to ${next}`}>
+            ${{ system: "◐", light: "☀", dark: "☾" }[theme.value]}<//>
         <${Person} />
-        ${!isPerson.value && html`<${Button} kind="small" onClick=${() => (asksForKey.value = true)}>${key.value ? "Key ✓" : "Key"}<//>`}
+        ${!isPerson.value && html`<${Button} kind="small" onClick=${() => (asksForKey.value = true)}>
+          ${key.value ? "Key ✓" : "Key"}<//>`}
       </div>
     </header>
     <${Connection} />
     <${SignedOut} />
-    ${needsKey.value && html`<p class="banner wait" role="alert">This server needs ${provider.value ? "you to sign in, or " : ""}an API key.
-      ${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`} <${Button} kind="small" onClick=${() => (asksForKey.value = true)}>Enter a key<//></p>`}
+    ${needsKey.value && html`<p class="banner wait" role="alert">This server needs ${provider.value
+      ? "you to sign in, or " : ""}an API key.
+      ${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`} <${Button} kind="small"
+        onClick=${() => (asksForKey.value = true)}>Enter a key<//></p>`}
     <main id="main" ref=${main} tabindex="-1" key=${key.value}>${page(at)}</main>
     ${asksForKey.value && html`<${KeyDialog} onClose=${() => (asksForKey.value = false)} />`}`;
 }

@@ -17,7 +17,8 @@ export const isKnown = signal(false);
 /** Why the last sign-in failed; "": it did not. */
 export const failure = signal("");
 
-const encoded = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+const encoded = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))).replace(/\+/g, "-").replace(/\//g,
+  "_").replace(/=+$/, "");
 const secret = () => encoded(crypto.getRandomValues(new Uint8Array(32)));
 
 /** Go to the provider. It comes back to this page with a code. */
@@ -27,7 +28,8 @@ export async function signIn() {
   sessionStorage.setItem(STARTED, JSON.stringify({ verifier, state, hash: location.hash }));
   const challenge = encoded(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier)));
   const to = new URL(provider.value.authorization_endpoint);
-  const sent = { response_type: "code", client_id: provider.value.client_id, redirect_uri: HERE.href, scope: "openid profile email", state, code_challenge: challenge, code_challenge_method: "S256" };
+  const sent = { response_type: "code", client_id: provider.value.client_id, redirect_uri: HERE.href,
+    scope: "openid profile email", state, code_challenge: challenge, code_challenge_method: "S256" };
   for (const [name, value] of Object.entries(sent)) to.searchParams.set(name, value);
   location.assign(to);
 }
@@ -52,7 +54,8 @@ export async function comeBack() {
   history.replaceState(null, "", `${HERE.pathname}${started.hash ?? ""}`);
   dispatchEvent(new HashChangeEvent("hashchange")); // it was another page when the router began
   // Some providers leave the state out of an error.
-  if (!started.state || (state ?? (error && started.state)) !== started.state) return void (failure.value = "This page did not ask for that sign-in.");
+  if (!started.state || (state ?? (error
+    && started.state)) !== started.state) return void (failure.value = "This page did not ask for that sign-in.");
   if (error) return void (failure.value = error_description || error);
   try {
     usePerson((await post("/v1/sign-in", { code, verifier: started.verifier, redirect_uri: HERE.href })).token);
@@ -63,7 +66,7 @@ export async function comeBack() {
 
 const holds = (scope) => me.value.scopes.some((each) => each === scope || INCLUDED[each]?.includes(scope));
 
-/** Whether the caller has one of the scopes in `needs`, such as "read approve"; true without `needs`, and if keys are not needed. */
+/** Whether the caller has one of the scopes in `needs`, such as "read approve"; true without it, or without keys. */
 export const may = (needs) => !needs || !me.value || needs.split(" ").some(holds);
 
 /** Learn about the provider, and who the caller is whenever that changes. */

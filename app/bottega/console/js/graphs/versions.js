@@ -13,9 +13,13 @@ export function Versions({ name, current, onTake }) {
   return html`<${Panel} title="Versions">
     <${Loaded} from=${versions} what="versions">${({ items, next_cursor }) => html`
       <ol class="rows">${items.map((graph, at) => html`<li key=${graph.version}>
-        <strong>Version ${graph.version}</strong> <span class="small soft"><${Time} at=${graph.created_at} /> · ${graph.nodes.length} agents, ${graph.edges.length} edges</span>
-        ${graph.version === current ? html` <span class="status ok">current</span>` : html` <${Button} needs="define" kind="small" aria-label=${`Edit version ${graph.version}`} onClick=${() => onTake(draftOf(graph))}>Go back to it<//>`}
-        <div class="small soft">${items[at + 1] ? changes(items[at + 1], graph).join(" · ") || "no change" : graph.version === 1 ? "the first" : ""}</div></li>`)}</ol>
+        <strong>Version ${graph.version}</strong> <span class="small soft"><${Time} at=${graph.created_at}
+          /> · ${graph.nodes.length} agents, ${graph.edges.length} edges</span>
+        ${graph.version === current ? html` <span class="status ok">current</span>` : html` <${Button} needs="define"
+          kind="small" aria-label=${`Edit version ${graph.version}`}
+            onClick=${() => onTake(draftOf(graph))}>Go back to it<//>`}
+        <div class="small soft">${items[at + 1] ? changes(items[at + 1], graph).join(" · ") || "no change"
+          : graph.version === 1 ? "the first" : ""}</div></li>`)}</ol>
       ${next_cursor && html`<p class="small soft">Older ones: <code>GET /v1/graphs/${name}/versions</code></p>`}`}<//>
   <//>`;
 }

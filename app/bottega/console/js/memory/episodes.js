@@ -14,7 +14,8 @@ import { Learnt } from "./learnt.js";
 const OUTCOMES = ["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"];
 const TERMS = ["similarity", "recency", "success", "accesses", "domain"];
 const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
-export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${(value ?? "UNKNOWN").toLowerCase()}</span>`;
+export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
+  ${(value ?? "UNKNOWN").toLowerCase()}</span>`;
 
 /** Whose episodes are shown: of a user, of a session, else all; without the scope `admin`, those of neither. */
 function whoseOf({ user, session_id }) {
@@ -35,23 +36,30 @@ export function Episodes({ query }) {
     if (!text.trim()) return setFound(null);
     const filters = outcome ? { outcomes: [outcome] } : {};
     try {
-      const answer = await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters, ...whose });
+      const answer = await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters,
+        ...whose });
       if (turn === asked.current) setFound(answer);
     } catch (problem) {
       if (turn === asked.current) setError(problem);
     }
   };
   const set = (change) => (asked.current++, setFound(null), go(["memory"], { ...query, ...change }, { replace: true }));
-  const field = (name, label) => html`<${Filter} label=${label} value=${query[name] ?? ""} onChange=${(value) => set({ [name]: value || undefined })} />`;
+  const field = (name, label) => html`<${Filter} label=${label} value=${query[name] ?? ""}
+    onChange=${(value) => set({ [name]: value || undefined })} />`;
   return html`
     <form class="filters" onSubmit=${search}>
-      <label class="grow">Search for episodes like this <input name="text" type="search" placeholder="What is the task about?" /></label>
-      <label>Compare with their <select name="by"><option value="task">task</option><option value="result">result</option><option value="whole">whole</option></select></label>
-      <label>That ended in <select name="outcome"><option value="">anything</option>${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>
+      <label class="grow">Search for episodes like this <input name="text" type="search"
+        placeholder="What is the task about?" /></label>
+      <label>Compare with their <select name="by"><option value="task">task</option><option
+        value="result">result</option><option value="whole">whole</option></select></label>
+      <label>That ended in <select name="outcome"><option value="">anything</option>
+        ${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>
       ${field("user", "User")} ${field("session_id", "Session")}
       <button class="button primary">Search</button>
     </form>
-    ${!Object.keys(whose).length && html`<p class="note">Only episodes without a user and a session are shown. To see all, use a key with the scope <code>admin</code>; or name a user or a session.</p>`}
+    ${!Object.keys(whose).length && html`<p
+      class="note">Only episodes without a user and a session are shown.
+      To see all, use a key with the scope <code>admin</code>; or name a user or a session.</p>`}
     ${error && html`<${Failure} error=${error} />`}
     ${found ? html`<${Hits} found=${found} />` : html`<${Latest} query=${query} whose=${whose} />`}`;
 }
@@ -59,15 +67,20 @@ export function Episodes({ query }) {
 /** A field that tells its text when it is left; what is typed stays while the page is drawn again. */
 function Filter({ label, value, onChange }) {
   const [typed, setTyped] = useState(null);
-  return html`<label>${label} <input value=${typed ?? value} placeholder="any" onInput=${(e) => setTyped(e.target.value)} onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
+  return html`<label>${label} <input value=${typed ?? value} placeholder="any"
+    onInput=${(e) => setTyped(e.target.value)} onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} />
+      </label>`;
 }
 
 function Hits({ found }) {
   if (!found.items.length) return html`<${Panel}><${Empty} title="No episode is like that." /><//>`;
-  return html`<${Panel} title=${`${count(found.items.length)} episodes${found.by_meaning === false ? ", by words and spelling, not by meaning" : ""}`}>
+  return html`<${Panel} title=${`${count(found.items.length)} episodes${found.by_meaning === false
+    ? ", by words and spelling, not by meaning" : ""}`}>
     <ol class="rows">${found.items.map(({ episode, score, parts }) => html`<li key=${episode.id}>
-      <p><${Link} path=${["memory", "episodes", episode.id]}>${excerpt(episode.summary.task, 120)}<//> <${Outcome} value=${episode.outcome} /></p>
-      <p class="small soft">${episode.agent ?? "–"} · <${Time} at=${episode.at} /> · ${excerpt(episode.summary.result, 120)}</p>
+      <p><${Link} path=${["memory", "episodes", episode.id]}>${excerpt(episode.summary.task, 120)}<//> <${Outcome}
+        value=${episode.outcome} /></p>
+      <p class="small soft">${episode.agent ?? "–"} · <${Time} at=${episode.at}
+        /> · ${excerpt(episode.summary.result, 120)}</p>
       ${score != null && html`<${Score} score=${score} parts=${parts} />`}</li>`)}</ol><//>`;
 }
 
@@ -76,8 +89,11 @@ function Score({ score, parts }) {
   const measured = Object.keys(parts).filter((name) => !TERMS.includes(name) && parts[name] !== null);
   return html`<details class="tool"><summary class="small">Score ${score.toFixed(3)}</summary>
     <dl class="terms">${TERMS.map((name) => html`<div><dt>${name}</dt>
-      <dd><span class="stack" aria-hidden="true"><i class="bar model" style=${{ width: `${Math.min(100, 100 * parts[name])}%` }}></i></span> ${parts[name].toFixed(3)}</dd></div>`)}</dl>
-    <p class="small soft">Measured: ${measured.map((name) => `${name.replaceAll("_", " ")} ${shown(parts[name])}`).join(", ")}.</p></details>`;
+      <dd><span class="stack" aria-hidden="true"><i class="bar model"
+        style=${{ width: `${Math.min(100, 100 * parts[name])}%` }}></i></span> ${parts[name].toFixed(3)}</dd></div>`)}
+          </dl>
+    <p class="small soft">Measured: ${measured.map((name) => `${name.replaceAll("_",
+      " ")} ${shown(parts[name])}`).join(", ")}.</p></details>`;
 }
 
 const shown = (value) => (typeof value === "number" ? value.toFixed(3) : value ? "yes" : "no");
@@ -85,38 +101,63 @@ const shown = (value) => (typeof value === "number" ? value.toFixed(3) : value ?
 function Latest({ query, whose }) {
   const path = withQuery("/v1/episodes", { order: "desc", outcome: query.outcome, ...whose });
   const set = (outcome) => go(["memory"], { ...query, outcome }, { replace: true });
-  return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
+  return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select
+    value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>
+      ${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
     <${Pages} key=${path} path=${path} what="episodes" everyMs=${10_000}>${(items) => items.length
-      ? html`<${Table} label="Episodes" head=${["Task", "Agent", "Outcome", "Result", "When"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "episodes", each.id]}>${excerpt(each.summary.task, 90)}<//></td><td>${each.agent ?? "–"}</td><td><${Outcome} value=${each.outcome} /></td><td class="small">${excerpt(each.summary.result, 80)}</td><td><${Time} at=${each.at} /></td></tr>`)}<//>`
-      : html`<${Empty} title="No episode is like that."><p>A run with memory <code>full</code> leaves one at its end.</p><//>`}<//><//>`;
+      ? html`<${Table} label="Episodes" head=${["Task", "Agent", "Outcome", "Result", "When"]}>
+        ${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "episodes", each.id]}>
+          ${excerpt(each.summary.task, 90)}<//></td><td>${each.agent ?? "–"}</td><td><${Outcome} value=${each.outcome}
+            /></td><td class="small">${excerpt(each.summary.result, 80)}</td><td><${Time} at=${each.at} /></td></tr>`)}
+              <//>`
+      : html`<${Empty} title="No episode is like that.">
+        <p>A run with memory <code>full</code> leaves one at its end.</p><//>`}<//><//>`;
 }
 
 export function Episode({ id }) {
   const found = useData(url`/v1/episodes/${id}`);
   return html`<${Loaded} from=${found} what="the episode">${(episode) => html`
-    <div class="head"><div><h2>${excerpt(episode.summary.task, 160)}</h2><p class="small soft"><${Outcome} value=${episode.outcome} /> <${Time} at=${episode.at} />${episode.agent && html` · agent <${Link} path=${["agents", episode.agent]}>${episode.agent}<//>`}${episode.run_id && html` · <${Link} path=${["runs", episode.run_id]}>its run<//> · <${Link} path=${["memory", "runs", episode.run_id]}>what it was given and learnt<//>`}${episode.user && ` · user ${episode.user}`}</p></div></div>
+    <div class="head"><div><h2>${excerpt(episode.summary.task, 160)}</h2><p class="small soft"><${Outcome}
+      value=${episode.outcome} /> <${Time} at=${episode.at} />${episode.agent && html` · agent <${Link}
+        path=${["agents", episode.agent]}>${episode.agent}<//>`}${episode.run_id && html` · <${Link}
+          path=${["runs", episode.run_id]}>its run<//> · <${Link}
+            path=${["memory", "runs", episode.run_id]}>what it was given and learnt<//>`}${episode.user
+              && ` · user ${episode.user}`}</p></div></div>
     <${Figures}>
-      <${Figure} name="Says who" value=${episode.feedback?.outcome ? "feedback" : "the run"} note=${episode.feedback && `${episode.feedback.by}${episode.feedback.comment ? `: ${episode.feedback.comment}` : ""}`} />
-      <${Figure} name="Lasted" value=${duration(episode.execution.duration_s != null ? episode.execution.duration_s * 1000 : null)} />
-      <${Figure} name="Times given" value=${count(episode.state.access_count)} note=${episode.state.last_access && html`last <${Time} at=${episode.state.last_access} />`} />
+      <${Figure} name="Says who" value=${episode.feedback?.outcome ? "feedback" : "the run"}
+        note=${episode.feedback && `${episode.feedback.by}${episode.feedback.comment ? `: ${episode.feedback.comment}`
+          : ""}`} />
+      <${Figure} name="Lasted" value=${duration(episode.execution.duration_s != null
+        ? episode.execution.duration_s * 1000 : null)} />
+      <${Figure} name="Times given" value=${count(episode.state.access_count)}
+        note=${episode.state.last_access && html`last <${Time} at=${episode.state.last_access} />`} />
       <${Figure} name="Trust" value=${count(episode.trust)} note="of 3" />
       <${Figure} name="State" value=${episode.state.state.toLowerCase()} />
     <//>
     <div class="columns">
-      <${Panel} title="Asked"><div class="body"><${Value} value=${plain(episode.task.original_input)} />${episode.task.goals?.length > 0 && html`<p class="small">Goals: ${episode.task.goals.map(plain).join("; ")}</p>`}</div><//>
-      <${Panel} title="Result"><div class="body">${episode.result.error && html`<${Wrong} error=${episode.result.error} />`}<${Value} value=${plain(episode.result.output) || "–"} /></div><//>
+      <${Panel} title="Asked"><div class="body"><${Value} value=${plain(episode.task.original_input)} />
+        ${episode.task.goals?.length > 0 && html`<p class="small">Goals: ${episode.task.goals.map(plain).join("; ")}
+          </p>`}</div><//>
+      <${Panel} title="Result"><div class="body">${episode.result.error && html`<${Wrong} error=${episode.result.error}
+        />`}<${Value} value=${plain(episode.result.output) || "–"} /></div><//>
     </div>
     <${Panel} title="Steps"><${Steps} trace=${episode.execution.trace ?? []} text=${episode.summary.steps} /><//>
     ${episode.reflection && html`<${Panel} title="What was learnt"><${Learnt} of=${episode.reflection} /><//>`}`}<//>`;
 }
 
 /** An error: of a run by `code`, of an imported episode by `type`. */
-const Wrong = ({ error }) => html`<p class="note bad"><strong>${error.code ?? error.type}</strong> ${error.message}</p>`;
+const Wrong = ({ error }) => html`<p class="note bad"><strong>${error.code ?? error.type}</strong> ${error.message}
+  </p>`;
 
 /** Own runs record calls and answers; what other systems recorded is shown as it is. */
 function Steps({ trace, text }) {
   if (!trace.length) return html`<div class="body"><pre class="text">${text || "No step is recorded."}</pre></div>`;
-  return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i} class=${step.error || step.status === "failed" ? "failed" : ""}>
-    ${step.agent && html`<span class="small soft">${step.agent}</span> `}<code>${step.tool ?? (step.step == null ? "step" : `step ${step.step}`)}</code> ${step.arguments && html`<span class="mono small">${excerpt(plain(step.arguments), 160)}</span>`}
-    <p class="small">${step.error ? html`<span class="bad-text">${excerpt(step.error.message ?? plain(step.error), 240)}</span>` : excerpt(plain(step.result ?? step.answer ?? (step.step ? step.status : step) ?? ""), 240)}</p></li>`)}</ol>`;
+  return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i}
+    class=${step.error || step.status === "failed" ? "failed" : ""}>
+    ${step.agent && html`<span class="small soft">${step.agent}</span> `}<code>
+      ${step.tool ?? (step.step == null ? "step" : `step ${step.step}`)}</code> ${step.arguments && html`<span
+        class="mono small">${excerpt(plain(step.arguments), 160)}</span>`}
+    <p class="small">${step.error ? html`<span class="bad-text">${excerpt(step.error.message ?? plain(step.error), 240)}
+      </span>` : excerpt(plain(step.result ?? step.answer ?? (step.step ? step.status : step) ?? ""), 240)}</p></li>`)}
+        </ol>`;
 }

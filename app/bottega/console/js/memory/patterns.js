@@ -12,17 +12,26 @@ import { EvidenceTable } from "./evidence.js";
 
 const STATES = ["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"];
 const TONES = { CANDIDATE: "wait", VALIDATED: "ok", IN_REVIEW: "bad", DEPRECATED: "quiet" };
-const State = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${value.toLowerCase().replace("_", " ")}</span>`;
+const State = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
+  ${value.toLowerCase().replace("_", " ")}</span>`;
 const percent = (rate) => (rate == null ? "–" : `${Math.round(100 * rate)} %`);
 
 export function Patterns({ query }) {
   const path = withQuery("/v1/patterns", { order: "desc", state: query.state });
   const set = (state) => go(["memory", "patterns"], { ...query, state }, { replace: true });
-  return html`<${Panel} title="Patterns" actions=${html`<label class="inline">State <select value=${query.state ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>${STATES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
+  return html`<${Panel} title="Patterns" actions=${html`<label class="inline">State <select value=${query.state ?? ""}
+    onChange=${(e) => set(e.target.value)}><option value="">any</option>${STATES.map((each) => html`<option>${each}
+      </option>`)}</select></label>`}>
     <${Pages} key=${path} path=${path} what="patterns" everyMs=${10_000}>${(items) => items.length
-      ? html`<${Table} label="Patterns" head=${["Pattern", "Kind", "State", "#Applied", "#Went well", "#Confidence", "Changed"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">${excerpt(each.summary, 80)}</span></td>
-        <td>${each.category.toLowerCase()}</td><td><${State} value=${each.lifecycle.state} /></td><td class="right">${count(each.evidence.applications)}</td><td class="right">${percent(each.evidence.success_rate)}</td><td class="right">${each.evidence.confidence.toFixed(2)}</td><td><${Time} at=${each.updated_at} /></td></tr>`)}<//>`
-      : html`<${Empty} title="No pattern is like that."><p>Patterns are found in the episodes of many runs, mostly at night; see Reports.</p><//>`}<//><//>`;
+      ? html`<${Table} label="Patterns" head=${["Pattern", "Kind", "State", "#Applied", "#Went well", "#Confidence",
+        "Changed"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "patterns", each.id]}>
+          ${each.name}<//> <span class="small soft">${excerpt(each.summary, 80)}</span></td>
+        <td>${each.category.toLowerCase()}</td><td><${State} value=${each.lifecycle.state} /></td><td class="right">
+          ${count(each.evidence.applications)}</td><td class="right">${percent(each.evidence.success_rate)}</td><td
+            class="right">${each.evidence.confidence.toFixed(2)}</td><td><${Time} at=${each.updated_at} /></td></tr>`)}
+              <//>`
+      : html`<${Empty} title="No pattern is like that.">
+        <p>Patterns are found in the episodes of many runs, mostly at night; see Reports.</p><//>`}<//><//>`;
 }
 
 export function Pattern({ id }) {
@@ -37,32 +46,48 @@ export function Pattern({ id }) {
     evidence.reload();
   };
   return html`<${Loaded} from=${found} what="the pattern">${(pattern) => html`
-    <div class="head"><div><h2>${pattern.name}</h2><p class="small soft"><${State} value=${pattern.lifecycle.state} /> ${pattern.category.toLowerCase()}, version ${pattern.version}, changed <${Time} at=${pattern.updated_at} />${pattern.lifecycle.reason && ` · ${pattern.lifecycle.reason}`}</p></div>
+    <div class="head"><div><h2>${pattern.name}</h2><p class="small soft"><${State} value=${pattern.lifecycle.state}
+      /> ${pattern.category.toLowerCase()}, version ${pattern.version}, changed <${Time} at=${pattern.updated_at} />
+        ${pattern.lifecycle.reason && ` · ${pattern.lifecycle.reason}`}</p></div>
       <div class="actions"><${Act} needs="run" label="Judge it now" act=${validate} />
-        ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} needs="run" label="Deprecate" question="Runs no longer get it." act=${async () => (await post(url`/v1/patterns/${id}/deprecate`, { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
+        ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} needs="run" label="Deprecate"
+          question="Runs no longer get it." act=${async () => (await post(url`/v1/patterns/${id}/deprecate`,
+            { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
     ${told && html`<p class="note" role="status">${told}</p>`}
     <p>${pattern.summary}</p>
     ${pattern.lifecycle.decision && html`<p class="small soft">Last look: ${pattern.lifecycle.decision}</p>`}
     <${Figures}>
-      <${Figure} name="Went well with it" value=${percent(pattern.evidence.success_rate)} note=${`of ${count(pattern.evidence.applications)} lately`} />
-      <${Figure} name="Without it" value=${percent(pattern.evidence.baseline.rate)} note=${`${pattern.evidence.baseline.name.replaceAll("_", " ")}, ${count(pattern.evidence.baseline.n)} runs`} />
+      <${Figure} name="Went well with it" value=${percent(pattern.evidence.success_rate)}
+        note=${`of ${count(pattern.evidence.applications)} lately`} />
+      <${Figure} name="Without it" value=${percent(pattern.evidence.baseline.rate)}
+        note=${`${pattern.evidence.baseline.name.replaceAll("_", " ")}, ${count(pattern.evidence.baseline.n)} runs`} />
       <${Figure} name="Confidence" value=${pattern.evidence.confidence.toFixed(2)} />
-      <${Figure} name="p-value" value=${pattern.evidence.p_value == null ? "–" : pattern.evidence.p_value.toPrecision(2)} />
-      <${Figure} name="Uses" value=${count(pattern.lifecycle.uses)} note=${pattern.lifecycle.last_used && html`last <${Time} at=${pattern.lifecycle.last_used} />`} />
+      <${Figure} name="p-value" value=${pattern.evidence.p_value == null ? "–"
+        : pattern.evidence.p_value.toPrecision(2)} />
+      <${Figure} name="Uses" value=${count(pattern.lifecycle.uses)}
+        note=${pattern.lifecycle.last_used && html`last <${Time} at=${pattern.lifecycle.last_used} />`} />
     <//>
-    <${Panel} title="Evidence over time"><${Loaded} from=${evidence} what="the evidence">${(history) => html`<${EvidenceTable} ...${history} />`}<//><//>
+    <${Panel} title="Evidence over time"><${Loaded} from=${evidence} what="the evidence">
+      ${(history) => html`<${EvidenceTable} ...${history} />`}<//><//>
     <div class="columns">
-      <${Panel} title="What it says"><div class="body"><pre class="text">${pattern.detail || pattern.description}</pre><${Value} value=${pattern.content.fields} /></div><//>
+      <${Panel} title="What it says"><div class="body"><pre class="text">${pattern.detail || pattern.description}</pre>
+        <${Value} value=${pattern.content.fields} /></div><//>
       <${Panel} title="When it applies"><div class="body"><${Value} value=${pattern.applicability} /></div><//>
     </div>
     <${Panel} title="From these episodes"><${Sources} evidence=${pattern.evidence} /><//>
     <${Panel} title="Patterns like it"><${Loaded} from=${similar} what="patterns like it">${({ items }) => items.length
-      ? html`<ul class="rows">${items.map((each) => html`<li key=${each.pattern.id}><${Link} path=${["memory", "patterns", each.pattern.id]}>${each.pattern.name}<//> <${State} value=${each.pattern.lifecycle.state} /> <span class="small soft">${percent(each.likeness)} alike</span></li>`)}</ul>`
+      ? html`<ul class="rows">${items.map((each) => html`<li key=${each.pattern.id}><${Link}
+        path=${["memory", "patterns", each.pattern.id]}>${each.pattern.name}<//> <${State}
+          value=${each.pattern.lifecycle.state} /> <span class="small soft">${percent(each.likeness)} alike</span>
+            </li>`)}</ul>`
       : html`<${Empty} title="There is none." />`}<//><//>`}<//>`;
 }
 
 function Sources({ evidence }) {
-  const lists = [["It was found in", evidence.mined_from], ["Went well with it", evidence.supporting], ["Went badly with it", evidence.contrary]].filter(([, ids]) => ids.length);
+  const lists = [["It was found in", evidence.mined_from], ["Went well with it", evidence.supporting],
+    ["Went badly with it", evidence.contrary]].filter(([, ids]) => ids.length);
   if (!lists.length) return html`<${Empty} title="None is recorded." />`;
-  return html`<div class="body">${lists.map(([title, ids]) => html`<p><strong>${title}:</strong> ${ids.slice(0, 20).map((id) => html`<${Link} path=${["memory", "episodes", id]} class="mono small">${plain(id).slice(0, 8)}…<//> `)}</p>`)}</div>`;
+  return html`<div class="body">${lists.map(([title, ids]) => html`<p><strong>
+    ${title}:</strong> ${ids.slice(0, 20).map((id) => html`<${Link} path=${["memory", "episodes", id]}
+      class="mono small">${plain(id).slice(0, 8)}…<//> `)}</p>`)}</div>`;
 }

@@ -6,7 +6,8 @@ import { html } from "../html.js";
 import { Copy, Empty, Panel, Time, Value } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
-const SCOPES = { read: "sees everything", run: "starts and cancels runs", define: "changes agents and graphs", approve: "decides on approvals", admin: "everything, keys too" };
+const SCOPES = { read: "sees everything", run: "starts and cancels runs", define: "changes agents and graphs",
+  approve: "decides on approvals", admin: "everything, keys too" };
 
 export function Keys() {
   const [made, setMade] = useState(null);
@@ -15,19 +16,28 @@ export function Keys() {
     setMade(await post("/v1/keys", { name: form.get("name"), scopes: form.getAll("scope") }));
     setVersion((n) => n + 1);
   };
-  const state = (key) => (key.revoked_at ? html`revoked <${Time} at=${key.revoked_at} />` : key.expires_at ? html`until <${Time} at=${key.expires_at} />` : "valid");
+  const state = (key) => (key.revoked_at ? html`revoked <${Time} at=${key.revoked_at}
+    />` : key.expires_at ? html`until <${Time} at=${key.expires_at} />` : "valid");
   return html`
-    <${Panel} title="API keys"><${Pages} key=${version} path="/v1/keys?order=desc" what="keys">${(keys, reload) => keys.length
+    <${Panel} title="API keys"><${Pages} key=${version} path="/v1/keys?order=desc" what="keys">
+      ${(keys, reload) => keys.length
       ? html`<${Table} label="API keys" head=${["Name", "Prefix", "Scopes", "Made", "Last used", "State", ""]}>
-        ${keys.map((each) => html`<tr key=${each.id}><td>${each.name}</td><td class="mono">${each.prefix}</td><td>${each.scopes.join(", ")}</td>
+        ${keys.map((each) => html`<tr key=${each.id}><td>${each.name}</td><td class="mono">${each.prefix}</td><td>
+          ${each.scopes.join(", ")}</td>
           <td><${Time} at=${each.created_at} /></td><td><${Time} at=${each.last_used_at} /></td><td>${state(each)}</td>
-          <td>${!each.revoked_at && html`<${Confirmed} label="Revoke" question=${`Revoke ${each.name}? Its programs stop working.`} act=${async () => (await call("DELETE", url`/v1/keys/${each.id}`), reload())} />`}</td></tr>`)}<//>`
-      : html`<${Empty} title="There is no key: only this machine can use the server."><p>From the first key on, every request needs one.</p><//>`}<//><//>
+          <td>${!each.revoked_at && html`<${Confirmed} label="Revoke"
+            question=${`Revoke ${each.name}? Its programs stop working.`}
+              act=${async () => (await call("DELETE", url`/v1/keys/${each.id}`), reload())} />`}</td></tr>`)}<//>`
+      : html`<${Empty} title="There is no key: only this machine can use the server.">
+        <p>From the first key on, every request needs one.</p><//>`}<//><//>
     <${Panel} title="Make a key">
-      ${made && html`<div class="state" role="status"><p><strong>The key ${made.name}. It is shown only now.</strong></p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
+      ${made && html`<div class="state" role="status"><p><strong>The key ${made.name}. It is shown only now.</strong>
+        </p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
       <${Sending} label="Make it" send=${make}>
         <label>Name <input name="name" required maxlength="100" /></label>
-        <fieldset class="choices"><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, means]) => html`<label class="check"><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "run"} /> ${scope}: ${means}</label>`)}</fieldset>
+        <fieldset class="choices"><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, means]) => html`<label
+          class="check"><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "run"}
+            /> ${scope}: ${means}</label>`)}</fieldset>
       <//><//>`;
 }
 
@@ -38,9 +48,13 @@ export function Secrets() {
     await call("PUT", url`/v1/secrets/${form.get("name")}`, { value: form.get("value"), hosts });
     setVersion((n) => n + 1);
   };
-  return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets" what="secrets">${(secrets, reload) => secrets.length
-      ? html`<${Table} label="Secrets" head=${["Name", "Only to", "Changed", ""]}>${secrets.map((each) => html`<tr key=${each.name}><td class="mono">${each.name}</td><td>${each.hosts.join(", ")}</td><td><${Time} at=${each.updated_at} /></td>
-        <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`} act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
+  return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets"
+    what="secrets">${(secrets, reload) => secrets.length
+      ? html`<${Table} label="Secrets" head=${["Name", "Only to", "Changed", ""]}>${secrets.map((each) => html`<tr
+        key=${each.name}><td class="mono">${each.name}</td><td>${each.hosts.join(", ")}</td><td><${Time}
+          at=${each.updated_at} /></td>
+        <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`}
+          act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No secret is stored." />`}<//><//>
     <${Panel} title="Store a secret" needs="define"><${Sending} label="Store it" send=${store}>
       <label>Name <input name="name" required /></label>

@@ -18,32 +18,48 @@ export function Providers() {
   const make = async (form) => {
     const { name, base_url, dialect, secret, models } = Object.fromEntries(form);
     const listed = models.split(/[\s,]+/).filter(Boolean);
-    await postOnce("/v1/providers", { name, base_url, dialect, ...(secret && { key: { secret } }), ...(listed.length && { models: listed }) });
+    await postOnce("/v1/providers", { name, base_url, dialect, ...(secret && { key: { secret } }), ...(listed.length
+      && { models: listed }) });
     setVersion((n) => n + 1);
   };
-  return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers" what="providers">${(providers, reload) => providers.length
-      ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", ""]}>${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">${each.base_url ?? "–"}</td><td>${each.dialect}</td>
-        <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">${limits(each)}</td><td>${each.owner}</td>
-        <td class="actions"><${Button} kind="small" aria-expanded=${chosen === each.name} onClick=${() => setChosen(chosen === each.name ? null : each.name)}>Health<//>
-          ${each.owner === "tenant" && html`<${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
+  return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers" what="providers">
+    ${(providers, reload) => providers.length
+      ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", ""]}>
+        ${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">
+          ${each.base_url ?? "–"}</td><td>${each.dialect}</td>
+        <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">
+          ${limits(each)}</td><td>${each.owner}</td>
+        <td class="actions"><${Button} kind="small" aria-expanded=${chosen === each.name}
+          onClick=${() => setChosen(chosen === each.name ? null : each.name)}>Health<//>
+          ${each.owner === "tenant" && html`<${Confirmed} needs="define" label="Delete"
+            question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`),
+              setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no provider but the server's own." />`}<//>
       ${chosen && html`<${Health} key=${chosen} name=${chosen} />`}<//>
     <${Panel} title="Add a provider" needs="define"><${Sending} label="Add it" send=${make}>
-      <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required placeholder="https://api.example.com/v1" /></label>
+      <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required
+        placeholder="https://api.example.com/v1" /></label>
       <label>Dialect <select name="dialect">${DIALECTS.map((each) => html`<option>${each}</option>`)}</select></label>
-      <label>Name of the secret with its key (see Secrets) <input name="secret" /></label><label>Models, if only these <input name="models" /></label><//><//>`;
+      <label>Name of the secret with its key (see Secrets) <input name="secret" /></label>
+        <label>Models, if only these <input name="models" /></label><//><//>`;
 }
 
 function limits(provider) {
-  const named = { max_concurrent: "calls at once", requests_per_minute: "requests a minute", tokens_per_minute: "tokens a minute" };
-  return Object.entries(named).filter(([name]) => provider[name] != null).map(([name, text]) => `${count(provider[name])} ${text}`).join(", ") || "none";
+  const named = { max_concurrent: "calls at once", requests_per_minute: "requests a minute",
+    tokens_per_minute: "tokens a minute" };
+  return Object.entries(named).filter(([name]) => provider[name] != null).map(([name,
+    text]) => `${count(provider[name])} ${text}`).join(", ") || "none";
 }
 
 function Health({ name }) {
   const found = useData(url`/v1/providers/${name}`, { everyMs: 3000 });
-  return html`<div class="body"><h3>Health of ${name}</h3><${Loaded} from=${found} what="its health">${(provider) => html`
-    <p class="small">${count(provider.calls.under_way)} calls under way, ${count(provider.calls.waiting)} wait for a limit or a breaker.</p>
+  return html`<div class="body"><h3>Health of ${name}</h3><${Loaded} from=${found} what="its health">
+    ${(provider) => html`
+    <p class="small">${count(provider.calls.under_way)} calls under way, ${count(provider.calls.waiting)} wait for a
+      limit or a breaker.</p>
     ${Object.entries(provider.breaker).length
-      ? html`<ul class="rows">${Object.entries(provider.breaker).map(([model, breaker]) => html`<li><code>${model}</code> ${breaker.state === "closed" ? "answers" : html`<span class="bad-text">${breaker.state}</span>, tried again <${Time} at=${breaker.retry_at} />`}</li>`)}</ul>`
+      ? html`<ul class="rows">${Object.entries(provider.breaker).map(([model, breaker]) => html`<li><code>${model}
+        </code> ${breaker.state === "closed" ? "answers" : html`<span class="bad-text">${breaker.state}
+          </span>, tried again <${Time} at=${breaker.retry_at} />`}</li>`)}</ul>`
       : html`<p class="small soft">No model of it has failed lately.</p>`}`}<//></div>`;
 }

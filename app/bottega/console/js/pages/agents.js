@@ -9,7 +9,8 @@ import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time, chosenOf, permitted } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time, chosenOf,
+  permitted } from "../parts/basics.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { follow, go } from "../router.js";
@@ -28,12 +29,20 @@ function All({ query }) {
   const fits = (agent) => `${agent.name} ${agent.description}`.toLowerCase().includes(text);
   const models = (model) => (model == null ? "default" : [model].flat().join(", "));
   return html`
-    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" needs="define" path=${["agents", NEW]}>New agent<//></div></div>
-    <form class="filters" onSubmit=${(e) => e.preventDefault()}><label class="grow">Name or description <input type="search" value=${query.text ?? ""} onInput=${(e) => go(["agents"], { text: e.target.value }, { replace: true })} /></label></form>
+    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" needs="define"
+      path=${["agents", NEW]}>New agent<//></div></div>
+    <form class="filters" onSubmit=${(e) => e.preventDefault()}><label class="grow">Name or description <input
+      type="search" value=${query.text ?? ""} onInput=${(e) => go(["agents"], { text: e.target.value },
+        { replace: true })} /></label></form>
     <${Panel}><${Pages} path="/v1/agents" what="agents">${(items) => items.filter(fits).length
-      ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed"]}>${items.filter(fits).map((each) => html`<tr key=${each.name}><td><${Link} path=${["agents", each.name]}>${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
-        <td class="small">${models(each.model)}</td><td class="small">${each.subagents?.names?.join(", ") || "–"}</td><td>${each.memory}</td><td class="right">${each.version}</td><td><${Time} at=${each.created_at} /></td></tr>`)}<//>`
-      : html`<${Empty} title=${text ? "No agent is like that." : "There is no agent yet."}><p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
+      ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed"]}>
+        ${items.filter(fits).map((each) => html`<tr key=${each.name}><td><${Link} path=${["agents", each.name]}>
+          ${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
+        <td class="small">${models(each.model)}</td><td class="small">${each.subagents?.names?.join(", ") || "–"}</td>
+          <td>${each.memory}</td><td class="right">${each.version}</td><td><${Time} at=${each.created_at} /></td>
+            </tr>`)}<//>`
+      : html`<${Empty} title=${text ? "No agent is like that." : "There is no agent yet."}>
+        <p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
 }
 
 /** The schema of agents; null while it is read. */
@@ -48,17 +57,21 @@ function New() {
   const [postOnce] = usePostOnce();
   const [schema, failed] = useSchema();
   const [name, setName] = useState("");
-  const make = (content) => follow(postOnce("/v1/agents", { ...content, name }), () => ["agents", name]).then(() => keep(NEW, null));
+  const make = (content) => follow(postOnce("/v1/agents", { ...content, name }), () => ["agents",
+    name]).then(() => keep(NEW, null));
   if (failed) return html`<${Failure} error=${failed} />`;
   if (!schema) return html`<${Loading} what="the form" />`;
   return html`<div class="head"><h1>New agent</h1></div>
-    <label>Name <input value=${name} autofocus pattern="[a-z][a-z0-9_\\-]{0,63}" placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
-    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Make it" save=${make} left=${unsaved(NEW)} onDraft=${(draft) => keep(NEW, draft)} />`;
+    <label>Name <input value=${name} autofocus pattern="[a-z][a-z0-9_\\-]{0,63}"
+      placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
+    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Make it" save=${make} left=${unsaved(NEW)}
+      onDraft=${(draft) => keep(NEW, draft)} />`;
 }
 
 function Stored({ name, query }) {
   const stored = useData(url`/v1/agents/${name}`);
-  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} stored=${agent} query=${query} />`}<//>`;
+  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} stored=${agent} query=${query} />`}
+    <//>`;
 }
 
 /** `stored`: the agent when the page was opened; a later version that somebody else stores is not taken unasked. */
@@ -94,12 +107,16 @@ function One({ stored, query }) {
     keep(place, null);
   };
   return html`
-    <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time} at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
-      <div class="actions"><${Link} class="button" needs="run" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} needs="define" label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
+    <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time}
+      at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
+      <div class="actions"><${Link} class="button" needs="run" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//>
+        <${Confirmed} needs="define" label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
       <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : schema
-        ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it" save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null} left=${left?.draft} onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
+        ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it"
+          save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null} left=${left?.draft}
+            onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
         : html`<${Loading} what="the form" />`}</div>
       ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack} />`}
       ${tab === "try" && html`<${Trial} name=${agent.name} />`}
@@ -135,12 +152,16 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
     setTurn(turn + 1);
   };
   const problems = error?.problem?.errors ?? [];
-  return html`<form onSubmit=${submit} onInput=${(e) => setIsWrong([...e.currentTarget.elements].some((each) => each.validity.customError))} class="stacked"><${Panel}>
+  return html`<form onSubmit=${submit}
+    onInput=${(e) => setIsWrong([...e.currentTarget.elements].some((each) => each.validity.customError))}
+      class="stacked"><${Panel}>
       <${AgentForm} schema=${schema} draft=${draft} turn=${turn} onChange=${setDraft} problems=${problems} />
     <//>
     ${error && html`<${Failure} error=${error} />`}
-    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
-    <div class="composer"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!touched}>${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
+    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button}
+      kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
+    <div class="composer"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!touched}>
+      ${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
 }
 
 function Trial({ name }) {
@@ -158,11 +179,14 @@ function Trial({ name }) {
     }
     setBusy(false);
   };
-  return html`<${Panel} title="Ask it"><form class="form body" onSubmit=${start}><label>Question <textarea rows="5" value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
-    ${error && html`<${Failure} error=${error} />`}<div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start a run<//></div></form><//>`;
+  return html`<${Panel} title="Ask it"><form class="form body" onSubmit=${start}><label>Question <textarea rows="5"
+    value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
+    ${error && html`<${Failure} error=${error} />`}<div class="actions"><${Button} type="submit" kind="primary"
+      busy=${busy} disabled=${!input.trim()}>Start a run<//></div></form><//>`;
 }
 
 function Latest({ name }) {
   const found = useData(url`/v1/runs?agent=${name}&limit=20&order=desc`, { everyMs: 4000 });
-  return html`<${Panel}><${Loaded} from=${found} what="runs">${({ items }) => items.length ? html`<${RunTable} runs=${items} />` : html`<${Empty} title="It has not run yet." />`}<//><//>`;
+  return html`<${Panel}><${Loaded} from=${found} what="runs">${({ items }) => items.length ? html`<${RunTable}
+    runs=${items} />` : html`<${Empty} title="It has not run yet." />`}<//><//>`;
 }

@@ -27,9 +27,12 @@ function All() {
     <div class="head"><h1>Graphs</h1></div>
     <${New} />
     <${Panel}><${Pages} path="/v1/graphs" what="graphs">${(graphs) => graphs.length
-      ? html`<${Table} label="Graphs" head=${["Graph", "#Version", "Stored"]}>${graphs.map((graph) => html`<tr key=${graph.name}>
-          <td><${Link} path=${["graphs", graph.name]}>${graph.name}<//></td><td class="right">${graph.version}</td><td><${Time} at=${graph.created_at} /></td></tr>`)}<//>`
-      : html`<${Empty} title="There is no graph yet."><p>A graph says which agents receive whose answers. Make one above.</p><//>`}<//><//>`;
+      ? html`<${Table} label="Graphs" head=${["Graph", "#Version", "Stored"]}>${graphs.map((graph) => html`<tr
+        key=${graph.name}>
+          <td><${Link} path=${["graphs", graph.name]}>${graph.name}<//></td><td class="right">${graph.version}</td><td>
+            <${Time} at=${graph.created_at} /></td></tr>`)}<//>`
+      : html`<${Empty} title="There is no graph yet.">
+        <p>A graph says which agents receive whose answers. Make one above.</p><//>`}<//><//>`;
 }
 
 function New() {
@@ -46,7 +49,9 @@ function New() {
     }
   };
   return may("define") && html`<form class="filters" onSubmit=${make}>
-      <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}" title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off" onInput=${(e) => setName(e.target.value.trim())} /></label>
+      <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}"
+        title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off"
+          onInput=${(e) => setName(e.target.value.trim())} /></label>
       <button class="button primary">Make it</button>
     </form>
     ${error && html`<${Failure} error=${error} />`}`;
@@ -56,7 +61,8 @@ function One({ name, query }) {
   const stored = useData(url`/v1/graphs/${name}`);
   const known = useData("/v1/agents?limit=200");
   const agents = known.data && !known.data.next_cursor ? known.data.items.map((agent) => agent.name) : null;
-  return html`<${Loaded} from=${stored} what="the graph">${(graph) => html`<${Workshop} ...${{ graph, agents, query }} reload=${stored.reload} />`}<//>`;
+  return html`<${Loaded} from=${stored} what="the graph">${(graph) => html`<${Workshop} ...${{ graph, agents, query }}
+    reload=${stored.reload} />`}<//>`;
 }
 
 /** The page of one graph, with the drafts since it was last stored: the last one is shown. */
@@ -105,21 +111,26 @@ function Workshop({ graph, agents, query, reload }) {
   };
   return html`<div class="workshop">
     <div class="head">
-      <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p></div>
+      <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p>
+        </div>
       <div class="actions">
         <${Button} disabled=${!drafts.length} onClick=${undo}>Undo<//>
-        <${Button} needs="define" kind="primary" busy=${busy} disabled=${!isChanged} onClick=${save}>Save version ${base.version + 1}<//>
+        <${Button} needs="define" kind="primary" busy=${busy} disabled=${!isChanged}
+          onClick=${save}>Save version ${base.version + 1}<//>
         <${Button} needs="define" kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
       </div>
     </div>
     ${error && html`<${Failure} error=${error} />`}
-    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${() => get(url`/v1/graphs/${name}`).then(adopt, setError)}>Drop my changes and show it<//></p>`}
+    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small"
+      onClick=${() => get(url`/v1/graphs/${name}`).then(adopt, setError)}>Drop my changes and show it<//></p>`}
     ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
     <${MissingAgents} graph=${draft} agents=${agents} />
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Views of the graph" />
-    ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents} onChange=${(next) => setDrafts((old) => [...old, next])} />`}
+    ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents}
+      onChange=${(next) => setDrafts((old) => [...old, next])} />`}
     ${tab === "try" && html`<${Trial} name=${name} agents=${agents} isChanged=${isChanged} />`}
-    ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version} onTake=${(content) => {
+    ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version}
+      onTake=${(content) => {
       setDrafts((old) => [...old, content]);
       show("edit");
     }} />`}
@@ -131,7 +142,8 @@ function Removal({ name, version, onClose }) {
   const [error, setError] = useState(null);
   const remove = async () => {
     try {
-      await follow(call("DELETE", url`/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }), () => ["graphs"]);
+      await follow(call("DELETE", url`/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }),
+        () => ["graphs"]);
       keep(`graphs/${name}`, null);
     } catch (problem) {
       setError(problem);
@@ -140,6 +152,7 @@ function Removal({ name, version, onClose }) {
   return html`<${Dialog} title=${`Delete ${name}?`} onClose=${onClose}>
     <p>Runs that were accepted keep their version. Schedules that name the graph fail.</p>
     ${error && html`<${Failure} error=${error} />`}
-    <div class="actions"><${Button} kind="danger" onClick=${remove}>Delete it<//><${Button} onClick=${onClose}>Keep it<//></div>
+    <div class="actions"><${Button} kind="danger" onClick=${remove}>Delete it<//><${Button}
+      onClick=${onClose}>Keep it<//></div>
   <//>`;
 }

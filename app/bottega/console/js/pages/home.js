@@ -14,7 +14,8 @@ import { causeOf } from "../run/diagnosis.js";
 
 const EVERY_MS = 4000;
 /** What the demo calls its own agents, and the team that it starts first. */
-const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me", input: "Build a todo app." } };
+const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
+  input: "Build a todo app." } };
 const FIRST = `curl -s ${location.origin}${ROOT}/v1/agents -H 'content-type: application/json' \\
   -d '{"name": "helper", "system_message": "You answer in one sentence."}'
 curl -s "${location.origin}${ROOT}/v1/runs?wait=60" -H 'content-type: application/json' \\
@@ -37,7 +38,8 @@ export function Home() {
   const workers = scheduler.data?.workers ?? [];
   const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
-  const full = scheduler.data?.quotas.find(({ name, used, limit }) => name === "queued_runs" && limit != null && Number(used) >= limit);
+  const full = scheduler.data?.quotas.find(({ name, used, limit }) => name === "queued_runs" && limit != null
+    && Number(used) >= limit);
   const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
@@ -45,17 +47,23 @@ export function Home() {
       <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["approvals"])} />
-      ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
-      ${reads && html`<${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : none("0")} />
+      ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"}
+        note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
+      ${reads && html`<${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output)
+        : none("0")} />
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
     ${full && html`<p class="note bad" role="alert">The queue is full: ${count(Number(full.used))} of
-      ${count(Number(full.limit))} runs wait, and new ones are refused. <${Link} path=${["operations"]}>Workers and queue<//></p>`}
-    ${scheduler.data && !workers.length && html`<p class="note bad" role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
+      ${count(Number(full.limit))} runs wait, and new ones are refused. <${Link}
+        path=${["operations"]}>Workers and queue<//></p>`}
+    ${scheduler.data && !workers.length && html`<p class="note bad"
+      role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
     <div class="columns">
       <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["approvals"]}>All<//>`}>
         <${Loaded} from=${waits} what="decisions">${(page) => page.items.length
-          ? html`<ul class="rows">${page.items.map((each) => html`<li><${Link} path=${["runs", each.run_id]}>${each.agent}<//> ${each.kind === "question" ? excerpt(each.question, 90) : html`asks for <code>${each.tool}</code>`}</li>`)}</ul>`
+          ? html`<ul class="rows">${page.items.map((each) => html`<li><${Link} path=${["runs", each.run_id]}>
+            ${each.agent}<//> ${each.kind === "question" ? excerpt(each.question, 90) : html`asks for <code>${each.tool}
+              </code>`}</li>`)}</ul>`
           : html`<${Empty} title="Nobody waits for you." />`}<//>
       <//>
       <${Panel} title="Failed last" actions=${html`<${Link} path=${["runs"]} query=${{ status: "failed" }}>All<//>`}>
@@ -79,14 +87,16 @@ function Causes({ runs }) {
     <span class="bad-text">${cause}</span>
     <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>
       <span class="soft"> ${alike[0].agent ?? alike[0].graph} · <${Time} at=${alike[0].ended_at} />
-        ${alike.length > 1 && html` · ${count(alike.length)} runs since <${Time} at=${alike.at(-1).ended_at} />`}</span></p>
+        ${alike.length > 1 && html` · ${count(alike.length)} runs since <${Time} at=${alike.at(-1).ended_at} />`}</span>
+          </p>
   </li>`)}</ul>`;
 }
 
 /** What to do on an installation on which nothing has run. */
 const FirstMinute = () => html`<${Empty} title="Nothing has run yet.">
   <p>Define an agent and start a run:</p><${Value} value=${FIRST} /><${Copy} text=${FIRST} label="Copy the commands" />
-  <p>Or start a team that is there already, on a server of its own:</p><${Value} value="bottega demo --keep" /><${Copy} text="bottega demo --keep" label="Copy the command" /><//>`;
+  <p>Or start a team that is there already, on a server of its own:</p><${Value} value="bottega demo --keep" /><${Copy}
+    text="bottega demo --keep" label="Copy the command" /><//>`;
 
 /** Start the demo's team, if its agents are here, and show its run. */
 function Demo() {
@@ -94,7 +104,8 @@ function Demo() {
   const lead = useData("/v1/agents?limit=100");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
-  const isHere = lead.data?.items.some((each) => each.name === DEMO.run.agent && each.metadata?.created_by === DEMO.mark);
+  const isHere = lead.data?.items.some((each) => each.name === DEMO.run.agent
+    && each.metadata?.created_by === DEMO.mark);
   const start = async () => {
     setBusy(true);
     setError(null);
@@ -105,5 +116,6 @@ function Demo() {
     }
     setBusy(false);
   };
-  return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
+  return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>
+    ${error && html`<${Failure} error=${error} />`}`;
 }

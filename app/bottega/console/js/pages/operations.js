@@ -22,5 +22,6 @@ export function Operations({ id, query }) {
   const chosen = chosenOf(TABS, id);
   return html`<div class="head"><h1>Operations</h1></div>
     <${Tabs} tabs=${tabs} chosen=${chosen} onChoose=${(name) => go(["operations", name])} label="Parts of operations" />
-    <div role="tabpanel" aria-label=${new Map(tabs).get(chosen)} class="stacked"><${VIEWS[chosen]} query=${query} /></div>`;
+    <div role="tabpanel" aria-label=${new Map(tabs).get(chosen)} class="stacked"><${VIEWS[chosen]} query=${query} />
+      </div>`;
 }

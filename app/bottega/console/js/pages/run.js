@@ -19,7 +19,7 @@ import { watch } from "../run/live.js";
 import { Playback } from "../run/playback.js";
 import { isFinal, RunState } from "../run/state.js";
 import { Steer } from "../run/steer.js";
-import { Answer, Diagnosis, Question } from "../run/story.js";
+import { Answer, Diagnosis, Question, textOf } from "../run/story.js";
 import { TaskDetail } from "../run/task.js";
 import { Timeline } from "../run/timeline.js";
 import { follow, go, useTitle } from "../router.js";
@@ -64,7 +64,8 @@ export function Run({ id, query }) {
   }, [moves]);
 
   if (link === "gone" || run.error?.status === 404) {
-    return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//></p>`;
+    return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//>
+      </p>`;
   }
   if (run.error && !run.data) return html`<${Failure} error=${run.error} again=${run.reload} />`;
   if (!run.data) return html`<${Loading} what="the run" />`;
@@ -75,13 +76,18 @@ export function Run({ id, query }) {
   return html`
     <div class="head">
       <div><h1>${run.data.agent ?? run.data.graph}</h1>
-        <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time} at=${run.data.created_at} />
-          ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
+        <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time}
+          at=${run.data.created_at} />
+          ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user
+            && html` · user ${run.data.user}`}
           ${run.data.memory_used && html` · memory_used: ${run.data.memory_used}`}
-          ${run.data.memory !== "off" && may("read") && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
+          ${run.data.memory !== "off" && may("read") && html` · <${Link}
+            path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Source} of=${run.data.retry_of} id=${id} />`}
-          ${run.data.fork_of && html`<${ForkedFrom} of=${run.data.fork_of} id=${id} taken=${run.data.taken_over} />`}</p></div>
-      <div class="actions"><${RunStatus} status=${state.status} waitsFor=${state.waitsFor} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
+          ${run.data.fork_of && html`<${ForkedFrom} of=${run.data.fork_of} id=${id} taken=${run.data.taken_over} />`}
+        </p></div>
+      <div class="actions"><${RunStatus} status=${state.status} waitsFor=${state.waitsFor} />
+        <span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
     <${Stale} from=${run} />
@@ -97,9 +103,10 @@ export function Run({ id, query }) {
       <${Panel}>
         <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(name) => set({ tab: name })} label="Views of the run" />
         <div role="tabpanel" aria-label=${tab}>
-          ${tab === "timeline" && html`<${Timeline} state=${state} now=${now} chosen=${chosen?.key} onChoose=${choose} />`}
+          ${tab === "timeline" && html`<${Timeline} state=${state} now=${now} chosen=${chosen?.key} onChoose=${choose}
+            />`}
           ${tab === "graph" && html`<${Graph} state=${state} graph=${graph.data} chosen=${chosen?.node ?? chosen?.agent}
-            onChoose=${(agent) => choose([...state.tasks.values()].findLast((task) => (task.node ?? task.agent) === agent)?.key)} />`}
+            onChoose=${(agent) => choose(lastTaskOf(state, agent)?.key)} />`}
           ${tab === "flows" && html`<${Flows} state=${state} last=${state.last} />`}
           ${tab === "events" && html`<${EventList} events=${state.events} last=${state.last} follow=${moves} />`}
         </div>
@@ -107,10 +114,6 @@ export function Run({ id, query }) {
       <${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} />
     </div>`;
 }
-
-/** The answer of a run: of a graph with several last nodes a text for each. */
-const textOf = (output) => output === null || typeof output === "string" ? output
-  : Object.entries(output).map(([node, text]) => `${node}:\n${text}`).join("\n\n");
 
 /** The run that this one repeats. */
 const Source = ({ of, id }) => html`<${Link} path=${["runs", of]}>another run<//>
@@ -120,6 +123,9 @@ const Source = ({ of, id }) => html`<${Link} path=${["runs", of]}>another run<//
 const ForkedFrom = ({ of, id, taken }) => html` · repeats <${Source} of=${of.run_id} id=${id} /> from
   ${" "}${of.node ? html`<strong>${of.node}</strong>` : `event ${of.seq}`}; took over ${count(taken.events)} events,
   ${" "}${tokens(taken.usage.input + taken.usage.output)} tokens`;
+
+const lastTaskOf = (state, agent) =>
+  [...state.tasks.values()].findLast((task) => (task.node ?? task.agent) === agent);
 
 /** How many tasks are in each state but "completed", such as "3 failed · 2 running". */
 function unfinished(tasks) {
@@ -142,11 +148,13 @@ function Numbers({ state, now }) {
   }
   const usage = state.usage;
   return html`<${Figures}>
-    <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)} note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
+    <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)}
+      note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
     <${Figure} name="Tasks" value=${count(state.tasks.size)} note=${unfinished(state.tasks.values())} />
     <${Figure} name="Model calls" value=${count(usage?.model_calls ?? calls)} />
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
-    <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)} note=${usage?.estimated && "partly estimated"} />
+    <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)}
+      note=${usage?.estimated && "partly estimated"} />
     <${Figure} name="Cost" value=${money(usage ? usage.cost : cost)} />
     <${Figure} name="Attempt" value=${count(state.attempt)} />
   <//>`;
@@ -156,7 +164,8 @@ function Numbers({ state, now }) {
 function Asked({ state }) {
   const open = [...state.interrupts.values()].filter((each) => each.status === "pending");
   if (!open.length) return null;
-  return html`<${Panel} title=${`Waiting for ${open.length === 1 ? "a decision" : `${open.length} decisions`}`} kind="asked-now">
+  return html`<${Panel} title=${`Waiting for ${open.length === 1 ? "a decision" : `${open.length} decisions`}`}
+    kind="asked-now">
     ${open.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}<//>`;
 }
 
@@ -181,17 +190,23 @@ function Actions({ run, status, onDone }) {
   const retry = (from) => follow(postOnce(url`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
   const cancel = () => post(url`/v1/runs/${run.id}/cancel`);
   return html`
-    ${moves && html`<${Button} needs="run" kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
-    ${!moves && status !== "completed" && html`<${Button} needs="run" busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
-    ${!moves && html`<${Button} needs="run" busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
-    ${!moves && typeof run.input === "string" && html`<${Button} needs="run" onClick=${() => setChanging(true)}>Change and run<//>`}
+    ${moves && html`<${Button} needs="run" kind="danger" busy=${busy === "cancel"}
+      onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
+    ${!moves && status !== "completed" && html`<${Button} needs="run" busy=${busy === "last_step"}
+      title="Keeps all work before the failure" onClick=${() => act("last_step",
+        () => retry("last_step"))}>Go on from the last step<//>`}
+    ${!moves && html`<${Button} needs="run" busy=${busy === "start"}
+      onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
+    ${!moves && typeof run.input === "string" && html`<${Button} needs="run"
+      onClick=${() => setChanging(true)}>Change and run<//>`}
     <${Link} needs="read" class="button" path=${["runs", run.id, "compare"]}>Compare<//>
     ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
 }
 
 /** What a new run takes over from another one. */
-const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost_budget", "timeout_s", "output_schema", "goals", "constraints", "success_criteria"];
+const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost_budget", "timeout_s", "output_schema",
+  "goals", "constraints", "success_criteria"];
 
 /** Ask the same agent another question: a new run, outside of the session of the old one. */
 function Changed({ run, onClose }) {
@@ -213,10 +228,12 @@ function Changed({ run, onClose }) {
   };
   return html`<${Dialog} title="Change and run" onClose=${onClose}>
     <form class="form" onSubmit=${start}>
-      <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
+      <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea>
+        </label>
       <p class="small soft">A new run of the same agent in its present version, outside of the session.</p>
       ${error && html`<${Failure} error=${error} />`}
-      <div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start<//><${Button} onClick=${onClose}>Cancel<//></div>
+      <div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start<//>
+        <${Button} onClick=${onClose}>Cancel<//></div>
     </form>
   <//>`;
 }

@@ -1,4 +1,4 @@
-/** All runs, newest first, by status, agent, session or user; the address holds the filters. */
+/** All runs, newest first; the address holds the filters, so that a view is a link. */
 import { withQuery } from "../api.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";
@@ -7,21 +7,40 @@ import { RunTable } from "../parts/run_table.js";
 import { go } from "../router.js";
 
 const STATUSES = ["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"];
+const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED", "UNKNOWN"];
+const FILTERS = ["q", "status", "agent", "user", "session_id", "outcome", "error_code", "version", "retrying", "rated"];
 
 export function Runs({ query }) {
-  const { status = "", agent = "", session_id = "", user = "" } = query;
-  const path = withQuery("/v1/runs", { status, agent, session_id, user, order: "desc" });
+  const wanted = Object.fromEntries(FILTERS.map((name) => [name, query[name]]));
+  const path = withQuery("/v1/runs", { ...wanted, order: "desc" });
   const set = (change) => go(["runs"], { ...query, ...change }, { replace: true });
-  const field = (name, label, value) => html`<label>${label}
-    <input value=${value} placeholder="any" onChange=${(e) => set({ [name]: e.target.value.trim() })} /></label>`;
+  const field = (name, label) => html`<label>${label}
+    <input value=${query[name] ?? ""} placeholder="any" onChange=${(e) => set({ [name]: e.target.value.trim() })} />
+      </label>`;
+  const choice = (name, label, values) => html`<label>${label}
+    <select value=${query[name] ?? ""} onChange=${(e) => set({ [name]: e.target.value })}>
+      <option value="">any</option>${values.map(([value, text = value]) => html`<option value=${value}>${text}
+        </option>`)}
+    </select></label>`;
   return html`
     <div class="head"><h1>Runs</h1></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}>
-      <label>Status <select value=${status} onChange=${(e) => set({ status: e.target.value })}>
-        <option value="">any</option>${STATUSES.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>
-      ${field("agent", "Agent", agent)} ${field("session_id", "Session", session_id)} ${field("user", "User", user)}
+      <label class="grow">Question contains <input type="search" maxlength="500" value=${query.q ?? ""}
+        onChange=${(e) => set({ q: e.target.value.trim() })} /></label>
+      ${choice("status", "Status", STATUSES.map((each) => [each]))}
+      ${field("agent", "Agent")} ${field("user", "User")} ${field("session_id", "Session")}
     </form>
+    <details open=${["outcome", "error_code", "version", "retrying", "rated"].some((name) => query[name])}>
+      <summary>More filters</summary>
+      <form class="filters" onSubmit=${(e) => e.preventDefault()}>
+        ${choice("outcome", "Outcome", OUTCOMES.map((each) => [each, each.toLowerCase()]))}
+        ${choice("rated", "Rated by a person", [["true", "yes"], ["false", "no"]])}
+        ${choice("retrying", "Tries a model again", [["true", "yes"], ["false", "no"]])}
+        ${field("error_code", "Code of the error")} ${field("version", "Version")}
+      </form>
+    </details>
     <${Panel}><${Pages} key=${path} path=${path} what="runs" everyMs=${5000}>${(runs) => runs.length
       ? html`<${RunTable} runs=${runs} />`
-      : html`<${Empty} title="No run is like that."><${Button} onClick=${() => go(["runs"])}>Show all runs<//><//>`}<//><//>`;
+      : html`<${Empty} title="No run is like that."><${Button} onClick=${() => go(["runs"])}>Show all runs<//><//>`}<//>
+        <//>`;
 }

@@ -19,7 +19,8 @@ export const toneOf = (status) => TONES[status] ?? "quiet";
 
 /** A status by sign, colour and word. */
 export const Status = ({ value }) => html`
-  <span class="status ${toneOf(value)}"><span aria-hidden="true">${SIGNS[value] ?? "·"}</span> <span class="word">${value}</span></span>`;
+  <span class="status ${toneOf(value)}"><span aria-hidden="true">${SIGNS[value] ?? "·"}</span> <span class="word">
+    ${value}</span></span>`;
 
 const AWAITED = { person: "a person", client: "the client", children: "child runs", model: "a model", time: "its next try" };
 
@@ -49,7 +50,8 @@ addEventListener("click", (event) => {
   event.stopImmediatePropagation();
 }, true);
 
-export const Link = ({ path, query, needs, children, ...rest }) => may(needs) && html`<a href=${to(path, query)} ...${rest}>${children}</a>`;
+export const Link = ({ path, query, needs, children, ...rest }) => may(needs) && html`<a href=${to(path, query)}
+  ...${rest}>${children}</a>`;
 
 export const Panel = ({ title, actions, children, kind = "", needs }) => may(needs) && html`
   <section class="panel ${kind}">
@@ -57,9 +59,11 @@ export const Panel = ({ title, actions, children, kind = "", needs }) => may(nee
     ${children}
   </section>`;
 
-export const Loading = ({ what = "" }) => html`<p class="state" role="status"><span class="spinner" aria-hidden="true"></span> Loading ${what}…</p>`;
+export const Loading = ({ what = "" }) => html`<p class="state" role="status"><span class="spinner" aria-hidden="true">
+  </span> Loading ${what}…</p>`;
 
-export const Empty = ({ title, children }) => html`<div class="state"><p><strong>${title}</strong></p>${children}</div>`;
+export const Empty = ({ title, children }) => html`<div class="state"><p><strong>${title}</strong></p>${children}
+  </div>`;
 
 const TITLES = { 0: "No connection", 403: "This key may not do this" };
 
@@ -73,8 +77,10 @@ export const Failure = ({ error, again }) => html`
   </div>`;
 
 /** A note that the data shown are old, because they could not be read again. */
-export const Stale = ({ from, again = from.reload }) => from.error && (from.error.status !== 0 || connected.value) && html`
-  <p class="note bad" role="alert">${from.error.message} ${from.retries ? "It is tried again." : html`<${Button} kind="small" onClick=${again}>Try again<//>`}</p>`;
+export const Stale = ({ from, again = from.reload }) => from.error && (from.error.status !== 0 || connected.value)
+  && html`
+  <p class="note bad" role="alert">${from.error.message} ${from.retries ? "It is tried again." : html`<${Button}
+    kind="small" onClick=${again}>Try again<//>`}</p>`;
 
 /** What a page shows of `useData`: loading, an error, or its children made of the data. */
 export function Loaded({ from, what, children }) {
@@ -103,11 +109,13 @@ export function Copy({ text, label = "Copy" }) {
     setDone(await copied(text, currentTarget));
     setTimeout(() => setDone(false), 1500);
   };
-  return html`<${Button} kind="small ghost" onClick=${copy} aria-label=${`${label}: ${text.slice(0, 60)}`}>${done ? "Copied" : label}<//>`;
+  return html`<${Button} kind="small ghost" onClick=${copy} aria-label=${`${label}: ${text.slice(0, 60)}`}>
+    ${done ? "Copied" : label}<//>`;
 }
 
 export const Figure = ({ name, value, note, href }) => html`
-  <div class="figure"><dt>${name}</dt><dd>${href ? html`<a href=${href}>${value}</a>` : value}${note && html`<small>${note}</small>`}</dd></div>`;
+  <div class="figure"><dt>${name}</dt><dd>${href ? html`<a href=${href}>${value}</a>` : value}${note && html`<small>
+    ${note}</small>`}</dd></div>`;
 export const Figures = ({ children }) => html`<dl class="figures">${children}</dl>`;
 
 /** Those of the tabs `[[name, label, needs], …]` that the caller may see; without `needs` all may. */
@@ -120,7 +128,8 @@ export const chosenOf = (tabs, name) => (permitted(tabs).find(([each]) => each =
 export function Tabs({ tabs, chosen, onChoose, label }) {
   const list = useRef(null);
   useEffect(() => {
-    const [all, one] = [list.current, list.current.querySelector('[aria-selected="true"]')].map((each) => each?.getBoundingClientRect());
+    const [all, one] = [list.current,
+      list.current.querySelector('[aria-selected="true"]')].map((each) => each?.getBoundingClientRect());
     if (one) list.current.scrollLeft += one.left - all.left - (all.width - one.width) / 2;
   }, [chosen]);
   const onKeyDown = (event) => {
@@ -134,7 +143,8 @@ export function Tabs({ tabs, chosen, onChoose, label }) {
   };
   return html`<div class="tabs" role="tablist" ref=${list} aria-label=${label} onKeyDown=${onKeyDown}>
     ${tabs.map(([name, text]) => html`
-      <button type="button" role="tab" data-name=${name} aria-selected=${name === chosen} tabindex=${name === chosen ? 0 : -1}
+      <button type="button" role="tab" data-name=${name} aria-selected=${name === chosen}
+        tabindex=${name === chosen ? 0 : -1}
         onClick=${() => onChoose(name)}>${text}</button>`)}
   </div>`;
 }

@@ -1,5 +1,5 @@
 /** A form for what a person is asked: an approval, a question, or the result of a client's tool. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
 import { html } from "../html.js";
@@ -21,15 +21,15 @@ function Arguments({ of, facts }) {
   if (!isPlain || !Object.keys(of).length) return html`<${Value} value=${of} />`;
   return html`<dl class="arguments">${Object.entries(of).map(([name, value]) => {
     const own = facts.filter(({ place }) => place.split(".")[0] === name);
-    return html`<div key=${name} class=${own.length ? "differs" : ""}><dt>${name}</dt>
+    return html`<div key=${name} class=${own.length ? "flagged" : ""}><dt>${name}</dt>
       <dd>${typeof value === "object" ? html`<${Value} value=${value} />` : html`<code>${String(value)}</code>`}
         ${own.map((each) => html`<${Fact} of=${each} />`)}</dd></div>`;
   })}</dl>
-  ${facts.filter(({ place }) => !place).map((each) => html`<p class="differs"><${Fact} of=${each} /></p>`)}`;
+  ${facts.filter(({ place }) => !place).map((each) => html`<p class="flagged"><${Fact} of=${each} /></p>`)}`;
 }
 
-const Fact = ({ of: { text, run } }) => html` <strong class="fact">${text}</strong>
-  ${run && html` <${Link} class="small" path=${["runs", run]}>the other run<//>`}`;
+const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="fact">${text}</strong>
+  ${run && html` <${Link} class="small" path=${["runs", run]}>the other run<//>`}</span>`;
 
 /**
  * `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server has taken the decision. `facts`: as
@@ -42,6 +42,8 @@ export function Decision({ interrupt, onDone, facts = [], byKey = false }) {
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
   const id = `decision-${interrupt.id}`;
+  const field = useRef(null);
+  useEffect(() => field.current?.focus(), [edited === null]);
 
   const send = async (make) => {
     setBusy(true);
@@ -85,7 +87,7 @@ export function Decision({ interrupt, onDone, facts = [], byKey = false }) {
     ${interrupt.question && html`<p class="question">${interrupt.question}</p>`}
     ${interrupt.kind !== "question" && (edited === null
       ? html`<${Arguments} of=${interrupt.arguments} facts=${facts} />`
-      : html`<label>Arguments <textarea rows="6" autofocus value=${edited}
+      : html`<label>Arguments <textarea rows="6" ref=${field} value=${edited}
           onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
     ${!mayDecide && html`<p class="small soft">You may see this, but not decide it.</p>`}
     ${mayDecide && isApproval && html`

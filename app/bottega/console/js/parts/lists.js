@@ -40,7 +40,8 @@ export function usePages(path, { of = "items", isEnough = always, ...options } =
 /** A list by pages: `children` gets all items that were asked for, and a function that reads them again. */
 export function Pages({ path, what, everyMs = 0, children }) {
   const found = usePages(path, { everyMs });
-  return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items, found.reload)}
+  return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items,
+    found.reload)}
     ${cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}`}<//>`;
 }
 
@@ -64,9 +65,11 @@ export function Confirmed({ label, question, act, needs, kind = "small danger" }
     }
     setBusy(false);
   };
-  if (!asks) return html`<span ref=${box}><${Button} needs=${needs} kind=${kind} onClick=${() => setAsks(true)}>${label}<//></span>`;
+  if (!asks) return html`<span ref=${box}><${Button} needs=${needs} kind=${kind} onClick=${() => setAsks(true)}>${label}
+    <//></span>`;
   return html`<span ref=${box} class="inline" role="group" tabindex="-1" aria-label=${question}>${question}
-    <${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//><${Button} kind="small" onClick=${() => (setAsks(false), setError(null))}>Keep<//>
+    <${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//><${Button} kind="small"
+      onClick=${() => (setAsks(false), setError(null))}>Keep<//>
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</span>`;
 }
 
@@ -79,7 +82,8 @@ export function Act({ label, act, needs, kind = "" }) {
     await act().then(() => setError(null), setError);
     setBusy(false);
   };
-  return html`<${Button} needs=${needs} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure} error=${error} />`}`;
+  return html`<${Button} needs=${needs} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure}
+    error=${error} />`}`;
 }
 
 const fieldsOf = (form) => JSON.stringify([...new FormData(form)]);
@@ -117,5 +121,7 @@ export function Sending({ children, label, send }) {
       <span class="small soft" role="status">${made !== null && `Done: ${made}`}</span></div></form>`;
 }
 
-export const Table = ({ label, head, children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
-  <thead><tr>${head.map((each) => each ? html`<th scope="col" class=${each.startsWith("#") ? "right" : ""}>${each.replace("#", "")}</th>` : html`<td></td>`)}</tr></thead><tbody>${children}</tbody></table></div>`;
+export const Table = ({ label, head, children }) => html`<div class="scroll" tabindex="0" role="region"
+  aria-label=${label}><table class="table">
+  <thead><tr>${head.map((each) => each ? html`<th scope="col" class=${each.startsWith("#") ? "right" : ""}>
+    ${each.replace("#", "")}</th>` : html`<td></td>`)}</tr></thead><tbody>${children}</tbody></table></div>`;

@@ -24,7 +24,8 @@ const OF_RUNS = {
 const MOST_OF_IT = 0.5;
 const ALIKE_MS = 3_600_000;
 
-const times = (number) => (number === 1 ? "once" : number === 2 ? "twice" : `${count(number)} times`);
+const WORDS = ["", "once", "twice", "three times", "four times", "five times", "six times"];
+const times = (number) => WORDS[number] ?? `${count(number)} times`;
 const statusOf = (error) => /HTTP \d{3}/.exec(error.message)?.[0];
 const saidOf = (error) => /It said: (.*)/s.exec(error.message)?.[1];
 
@@ -157,6 +158,7 @@ export function brokenVersion(run, runs, version) {
   const rate = (list) => bad(list) / list.length;
   const isSince = since.some((each) => each.id === run.id);
   if (!before.length || !isSince || rate(since) < 2 * rate(before) + 0.2) return "";
-  return `Since version ${version.version} of ${run.agent}, stored ${ago(version.created_at)}, ${count(bad(since))} of its`
-    + ` ${count(since.length)} runs failed; of the ${count(before.length)} before it ${count(bad(before))}.`;
+  return `Since version ${version.version} of ${run.agent}, stored ${ago(version.created_at)},`
+    + ` ${count(bad(since))} of its ${count(since.length)} runs failed;`
+    + ` of the ${count(before.length)} before it ${count(bad(before))}.`;
 }

@@ -36,9 +36,11 @@ export function Steer({ run, state, moves }) {
   return html`<${Panel} title="Messages during the run">
     ${messages.length > 0 && html`<ul class="rows">${messages.map((each) => html`<li key=${each.id}>
       <pre class="text">${plain(each.content) || sent[each.id] || "A message"}</pre>
-      <p class="small soft">${each.delivered ? `read by ${run.agent}` : "not read yet: it comes before the next model call"}</p></li>`)}</ul>`}
+      <p class="small soft">${each.delivered ? `read by ${run.agent}`
+        : "not read yet: it comes before the next model call"}</p></li>`)}</ul>`}
     ${takes && html`<form class="body filters" onSubmit=${send}>
-      <label class="grow">Tell ${run.agent} something <input value=${text} onInput=${(e) => setText(e.target.value)} /></label>
+      <label class="grow">Tell ${run.agent} something <input value=${text} onInput=${(e) => setText(e.target.value)} />
+        </label>
       <${Button} type="submit" busy=${busy} disabled=${!text.trim()}>Tell it<//></form>`}
     ${error && html`<p class="bad-text small" role="alert">${error}</p>`}
   <//>`;

@@ -12,6 +12,10 @@ import { isFinal } from "./state.js";
 
 const LOOKED_AT = 100;
 
+/** The answer of a run: of a graph with several last nodes a text for each. */
+export const textOf = (output) => (output === null || typeof output === "string" ? output
+  : Object.entries(output).map(([node, text]) => `${node}:\n${text}`).join("\n\n"));
+
 export const Question = ({ run }) => html`<${Panel} title="Question">
   <div class="body"><pre class="text story">${plain(run.input)}</pre></div><//>`;
 
@@ -21,9 +25,10 @@ export const Answer = ({ run, answer, moves, onRated }) => html`<${Panel} title=
   ${answer
     ? html`<div class="body"><pre class="text story" tabindex="0">${answer}</pre></div>`
     : html`<p class="body soft">${moves ? "Not yet." : "There is none."}</p>`}
-  ${!moves && may("run") && html`<div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div>`}<//>`;
+  ${!moves && may("run") && html`<div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div>`}
+    <//>`;
 
-/** Good or bad, with a comment. `run`: with its outcome; `onRated` is called once the server has it. */
+/** Good or bad, with a comment. `run`: with its outcome; `onRated` gets the outcome once the server has it. */
 export function Rating({ run, onRated }) {
   const { value, source } = run.outcome;
   const [comment, setComment] = useState("");
@@ -42,7 +47,7 @@ export function Rating({ run, onRated }) {
     }
     setBusy(false);
   };
-  const choice = (outcome, name) => html`<${Button} busy=${busy} aria-pressed=${rated === outcome}
+  const choice = (outcome, name) => html`<${Button} busy=${busy} data-rate=${outcome} aria-pressed=${rated === outcome}
     kind=${rated === outcome ? "primary" : ""} onClick=${() => rate(outcome)}>${name}<//>`;
   return html`<div class="filters rating" role="group" aria-label="Rate it">
     ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
@@ -70,7 +75,8 @@ export function Diagnosis({ run, state, now }) {
     ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
     ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
-      since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed }}>Show them<//></p>`}
+      since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed,
+        error_code: run.error?.code }}>Show them<//></p>`}
     ${broken && html`<p>${broken}
       ${" "}<${Link} path=${["agents", run.agent]} query=${{ tab: "versions" }}>What changed<//></p>`}
     ${place && may("read") && html`<p><${Link} path=${["operations", place]}>${PLACES[place]}<//></p>`}

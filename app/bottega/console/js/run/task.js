@@ -21,12 +21,14 @@ export function TaskDetail({ run, state, task, now }) {
     setTab("prompt");
   };
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
-  const tabs = permitted([["text", "Text"], ["prompt", "Prompt", "read"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
+  const tabs = permitted([["text", "Text"], ["prompt", "Prompt", "read"], ["calls", `Model calls ${task.calls.length}`],
+    ["tools", `Tools ${task.tools.length}`],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]]);
   const actions = html`<${Status} value=${task.status} /><${Fork} key=${`fork ${task.key}`} run=${run} state=${state}
     task=${task} /><${CancelTask} key=${task.key} run=${run} task=${task} />`;
   return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${actions}>
-    <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
+    <p class="small soft numbers">${duration(task.startedAt
+      && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
     <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
     <div class="body" role="tabpanel" aria-label=${tab}>
       ${tab === "text" && html`<${Text} task=${task} />`}
@@ -42,8 +44,10 @@ export function TaskDetail({ run, state, task, now }) {
 function CancelTask({ run, task }) {
   const [error, setError] = useState(null);
   if (isFinal(task.status) || task.id === null) return null;
-  const cancel = () => post(url`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
-  return html`<${Button} needs="run" kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
+  const cancel = () =>
+    post(url`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
+  return html`<${Button} needs="run" kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span
+    class="bad-text small" role="alert">${error}</span>`}`;
 }
 
 function Text({ task }) {
@@ -56,37 +60,56 @@ function Text({ task }) {
     ${task.prompt && html`<h3>Asked</h3><${Value} value=${task.prompt} />`}
     ${task.error && html`<p class="note bad"><strong>${task.error.code}</strong> ${task.error.message}</p>`}
     <h3>${task.live ? "Writing…" : "Said"}</h3>
-    ${text ? html`<pre class="text live" ref=${box} tabindex="0" aria-live="off">${plain(text)}</pre><div class="actions"><${Copy} text=${plain(text)} /></div>` : html`<p class="soft">Nothing yet.</p>`}`;
+    ${text ? html`<pre class="text live" ref=${box} tabindex="0" aria-live="off">${plain(text)}</pre><div
+      class="actions"><${Copy} text=${plain(text)} /></div>` : html`<p class="soft">Nothing yet.</p>`}`;
 }
 
 const Calls = ({ task, onPrompt }) => task.calls.length === 0
   ? html`<${Empty} title="No model call yet." />`
-  : html`<div class="scroll" tabindex="0" role="region" aria-label="Model calls"><table class="table"><thead><tr><th scope="col">Call</th><th scope="col">Model</th><th scope="col" class="right">Time</th><th scope="col" class="right">In</th><th scope="col" class="right">Out</th><th scope="col" class="right">Cost</th><th scope="col">Result</th></tr></thead>
-    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td>${may("read") ? html`<${Button} kind="small ghost" onClick=${() => onPrompt(each.call)} aria-label=${`Prompt of call ${each.call}`}>${each.call}<//>` : each.call}</td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
-      <td class="right">${tokens(each.usage?.input)}</td><td class="right">${tokens(each.usage?.output)}</td><td class="right">${money(each.usage?.cost)}</td>
-      <td>${each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}</span>` : excerpt(plain(each.message?.content) || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table></div>`;
+  : html`<div class="scroll" tabindex="0" role="region" aria-label="Model calls"><table class="table"><thead><tr><th
+    scope="col">Call</th><th scope="col">Model</th><th scope="col" class="right">Time</th><th scope="col"
+      class="right">In</th><th scope="col" class="right">Out</th><th scope="col" class="right">Cost</th><th
+        scope="col">Result</th></tr></thead>
+    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td>${may("read") ? html`<${Button} kind="small ghost"
+      onClick=${() => onPrompt(each.call)} aria-label=${`Prompt of call ${each.call}`}>${each.call}<//>` : each.call}
+        </td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
+      <td class="right">${tokens(each.usage?.input)}</td><td class="right">${tokens(each.usage?.output)}</td><td
+        class="right">${money(each.usage?.cost)}</td>
+      <td>${each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}
+        </span>` : excerpt(plain(each.message?.content)
+          || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table>
+            </div>`;
 
 const Tools = ({ task, state }) => task.tools.length === 0
   ? html`<${Empty} title="No tool call." />`
   : task.tools.map((tool) => html`<details class="tool" key=${`${tool.call}:${tool.id}`}>
-      <summary><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">${duration(tool.to && tool.to - tool.from)}</span></summary>
+      <summary><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">
+        ${duration(tool.to && tool.to - tool.from)}</span></summary>
       <h4>Arguments</h4><${Value} value=${tool.arguments} />
-      <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Value} value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq }) : "–")} />
+      <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Value}
+        value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq })
+          : "–")} />
     </details>`);
 
 const Received = ({ task, state }) => task.received.length === 0
   ? html`<${Empty} title="Nothing from other agents or memory." />`
   : task.received.map((item) => html`<details class="tool" key=${item.seq} open=${task.received.length < 3}>
-      <summary>${item.isRecalled ? "recalled from" : "from"} <strong>${item.source}</strong> <span class="small soft">version ${item.version}${item.data.policy ? ` · ${item.data.policy}` : ""}${item.data.score != null ? ` · likeness ${item.data.score}` : ""}${item.data.arm ? ` · ${item.data.arm}` : ""}</span></summary>
+      <summary>${item.isRecalled ? "recalled from" : "from"} <strong>${item.source}</strong> <span
+        class="small soft">version ${item.version}${item.data.policy ? ` · ${item.data.policy}`
+          : ""}${item.data.score != null ? ` · likeness ${item.data.score}` : ""}${item.data.arm ? ` · ${item.data.arm}`
+            : ""}</span></summary>
       <${Value} value=${state.textOf(item.data)} /></details>`);
 
 function Messages({ run, task }) {
   const path = withQuery(url`/v1/runs/${run.id}/messages`, { task_id: task.id });
-  return html`<${Pages} path=${path} what="messages" everyMs=${isFinal(task.status) ? 0 : 3000}>${(items) => items.length
+  return html`<${Pages} path=${path} what="messages" everyMs=${isFinal(task.status) ? 0 : 3000}>
+    ${(items) => items.length
     ? items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
-        <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}${each.source ? ` · from ${each.source}` : ""}</p>
+        <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}${each.source ? ` · from ${each.source}`
+          : ""}</p>
         ${each.content && html`<pre class="text">${each.content}</pre>`}
-        ${each.tool_calls?.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
+        ${each.tool_calls?.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>
+          ${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
       </div>`)
     : html`<${Empty} title="No messages yet." />`}<//>`;
 }

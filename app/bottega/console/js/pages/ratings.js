@@ -1,0 +1,71 @@
+/** Answers that nobody has rated, one after the other: g and b rate, c comments, j and k go on. */
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { withQuery } from "../api.js";
+import { count, plain } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Empty, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { isForPage } from "../parts/decision.js";
+import { go } from "../router.js";
+import { Rating, textOf } from "../run/story.js";
+
+const AT_ONCE = 20;
+
+export function Ratings({ query }) {
+  const { agent = "" } = query;
+  const path = withQuery("/v1/runs", {
+    status: "completed", rated: "false", agent, view: "full", limit: AT_ONCE, order: "desc",
+  });
+  const found = useData(path); // read once: what is rated stays in its place
+  return html`
+    <div class="head"><h1>Ratings</h1><p class="small soft">Keys: <kbd>g</kbd> good, <kbd>b</kbd> bad,${" "}
+      <kbd>c</kbd> comment, <kbd>j</kbd> next, <kbd>k</kbd> before</p></div>
+    <form class="filters" onSubmit=${(e) => e.preventDefault()}><label>Agent
+      <input value=${agent} placeholder="any"
+        onChange=${(e) => go(["ratings"], { agent: e.target.value.trim() }, { replace: true })} /></label></form>
+    <${Loaded} from=${found} what="answers">${({ items }) => items.length
+      ? html`<${Queue} key=${items[0].id} runs=${items} more=${found.reload} />`
+      : html`<${Panel}><${Empty} title="Every answer is rated." /><//>`}<//>`;
+}
+
+/** `more` reads the next answers. */
+function Queue({ runs, more }) {
+  const [at, setAt] = useState(0);
+  const [rated, setRated] = useState({});
+  const box = useRef(null);
+  const show = (number) => runs[number] && setAt(number);
+  const run = { ...runs[at], outcome: rated[runs[at].id] ?? runs[at].outcome };
+  const onRated = (value) => {
+    setRated((old) => ({ ...old, [run.id]: { value, source: "feedback" } }));
+    show(at + 1);
+  };
+  useEffect(() => {
+    const onKeyDown = (event) => {
+      if (!isForPage(event)) return;
+      const act = {
+        g: () => box.current.querySelector('[data-rate="SUCCESS"]').click(),
+        b: () => box.current.querySelector('[data-rate="FAILURE"]').click(),
+        c: () => box.current.querySelector("input").focus(),
+        j: () => show(at + 1),
+        k: () => show(at - 1),
+      }[event.key];
+      if (!act) return;
+      event.preventDefault(); // else the key is typed into the comment
+      act();
+    };
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  });
+  const done = Object.keys(rated).length;
+  return html`
+    <p role="status">${count(at + 1)} of ${count(runs.length)}, ${count(done)} rated
+      ${done === runs.length && html` <${Button} kind="small" onClick=${more}>Show the next ones<//>`}</p>
+    <${Panel} title="Question" actions=${html`<${Link} path=${["runs", run.id]}>The run<//>`}>
+      <div class="body"><pre class="text story">${plain(run.input)}</pre>
+        <p class="small soft">${run.agent ?? run.graph}${run.user && ` · user ${run.user}`} ·${" "}
+          <${Time} at=${run.created_at} /></p></div><//>
+    <${Panel} title="Answer">
+      <div class="body"><pre class="text story" tabindex="0">${textOf(run.output)}</pre></div>
+      <div class="body" ref=${box}><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div><//>`;
+}

@@ -1,0 +1,66 @@
+"""Answers rated one after the other by keyboard, in a real browser."""
+
+from typing import Any
+
+from playwright.async_api import expect
+
+from tests.console.accessibility import violations
+from tests.console.conftest import Console
+from tests.fake_model import text
+
+
+async def test_answers_are_rated_by_keyboard(console: Console) -> None:
+    await console.define()
+    client = console.server.client
+    for number in range(3):
+        console.model.script(text(f"Answer {number}."))
+        run = {"agent": "clerk", "input": f"Question {number}?"}
+        done = (await client.post("/v1/runs?wait=30", json=run)).json()
+        assert done["status"] == "completed"
+    page = await console.open("ratings")
+    await expect(page.get_by_text("Answer 2.")).to_be_visible()  # the newest first
+    await expect(page.get_by_role("status")).to_have_text("1 of 3, 0 rated")
+    assert await violations(page) == []
+    await page.set_viewport_size({"width": 320, "height": 800})
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    await page.set_viewport_size({"width": 1280, "height": 900})
+    await page.keyboard.press("c")
+    await expect(page.get_by_label("Comment")).to_be_focused()
+    await page.keyboard.type("bag of words")  # no b rates it
+    await page.keyboard.press("Tab")
+    await page.locator("main").focus()
+    await page.keyboard.press("b")
+    await expect(page.get_by_text("Answer 1.")).to_be_visible()
+    await page.keyboard.press("j")
+    await expect(page.get_by_text("Answer 0.")).to_be_visible()
+    await page.keyboard.press("g")
+    await expect(page.get_by_role("status")).to_have_text("3 of 3, 2 rated")
+    await page.keyboard.press("k")
+    await expect(page.get_by_text("Answer 1.")).to_be_visible()
+    await page.keyboard.press("g")
+    await expect(page.get_by_role("button", name="Show the next ones")).to_be_visible()
+    items: list[dict[str, Any]] = (await client.get("/v1/runs")).json()["items"]
+    rated = {each["question"]: each["outcome"]["value"] for each in items}
+    assert rated == {"Question 0?": "SUCCESS", "Question 1?": "SUCCESS", "Question 2?": "FAILURE"}
+    await page.get_by_role("button", name="Show the next ones").click()
+    await expect(page.get_by_text("Every answer is rated.")).to_be_visible()
+
+
+async def test_runs_are_found_by_what_was_asked(console: Console) -> None:
+    await console.define()
+    client = console.server.client
+    for asked in ("My refund is missing", "Where is my parcel?"):
+        console.model.script(text("done"))
+        await client.post("/v1/runs?wait=30", json={"agent": "clerk", "input": asked})
+    page = await console.open("runs")
+    await page.get_by_label("Question contains").fill("REFUND")
+    await page.get_by_label("Question contains").press("Enter")
+    await expect(page.get_by_role("link", name="My refund is missing")).to_be_visible()
+    await expect(page.get_by_role("link", name="Where is my parcel?")).to_have_count(0)
+    assert page.url.endswith("#/runs?q=REFUND")
+    await page.get_by_text("More filters").click()
+    await page.get_by_label("Rated by a person").select_option("yes")
+    await expect(page.get_by_text("No run is like that.")).to_be_visible()
+    assert await violations(page) == []
+    await page.get_by_role("button", name="Show all runs").click()
+    await expect(page.get_by_role("link", name="Where is my parcel?")).to_be_visible()
