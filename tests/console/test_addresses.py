@@ -47,7 +47,7 @@ async def test_a_link_s_word_stays_one_word_of_an_address(console: Console, name
         "sessions",
         "agents",
         "runs",
-        "approvals",
+        "interrupts",
         "graphs",
         "openapi.json",
         "ws-tickets",

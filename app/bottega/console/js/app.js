@@ -11,11 +11,13 @@ import { Chat } from "./pages/chat.js";
 import { Home } from "./pages/home.js";
 import { Run } from "./pages/run.js";
 import { Runs } from "./pages/runs.js";
+import { useData } from "./load.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
 import { route, title } from "./router.js";
 
 const REVIEW = "read approve";
+const WAITING_EVERY_MS = 10_000;
 const COMPARE = { name: "Comparison", needs: "read", load: () => import("./pages/compare.js").then((m) => m.Compare) };
 /**
  * The pages by the first word of their address, with the scopes of which a caller needs one. Those with
@@ -124,13 +126,24 @@ function Connection() {
     role="alert">The server cannot be reached. What you see is old; it is tried again.</p>`;
 }
 
+/** How many calls and questions wait for people, such as "3" or "50+"; "": none, or the caller may not know. */
+function useWaiting() {
+  const asks = isKnown.value && may(REVIEW) && !needsKey.value;
+  const found = useData(asks ? "/v1/interrupts?status=pending" : null, { everyMs: WAITING_EVERY_MS });
+  const { items = [], next_cursor: more } = found.data ?? {};
+  return items.length ? `${items.length}${more ? "+" : ""}` : "";
+}
+
 function App() {
   useTheme();
+  const waiting = useWaiting();
   const main = useRef(null);
   const at = route.value;
   const here = at.path[0] ?? "";
   const name = title.value || (here && PAGES[here]?.name);
-  useEffect(() => void (document.title = name ? `${name} · Bottega` : "Bottega"), [name]);
+  useEffect(() => {
+    document.title = `${waiting && `(${waiting}) `}${name ? `${name} · ` : ""}Bottega`;
+  }, [name, waiting]);
   useEffect(() => {
     // A tab keeps the focus, else the next arrow key would be lost.
     if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true });
@@ -144,7 +157,8 @@ function App() {
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
         ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} needs=${needs} path=${area ? [area] : []}
-          aria-current=${area === here ? "page" : null}>${name}<//>`)}
+          aria-current=${area === here ? "page" : null}>${name}
+          ${area === "approvals" && waiting && html` <span class="badge">${waiting}</span>`}<//>`)}
       </nav>
       <div class="actions">
         <${Button} kind="small ghost" onClick=${() => (theme.value = next)}

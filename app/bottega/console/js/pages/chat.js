@@ -8,9 +8,9 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Empty, Link, Loaded, Loading, Panel, Stale, Status, Time } from "../parts/basics.js";
+import { Conversations } from "../parts/conversations.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
-import { Pages } from "../parts/lists.js";
 import { watch } from "../run/live.js";
 import { isFinal, RunState } from "../run/state.js";
 import { go } from "../router.js";
@@ -18,11 +18,11 @@ import { go } from "../router.js";
 export function Chat({ query }) {
   return query.session
     ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} user=${query.user} />`
-    : html`<${Choice} wanted=${query.agent} />`;
+    : html`<${Choice} wanted=${query.agent} query=${query} />`;
 }
 
 /** Choose an agent for a new conversation, or go on with an old one. */
-function Choice({ wanted }) {
+function Choice({ wanted, query }) {
   const agents = useData("/v1/agents?limit=100");
   const start = (event) => {
     event.preventDefault();
@@ -33,23 +33,20 @@ function Choice({ wanted }) {
     <div class="head"><h1>Chat</h1></div>
     <${Panel} title="A new conversation">
       <${Loaded} from=${agents} what="agents">${(page) => page.items.length
-        ? html`<form class="body inline" onSubmit=${start}><label>Agent <${AgentField} page=${page} wanted=${wanted} /></label>
+        ? html`<form class="body inline" onSubmit=${start}><label>Agent <${AgentField} page=${page} wanted=${wanted} />
+          </label>
             <button class="button primary">Start</button></form>`
         : html`<${Empty} title="There is no agent yet."><p>Define one with <code>POST /v1/agents</code>.</p><//>`}<//>
     <//>
-    <${Panel} title="Go on with">
-      <${Pages} path="/v1/sessions?order=desc" what="sessions" everyMs=${10_000}>${(items) => items.length
-        ? html`<ul class="rows">${items.map((each) => html`<li key=${each.id}><${Link} path=${["chat"]} query=${{ session: each.id, user: each.user }}>${each.id}<//>
-            <span class="small soft">${each.user ? ` user ${each.user}` : ""}</span></li>`)}</ul>`
-        : html`<${Empty} title="There is no session yet." />`}<//>
-    <//>`;
+    <${Conversations} query=${query} />`;
 }
 
 /** A choice among all agents; if there are more than a page of them, a name to type. */
 const AgentField = ({ page, wanted }) => page.next_cursor
   ? html`<input name="agent" required list="chat-agents" defaultValue=${wanted ?? ""} autocomplete="off" />
     <datalist id="chat-agents">${page.items.map((each) => html`<option value=${each.name} />`)}</datalist>`
-  : html`<select name="agent">${page.items.map((each) => html`<option value=${each.name} selected=${each.name === wanted}>${each.name}</option>`)}</select>`;
+  : html`<select name="agent">${page.items.map((each) => html`<option value=${each.name}
+    selected=${each.name === wanted}>${each.name}</option>`)}</select>`;
 
 /** The last run of a session while it is not over, with its state as events come. */
 function useRun(id, onEnd) {
@@ -71,12 +68,14 @@ function useRun(id, onEnd) {
 function Conversation({ session, agent: wanted, user: named }) {
   const [isKnown, setIsKnown] = useState(false); // a run was accepted, so there is such a session
   const [over, setOver] = useState(new Set()); // ended runs whose messages were read
-  const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }), { everyMs: 4000 }); // others may talk in it too
+  const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }),
+    { everyMs: 4000 }); // others may talk in it too
   const latest = last.data?.items[0];
   const asked = useRef(wanted);
   const agent = (asked.current ??= latest?.agent); // it stays, though another one may be asked in the session
   const user = latest?.user ?? named; // the session's, which all of its runs name
-  const said = useData(latest || isKnown ? withQuery(url`/v1/sessions/${session}/messages`, { limit: 100, order: "desc", agent }) : null);
+  const path = withQuery(url`/v1/sessions/${session}/messages`, { limit: 100, order: "desc", agent });
+  const said = useData(latest || isKnown ? path : null);
   const [sent, setSent] = useState(null);
   const [sending, setSending] = useState(null);
   const [posted, setPosted] = useState({});
@@ -103,7 +102,8 @@ function Conversation({ session, agent: wanted, user: named }) {
     setError(null);
     setNote("");
     setSending(content);
-    const wanted = { agent, session_id: session, ...(user && { user }), input: typeof content === "string" ? content : [{ role: "user", content }] };
+    const input = typeof content === "string" ? content : [{ role: "user", content }];
+    const wanted = { agent, session_id: session, ...(user && { user }), input };
     try {
       const isRepeated = lostStart(wanted) !== null;
       const taking = open !== null && !isFinal(state.status) && !isRepeated ? url`/v1/runs/${open}/messages` : null;
@@ -130,28 +130,37 @@ function Conversation({ session, agent: wanted, user: named }) {
   const read = new Set(messages.map((each) => each.message_id));
   const added = state.messages.filter((each) => !read.has(each.id));
   return html`
-    <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span></p></div>
-      <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]} class="small">Show the run<//>`}
+    <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span>
+      </p></div>
+      <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]}
+        class="small">Show the run<//>`}
         <${Button} onClick=${() => go(["chat"])}>Other conversations<//></div></div>
-    <section class="chat panel" role="log" aria-live=${said.data ? "polite" : "off"} aria-relevant="additions" aria-label="Conversation">
-      ${!messages.length && !question && !sending && (last.loading || said.loading ? html`<${Loading} what="the conversation" />` : html`<${Empty} title="Say something." />`)}
+    <section class="chat panel" role="log" aria-live=${said.data ? "polite" : "off"} aria-relevant="additions"
+      aria-label="Conversation">
+      ${!messages.length && !question && !sending && (last.loading || said.loading ? html`<${Loading}
+        what="the conversation" />` : html`<${Empty} title="Say something." />`)}
       ${said.data?.next_cursor && html`<p class="small soft">Only the last 100 messages are shown.</p>`}
       ${inSteps(messages).map((each) => each.steps
-        ? html`<details key=${each.key} class="said tool-said"><summary>${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}</span></summary>
+        ? html`<details key=${each.key} class="said tool-said"><summary>
+          ${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}
+            </span></summary>
             ${each.steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} />`)}</details>`
         : html`<${Said} key=${keyOf(each)} message=${each} />`)}
       ${question && html`<div class="said user"><pre class="text">${plain(question)}</pre></div>`}
-      ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id]) || "A message"}</pre>
+      ${added.map((each) => html`<div class="said user" key=${each.id}>
+        <pre class="text">${plain(each.content ?? posted[each.id]) || "A message"}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
       ${open && html`<${Coming} state=${state} root=${root} said=${messages.filter((each) => each.run_id === open)} />`}
       <${Stale} from=${said} again=${() => (open ? reload(open, state) : said.reload())} />
-      ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p class="small soft">being sent</p></div>`}
+      ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p
+        class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <p class="small soft" role="status">${note}</p>
       <div ref=${end} class="end"></div>
     </section>
-    <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send} onStop=${() => post(url`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
+    <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send}
+      onStop=${() => post(url`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
 }
 
 /** Send a message to a run under way by `steer`; return its id, or null if the run has ended meanwhile. */
@@ -177,30 +186,38 @@ function inSteps(messages) {
     else found.push({ key: `steps ${keyOf(message)}`, run: message.run_id, steps: [message] });
   }
   for (const each of found) {
-    if (each.steps) each.names = [...new Set(each.steps.flatMap((step) => step.tool_calls?.map((call) => call.name) ?? []))].join(", ");
+    const called = each.steps?.flatMap((step) => step.tool_calls?.map((call) => call.name) ?? []);
+    if (called) each.names = [...new Set(called)].join(", ");
   }
   return found;
 }
 
 function Said({ message }) {
-  if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p><pre class="value">${message.content}</pre>`;
+  if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p><pre
+    class="value">${message.content}</pre>`;
   return html`<div class=${`said ${message.role} ${message.discarded ? "discarded" : ""}`}>
     ${message.content && html`<pre class="text">${message.content}</pre>`}
-    ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url} part=${part} />`)}
-    ${message.tool_calls?.map((call) => html`<p class="small soft">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 120)}</code></p>`)}
-    <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} /></p></div>`;
+    ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url}
+      part=${part} />`)}
+    ${message.tool_calls?.map((call) => html`<p class="small soft">calls <code>${call.name}</code> <code>
+      ${excerpt(JSON.stringify(call.arguments), 120)}</code></p>`)}
+    <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} />
+      </p></div>`;
 }
 
 /** The text of the answer so far, and what the agents do; nothing once the answer was read. */
 function Coming({ state, root, said }) {
-  const doing = [...state.tasks.values()].flatMap((task) => task.tools.filter((tool) => tool.status === "running").map((tool) => tool.name));
+  const tools = [...state.tasks.values()].flatMap((task) => task.tools);
+  const doing = tools.filter((tool) => tool.status === "running").map((tool) => tool.name);
   const text = root?.live?.text || root?.output || state.output;
   const isRead = said.some((each) => each.role === "assistant" && each.content === text);
   const moves = !isFinal(state.status);
   if (!moves && (isRead || !text)) return null;
   return html`<div class="said assistant" aria-busy=${moves}>
     <pre class="text">${isRead ? "" : text}</pre>
-    ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? `waits for ${{ person: "you", client: "you" }[state.waitsFor] ?? `its ${state.waitsFor}`}` : "thinks"}</p>`}</div>`;
+    ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true">
+      </span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? `waits for ${{ person: "you",
+        client: "you" }[state.waitsFor] ?? `its ${state.waitsFor}`}` : "thinks"}</p>`}</div>`;
 }
 
 /** What was typed and not sent, by session: it stays while another page is shown, or another key is entered. */
@@ -238,12 +255,16 @@ function Composer({ session, busy, disabled, onSend, onStop }) {
     event.preventDefault();
     chosen.add(files);
   };
-  return html`<form class="composer" onSubmit=${send} onDragOver=${(e) => e.preventDefault()} onDrop=${(e) => take(e, e.dataTransfer?.files)}>
+  return html`<form class="composer" onSubmit=${send} onDragOver=${(e) => e.preventDefault()}
+    onDrop=${(e) => take(e, e.dataTransfer?.files)}>
     <${ChosenFiles} of=${chosen} />
-    <input type="file" multiple class="hidden" tabindex="-1" aria-hidden="true" ref=${chooser} onChange=${(e) => (chosen.add([...e.target.files]), (e.target.value = ""))} />
+    <input type="file" multiple class="hidden" tabindex="-1" aria-hidden="true" ref=${chooser}
+      onChange=${(e) => (chosen.add([...e.target.files]), (e.target.value = ""))} />
     <${Button} disabled=${disabled} onClick=${() => chooser.current.click()}>Add files<//>
-    <label class="grow">Message <textarea rows="2" value=${text} disabled=${disabled} placeholder="Enter sends, Shift+Enter begins a line"
-      onInput=${(e) => (kept.value = e.target.value)} onKeyDown=${onKeyDown} onPaste=${(e) => take(e, e.clipboardData?.files)}></textarea></label>
+    <label class="grow">Message <textarea rows="2" value=${text} disabled=${disabled}
+      placeholder="Enter sends, Shift+Enter begins a line"
+      onInput=${(e) => (kept.value = e.target.value)} onKeyDown=${onKeyDown}
+        onPaste=${(e) => take(e, e.clipboardData?.files)}></textarea></label>
     <button class="button primary" disabled=${!isReady}>Send</button>
     ${busy && html`<${Button} kind="danger" onClick=${onStop}>Stop<//>`}
   </form>`;
