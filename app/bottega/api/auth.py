@@ -72,7 +72,8 @@ class Principal:
     """The authenticated caller, and its rights.
 
     Attributes:
-        actor: name in the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
+        actor: name in the audit log: ``key:<prefix>``, ``user:<name>``, or ``local`` while there
+            are no keys.
         key_id: ``None`` while there are no keys.
         require_user: its requests name the end user that they act for.
         limits: of its key.

@@ -27,7 +27,7 @@ async def note(
     """Add a row, in the transaction of the action.
 
     Args:
-        actor: ``key:<prefix>``, ``local`` (no keys) or ``cli``.
+        actor: ``key:<prefix>``, ``user:<name>``, ``local`` (no keys) or ``cli``.
         action: ``<noun>.<verb>``, such as ``run.cancel`` or ``key.create``.
         target: id or name of the object of the action.
         details: further facts; never a secret, never deleted content.

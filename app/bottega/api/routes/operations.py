@@ -333,7 +333,8 @@ class AuditEntry(Answer):
     at: datetime
     """Time of the action."""
     actor: str
-    """`key:` and the prefix of a key, `local` (no keys), or `cli`."""
+    """`key:` and the prefix of a key, `user:` and a person or an end user, `local` (no keys), or
+    `cli`."""
     action: str
     """Kind of action: `run.cancel`, `session.delete` …"""
     target: str

@@ -50,7 +50,7 @@ class Feedback(Answer):
     """1 is best; null: not given."""
     comment: str | None
     by: str
-    """`key:` and the prefix of a key, or `local`."""
+    """`key:` and the prefix of a key, `user:` and a person or an end user, or `local`."""
     at: datetime
 
 
