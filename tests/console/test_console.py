@@ -263,7 +263,7 @@ async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) ->
     await page.get_by_role("button", name="Cancel run").focus()
     await page.keyboard.press("Enter")
     await expect(page.locator(".head").get_by_text("cancelled")).to_be_visible()
-    await page.get_by_role("button", name="Run again").focus()
+    await page.get_by_role("button", name="Retry", exact=True).focus()
     await page.keyboard.press("Enter")
     await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
     await expect(page.get_by_text("retry of")).to_be_visible()

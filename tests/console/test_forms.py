@@ -44,10 +44,10 @@ async def test_what_was_valid_before_is_not_stored_in_place_of_what_is_shown(
 ) -> None:
     page = await _as_json(console, '{"system_message": "Other."}')
     await page.get_by_label("The agent as JSON").fill('{"system_message": "Newest."')
-    await page.get_by_role("button", name="Store it").click()
+    await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_label("The agent as JSON")).to_be_focused()
     await page.get_by_label("The agent as JSON").fill('{"system_message": "Newest."}')
-    await page.get_by_role("button", name="Store it").click()
+    await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_text("Version 2")).to_be_visible()
     now = (await console.server.client.get("/v1/agents/clerk")).json()
     assert (now["version"], now["system_message"]) == (2, "Newest.")

@@ -99,7 +99,7 @@ async def test_a_late_answer_does_not_lead_away_from_another_page(console: Conso
     run_id = await ended(console, await console.run())
     page = await console.open(f"runs/{run_id}")
     held = await hold(page, "**/retry", "POST")
-    await page.get_by_role("button", name="Run again").click()
+    await page.get_by_role("button", name="Retry", exact=True).click()
     await page.get_by_role("navigation").get_by_role("link", name="Agents").click()
     await expect(page.get_by_role("heading", name="Agents")).to_be_visible()
     await held.let_go()

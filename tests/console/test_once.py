@@ -103,7 +103,7 @@ async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> N
     first = await ended(console, await console.run())
     page = await console.open(f"runs/{first}")
     keys = await losing(page, "**/retry")
-    again = page.get_by_role("button", name="Run again")
+    again = page.get_by_role("button", name="Retry", exact=True)
     await again.click()
     await told(page)
     await again.click()

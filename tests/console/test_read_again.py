@@ -125,14 +125,14 @@ async def test_the_end_of_a_run_is_read_again(console: Console) -> None:
     asked = await _failing(page, f"**/v1/runs/{run_id}", lambda _: fails)
     go_on.set()
     await expect(page.get_by_text(UNREAD)).to_be_visible()
-    await expect(page.get_by_role("button", name="Run again")).to_be_visible()
-    await expect(page.get_by_role("button", name="Go on from the last step")).to_be_hidden()
+    await expect(page.get_by_role("button", name="Retry", exact=True)).to_be_visible()
+    await expect(page.get_by_role("button", name="Retry from the last step")).to_be_hidden()
     fails = False
     number = len(asked)
     await page.clock.run_for(2500)
     await _number(asked, number + 1)
     await expect(page.get_by_text(UNREAD)).to_be_hidden()
-    await expect(page.get_by_role("button", name="Go on from the last step")).to_be_hidden()
+    await expect(page.get_by_role("button", name="Retry from the last step")).to_be_hidden()
     console.provoked.add("503")
 
 

@@ -26,13 +26,13 @@ GATE = ("viewer", "approver")
 BUTTONS = {
     # by the page's address; roles that see the button
     ("agents/clerk", "Delete"): ("builder", "admin"),
-    ("agents/clerk", "Store it"): ("builder", "admin"),
-    ("graphs", "Make it"): ("builder", "admin"),
-    ("operations/secrets", "Store it"): ("builder", "admin"),
-    ("operations/providers", "Add it"): ("builder", "admin"),
+    ("agents/clerk", "Save"): ("builder", "admin"),
+    ("graphs", "Create"): ("builder", "admin"),
+    ("operations/secrets", "Save"): ("builder", "admin"),
+    ("operations/providers", "Save"): ("builder", "admin"),
     ("operations/webhooks", "Make the next one"): ("admin",),
     ("memory/reports", "Run it now"): ("admin",),
-    ("runs/OVER", "Run again"): ("runner", "builder", "admin"),
+    ("runs/OVER", "Retry"): ("runner", "builder", "admin"),
     ("runs/OVER", "Change and run"): ("runner", "builder", "admin"),
     ("runs/WAITS", "Cancel run"): ("runner", "builder", "admin"),
     ("runs/WAITS", "Approve"): ("approver", "admin"),

@@ -33,7 +33,7 @@ export function Keys() {
     <${Panel} title="Make a key">
       ${made && html`<div class="state" role="status"><p><strong>The key ${made.name}. It is shown only now.</strong>
         </p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
-      <${Sending} label="Make it" send=${make}>
+      <${Sending} label="Create" send=${make}>
         <label>Name <input name="name" required maxlength="100" /></label>
         <fieldset class="choices"><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, means]) => html`<label
           class="check"><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "run"}
@@ -56,7 +56,7 @@ export function Secrets() {
         <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`}
           act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No secret is stored." />`}<//><//>
-    <${Panel} title="Store a secret" needs="define"><${Sending} label="Store it" send=${store}>
+    <${Panel} title="Store a secret" needs="define"><${Sending} label="Save" send=${store}>
       <label>Name <input name="name" required /></label>
       <label>Hosts that may get it <input name="hosts" required placeholder="api.example.com" /></label>
       <label>Value <input name="value" type="password" autocomplete="off" required /></label><//><//>`;

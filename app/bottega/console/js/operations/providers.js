@@ -36,7 +36,7 @@ export function Providers() {
               setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no provider but the server's own." />`}<//>
       ${chosen && html`<${Health} key=${chosen} name=${chosen} />`}<//>
-    <${Panel} title="Add a provider" needs="define"><${Sending} label="Add it" send=${make}>
+    <${Panel} title="Add a provider" needs="define"><${Sending} label="Save" send=${make}>
       <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required
         placeholder="https://api.example.com/v1" /></label>
       <label>Dialect <select name="dialect">${DIALECTS.map((each) => html`<option>${each}</option>`)}</select></label>

@@ -30,7 +30,7 @@ export function Schedules() {
           <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`}
             act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No run is scheduled." />`}<//><//>
-    <${Panel} title="Make a schedule" needs="define"><${Sending} label="Make it" send=${make}>
+    <${Panel} title="Make a schedule" needs="define"><${Sending} label="Create" send=${make}>
       <label>Name <input name="name" required /></label>
       <label>Cron: minute, hour, day, month, weekday <input name="cron" required placeholder="0 8 * * 1-5" class="mono"
         /></label>

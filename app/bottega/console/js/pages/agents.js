@@ -64,7 +64,7 @@ function New() {
   return html`<div class="head"><h1>New agent</h1></div>
     <label>Name <input value=${name} autofocus pattern="[a-z][a-z0-9_\\-]{0,63}"
       placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
-    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Make it" save=${make} left=${unsaved(NEW)}
+    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Create" save=${make} left=${unsaved(NEW)}
       onDraft=${(draft) => keep(NEW, draft)} />`;
 }
 
@@ -114,7 +114,7 @@ function One({ stored, query }) {
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
       <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : schema
-        ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it"
+        ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Save"
           save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null} left=${left?.draft}
             onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
         : html`<${Loading} what="the form" />`}</div>

@@ -52,7 +52,7 @@ function New() {
       <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}"
         title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off"
           onInput=${(e) => setName(e.target.value.trim())} /></label>
-      <button class="button primary">Make it</button>
+      <button class="button primary">Create</button>
     </form>
     ${error && html`<${Failure} error=${error} />`}`;
 }

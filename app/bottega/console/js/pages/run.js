@@ -194,9 +194,9 @@ function Actions({ run, status, onDone }) {
       onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
     ${!moves && status !== "completed" && html`<${Button} needs="run" busy=${busy === "last_step"}
       title="Keeps all work before the failure" onClick=${() => act("last_step",
-        () => retry("last_step"))}>Go on from the last step<//>`}
+        () => retry("last_step"))}>Retry from the last step<//>`}
     ${!moves && html`<${Button} needs="run" busy=${busy === "start"}
-      onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
+      onClick=${() => act("start", () => retry("start"))}>Retry<//>`}
     ${!moves && typeof run.input === "string" && html`<${Button} needs="run"
       onClick=${() => setChanging(true)}>Change and run<//>`}
     <${Link} needs="read" class="button" path=${["runs", run.id, "compare"]}>Compare<//>
