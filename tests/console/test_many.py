@@ -125,8 +125,11 @@ async def test_a_conversation_begins_with_any_of_many_agents(console: Console) -
 
 @pytest.mark.deep
 async def test_an_older_conversation_goes_on(console: Console) -> None:
+    await console.define()
     for name in ("old", "middle", "young"):
-        (await console.server.client.post("/v1/sessions", json={"id": name})).raise_for_status()
+        console.model.script(text("Hello."))
+        run = {"agent": "clerk", "input": name, "session_id": f"chat-{name}"}
+        await console.server.client.post("/v1/runs?wait=30", json=run)
     await shorten(console.page, 2)
     page = await console.open("chat")
     await expect(page.get_by_role("link", name="young")).to_be_visible()

@@ -126,24 +126,30 @@ function Connection() {
     role="alert">The server cannot be reached. What you see is old; it is tried again.</p>`;
 }
 
-/** How many calls and questions wait for people, such as "3" or "50+"; "": none, or the caller may not know. */
-function useWaiting() {
-  const asks = isKnown.value && may(REVIEW) && !needsKey.value;
-  const found = useData(asks ? "/v1/interrupts?status=pending" : null, { everyMs: WAITING_EVERY_MS });
+/**
+ * How many calls and questions wait for people, also in the tab's title. A part of its own, so that no page is
+ * drawn again when it is read. `name`: of the page; "": the first.
+ */
+function Waiting({ name }) {
+  const found = useData(needsKey.value ? null : "/v1/interrupts?status=pending", { everyMs: WAITING_EVERY_MS });
   const { items = [], next_cursor: more } = found.data ?? {};
-  return items.length ? `${items.length}${more ? "+" : ""}` : "";
+  const number = items.length ? `${items.length}${more ? "+" : ""}` : "";
+  useEffect(() => {
+    document.title = `${number && `(${number}) `}${name ? `${name} · ` : ""}Bottega`;
+  }, [name, number]);
+  return number && html` <span class="badge">${number}</span>`;
 }
 
 function App() {
   useTheme();
-  const waiting = useWaiting();
   const main = useRef(null);
   const at = route.value;
   const here = at.path[0] ?? "";
-  const name = title.value || (here && PAGES[here]?.name);
+  const shown = title.value || (here && PAGES[here]?.name);
+  const mayReview = isKnown.value && may(REVIEW);
   useEffect(() => {
-    document.title = `${waiting && `(${waiting}) `}${name ? `${name} · ` : ""}Bottega`;
-  }, [name, waiting]);
+    if (!mayReview) document.title = shown ? `${shown} · Bottega` : "Bottega";
+  }, [shown, mayReview]);
   useEffect(() => {
     // A tab keeps the focus, else the next arrow key would be lost.
     if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true });
@@ -158,7 +164,7 @@ function App() {
       <nav aria-label="Pages">
         ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} needs=${needs} path=${area ? [area] : []}
           aria-current=${area === here ? "page" : null}>${name}
-          ${area === "approvals" && waiting && html` <span class="badge">${waiting}</span>`}<//>`)}
+          ${area === "approvals" && mayReview && html`<${Waiting} name=${shown} />`}<//>`)}
       </nav>
       <div class="actions">
         <${Button} kind="small ghost" onClick=${() => (theme.value = next)}

@@ -6,7 +6,7 @@ import { count, duration, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
-import { Pages, Table } from "../parts/lists.js";
+import { Filter, Pages, Table } from "../parts/lists.js";
 import { may } from "../person.js";
 import { go } from "../router.js";
 import { Learnt } from "./learnt.js";
@@ -62,14 +62,6 @@ export function Episodes({ query }) {
       To see all, use a key with the scope <code>admin</code>; or name a user or a session.</p>`}
     ${error && html`<${Failure} error=${error} />`}
     ${found ? html`<${Hits} found=${found} />` : html`<${Latest} query=${query} whose=${whose} />`}`;
-}
-
-/** A field that tells its text when it is left; what is typed stays while the page is drawn again. */
-function Filter({ label, value, onChange }) {
-  const [typed, setTyped] = useState(null);
-  return html`<label>${label} <input value=${typed ?? value} placeholder="any"
-    onInput=${(e) => setTyped(e.target.value)} onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} />
-      </label>`;
 }
 
 function Hits({ found }) {

@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { isForPage } from "../parts/decision.js";
+import { Filter } from "../parts/lists.js";
 import { go } from "../router.js";
 import { Rating, textOf } from "../run/story.js";
 
@@ -21,9 +22,8 @@ export function Ratings({ query }) {
   return html`
     <div class="head"><h1>Ratings</h1><p class="small soft">Keys: <kbd>g</kbd> good, <kbd>b</kbd> bad,${" "}
       <kbd>c</kbd> comment, <kbd>j</kbd> next, <kbd>k</kbd> before</p></div>
-    <form class="filters" onSubmit=${(e) => e.preventDefault()}><label>Agent
-      <input value=${agent} placeholder="any"
-        onChange=${(e) => go(["ratings"], { agent: e.target.value.trim() }, { replace: true })} /></label></form>
+    <form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="Agent" value=${agent}
+      onChange=${(text) => go(["ratings"], { agent: text }, { replace: true })} /></form>
     <${Loaded} from=${found} what="answers">${({ items }) => items.length
       ? html`<${Queue} key=${items[0].id} runs=${items} more=${found.reload} />`
       : html`<${Panel}><${Empty} title="Every answer is rated." /><//>`}<//>`;

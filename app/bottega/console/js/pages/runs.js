@@ -2,7 +2,7 @@
 import { withQuery } from "../api.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";
-import { Pages } from "../parts/lists.js";
+import { Filter, Pages } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { go } from "../router.js";
 
@@ -14,9 +14,8 @@ export function Runs({ query }) {
   const wanted = Object.fromEntries(FILTERS.map((name) => [name, query[name]]));
   const path = withQuery("/v1/runs", { ...wanted, order: "desc" });
   const set = (change) => go(["runs"], { ...query, ...change }, { replace: true });
-  const field = (name, label) => html`<label>${label}
-    <input value=${query[name] ?? ""} placeholder="any" onChange=${(e) => set({ [name]: e.target.value.trim() })} />
-      </label>`;
+  const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} ...${rest}
+    onChange=${(text) => set({ [name]: text })} />`;
   const choice = (name, label, values) => html`<label>${label}
     <select value=${query[name] ?? ""} onChange=${(e) => set({ [name]: e.target.value })}>
       <option value="">any</option>${values.map(([value, text = value]) => html`<option value=${value}>${text}
@@ -25,8 +24,7 @@ export function Runs({ query }) {
   return html`
     <div class="head"><h1>Runs</h1></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}>
-      <label class="grow">Question contains <input type="search" maxlength="500" value=${query.q ?? ""}
-        onChange=${(e) => set({ q: e.target.value.trim() })} /></label>
+      ${field("q", "Question contains", { kind: "grow", type: "search", maxlength: 500 })}
       ${choice("status", "Status", STATUSES.map((each) => [each]))}
       ${field("agent", "Agent")} ${field("user", "User")} ${field("session_id", "Session")}
     </form>

@@ -22,10 +22,12 @@ export const Status = ({ value }) => html`
   <span class="status ${toneOf(value)}"><span aria-hidden="true">${SIGNS[value] ?? "·"}</span> <span class="word">
     ${value}</span></span>`;
 
-const AWAITED = { person: "a person", client: "the client", children: "child runs", model: "a model", time: "its next try" };
+const AWAITED = { person: "a person", client: "the client", children: "child runs", model: "a model",
+  time: "its next try" };
 
 /** The status of a run, with what it waits for. */
-export const RunStatus = ({ status, waitsFor }) => html`<${Status} value=${status} />${status === "waiting" && waitsFor && html`<span class="small soft"> for ${AWAITED[waitsFor]}</span>`}`;
+export const RunStatus = ({ status, waitsFor }) => html`<${Status} value=${status} />
+  ${status === "waiting" && waitsFor && html`<span class="small soft"> for ${AWAITED[waitsFor]}</span>`}`;
 
 /** A time as "3 min. ago"; the exact one on hover and for screen readers. */
 export function Time({ at }) {

@@ -4,7 +4,7 @@ import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { go } from "../router.js";
 import { Empty, Link, Panel, Time } from "./basics.js";
-import { Pages } from "./lists.js";
+import { Filter, Pages } from "./lists.js";
 
 const STATES = { answering: "answers", waiting: "waits for you", failed: "failed", idle: "idle" };
 const TONES = { answering: "busy", waiting: "wait", failed: "bad" };
@@ -14,13 +14,12 @@ export function Conversations({ query }) {
   const { q = "", of = "", user = "", state = "" } = query;
   const path = withQuery("/v1/sessions", { order: "updated_at", q, agent: of, user, state });
   const set = (change) => go(["chat"], { ...query, ...change }, { replace: true });
-  const field = (name, label, value, more = {}) => html`<label ...${more.label}>${label}
-    <input ...${more.input} value=${value} onChange=${(e) => set({ [name]: e.target.value.trim() })} /></label>`;
+  const field = (name, label, value, rest = {}) => html`<${Filter} label=${label} value=${value} ...${rest}
+    onChange=${(text) => set({ [name]: text })} />`;
   return html`<${Panel} title="Conversations">
     <form class="filters body" onSubmit=${(e) => e.preventDefault()}>
-      ${field("q", "Title or question contains", q, { label: { class: "grow" }, input: { type: "search",
-        maxlength: 500 } })}
-      ${field("of", "With agent", of)} ${field("user", "User", user)}
+      ${field("q", "Title or question contains", q, { kind: "grow", type: "search", maxlength: 500 })}
+      ${field("of", "Answered by", of)} ${field("user", "User", user)}
       <label>State <select value=${state} onChange=${(e) => set({ state: e.target.value })}>
         <option value="">any</option>
         ${Object.entries(STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>

@@ -45,6 +45,14 @@ export function Pages({ path, what, everyMs = 0, children }) {
     ${cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}`}<//>`;
 }
 
+/** A field that tells its text when it is left; what is typed stays while the page is drawn again. */
+export function Filter({ label, value, onChange, kind = "", ...rest }) {
+  const [typed, setTyped] = useState(null);
+  return html`<label class=${kind}>${label} <input value=${typed ?? value} placeholder="any" ...${rest}
+    onInput=${(e) => setTyped(e.target.value)}
+    onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
+}
+
 /** A button that asks once more before it acts; `needs` as of a button. */
 export function Confirmed({ label, question, act, needs, kind = "small danger" }) {
   const [asks, setAsks] = useState(null); // null: it never did
