@@ -90,6 +90,8 @@ async def test_a_node_and_those_that_follow_it_are_done_again(
         "c": "c's answer",
         "d": "another d",
     }
+    listed = (await bottega.client.get("/v1/runs?order=desc&limit=2")).json()["items"]
+    assert [each["fork_of"] for each in listed] == [second["fork_of"], None]
     diff = await bottega.client.get(f"/v1/runs/{first['id']}/diff?with={second['id']}")
     changed = {each["agent"] for each in diff.json()["agents"] if each["output"]["diff"]}
     assert changed == {"b", "d"}
