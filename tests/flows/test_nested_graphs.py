@@ -1,12 +1,13 @@
 """Graphs in graphs: sub-graphs, loops of turns, and nodes that run once for each element."""
 
+import asyncio
 import json
 import re
 from typing import Any
 
 import pytest
 
-from tests.fake_model import FakeModel, Reply, calls, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_deciding_graphs import (
@@ -23,6 +24,7 @@ from tests.flows.test_deciding_graphs import (
     taken,
 )
 from tests.service import Running
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -425,3 +427,29 @@ async def test_drawings_say_what_a_node_runs(bottega: Running, model: FakeModel)
     found, _ = await run(bottega, metadata={"list": ["a"]})
     drawn = await bottega.client.get(f"/v1/graphs/g/drawing?run_id={found['id']}")
     assert f"<title>{words}; published, version 1</title>" in drawn.text
+
+
+async def test_child_runs_end_with_their_parent_and_are_so_many_at_a_time(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=1, concurrency=2)
+    opened = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of(*"abcde")
+        return gated(opened, text("late"))
+
+    model.decide = decide
+    run_id = await start(bottega)
+    await until(lambda: children_of(bottega, run_id), lambda found: len(found) == 2)
+    await until(lambda: asyncio.sleep(0, len(prompts(model, "read"))), lambda asked: asked == 2)
+    assert len(await children_of(bottega, run_id)) == 2
+    assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
+    found, _ = await end_of(bottega, run_id)
+    assert found["status"] == "cancelled"
+    ended = await until(
+        lambda: children_of(bottega, run_id),
+        lambda items: all(each["status"] == "cancelled" for each in items),
+    )
+    assert len(ended) == 2
