@@ -22,9 +22,9 @@ export const RunTable = ({ runs }) => html`<div class="scroll" tabindex="0" role
       <th scope="col" class="right">Cost</th><th scope="col">Made</th></tr></thead>
     <tbody>${runs.map((run) => html`<tr key=${run.id}>
       <td class="asks"><${Link} path=${["runs", run.id]} title=${run.id}>${titleOf(run)}<//></td>
-      <td>${run.agent ?? run.graph}
+      <td class="name">${run.agent ?? run.graph}
         ${run.agent && run.graph && html` <span class="soft small">in ${run.graph}</span>`}</td>
-      <td>${run.user ?? "–"}</td>
+      <td class="name">${run.user ?? "–"}</td>
       <td><${RunStatus} status=${run.status} waitsFor=${run.waiting?.reason} />
         ${run.error && html` <span class="small bad-text" title=${run.error.message}>${causeOf(run.error)}</span>`}</td>
       <td>${worth(run.outcome)}</td>
