@@ -453,3 +453,33 @@ async def test_child_runs_end_with_their_parent_and_are_so_many_at_a_time(
         lambda items: all(each["status"] == "cancelled" for each in items),
     )
     assert len(ended) == 2
+
+
+async def test_a_run_waits_for_its_elements_without_a_worker(
+    bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.engine.waiting.AWAITED_HERE_S", 0.0)
+    await define_map(bottega, {"agent": "read"}, spread_above=1, concurrency=2)
+    opened = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of(*"abcde")
+        said = text(f"{named(request)} {request['messages'][-1]['content']}")
+        return gated(opened, said) if named(request) == "read" else said
+
+    model.decide = decide
+    run_id = await start(bottega)
+
+    async def state() -> dict[str, Any]:
+        found: dict[str, Any] = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+        return found
+
+    await until(state, lambda found: found["status"] == "waiting")
+    opened.set()
+    found, _ = await end_of(bottega, run_id)
+    assert found["status"] == "completed", found
+    assert found["attempts"][-1]["cause"] == "children"
+    asked = sorted(each[-1]["content"] for each in prompts(model, "read"))
+    assert asked == list("abcde")
+    assert '["read a","read b","read c","read d","read e"]' in str(prompts(model, "join"))

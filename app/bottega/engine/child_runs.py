@@ -94,6 +94,7 @@ class ChildRuns:
         self._new: dict[UUID, _New] = {}
         self._cancelled: dict[UUID, UUID] = {}
         self._ended: set[UUID] = set()
+        self._stored: list[Callable[[], object]] = []
         self._wake = asyncio.Event()
 
     def resting(self) -> int:
@@ -107,18 +108,21 @@ class ChildRuns:
         new: str,
         told: Mapping[str, str] = MappingProxyType({}),
         on_stored: Callable[[], object] = lambda: None,
+        on_ended: Callable[[], object] = lambda: None,
     ) -> "asyncio.Future[ChildEnd]":
         """Start a child run, unless it exists already; return the future of its end.
 
         Args:
             new: what ``add_children`` stores of it, as JSON.
             told: messages to it by id, as JSON; those that it has got are not sent again.
-            on_stored: called once it is stored.
+            on_stored: called once it is stored, and its end is read if it has one.
+            on_ended: called once it has ended.
 
         Raises:
             FencedError: another worker has the run that awaits it.
         """
         future: asyncio.Future[ChildEnd] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: on_ended())
         self._awaited[run_id] = parent, future
         self._new[run_id] = asked = _New(new, on_stored)
         self._wake.set()
@@ -210,7 +214,7 @@ class ChildRuns:
             return
         for run_id, one in sent.items():
             one.stored.set()
-            one.on_stored()
+            self._stored.append(one.on_stored)  # called once it is known which are over
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -241,6 +245,9 @@ class ChildRuns:
                 _settle(asked[row["run_id"]][1], _end(row["status"], row["ending"]))
         self._ended -= asked.keys()
         self._ended &= self._awaited.keys()
+        stored, self._stored = self._stored, []
+        for call in stored:
+            call()
 
 
 def _settle(future: "asyncio.Future[ChildEnd]", result: ChildEnd | Exception) -> None:
@@ -470,12 +477,17 @@ class ElementRuns:
                 recorder.looks_if_it_waits()
 
             text = encoded(new, recorder.journal.known)
-            ending = self._children.end_of(parent, run_id, text, on_stored=note_stored)
+
+            def note_ended() -> None:
+                awaited.unended -= 1
+
+            ending = self._children.end_of(
+                parent, run_id, text, on_stored=note_stored, on_ended=note_ended
+            )
             try:
                 end = await asyncio.shield(ending)
             finally:
                 ending.cancel()
-                awaited.unended -= 1
         recorder.accounts.paid_before(end.usage)
         recorder.spent += end.usage
         for account in recorder.accounts_of(path):
