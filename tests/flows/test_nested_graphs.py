@@ -443,7 +443,7 @@ async def test_child_runs_end_with_their_parent_and_are_so_many_at_a_time(
     model.decide = decide
     run_id = await start(bottega)
     await until(lambda: children_of(bottega, run_id), lambda found: len(found) == 2)
-    await until(lambda: asyncio.sleep(0, len(prompts(model, "read"))), lambda asked: asked == 2)
+    await until(lambda: len(prompts(model, "read")), lambda asked: asked == 2)
     assert len(await children_of(bottega, run_id)) == 2
     assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
     found, _ = await end_of(bottega, run_id)

@@ -236,7 +236,7 @@ async def test_child_runs_count_in_no_limit_and_wait_for_no_other_run(
 
 
 async def test_a_run_waits_for_no_child_runs_of_its_tenant(database: Database) -> None:
-    """A chat beside a batch is in the next claim, however many items are due before it."""
+    """Claim a chat beside a batch at once, however many items are due before it."""
     (parent,) = await accept_all(database, DEFAULT_TENANT, 1)
     assert await take(database.pool, 1) == [parent]
     new = {"agent": "a", "input": "x", "timeout_s": 60, "task": {}}
