@@ -1,5 +1,6 @@
 """The graph of a run as it stood at an event of its log, for the API."""
 
+import asyncio
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -134,18 +135,20 @@ async def _node_states(
         run_events.c.seq <= seq,
         run_events.c.step < seq + STEP_EVENTS,
     )
-    replay = replay_run(events)
+    replay = await asyncio.to_thread(replay_run, events)  # a log may be long
     if not decides:
         return _NodeStates(_statuses_by_agent(replay), {}, {})
     # Nodes of a sub-graph come after its own, and their names begin with its name.
     statuses: dict[str, str] = {}
+    waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
         statuses[name] = node.status
         if node.status == "running":
-            statuses[name] = _unended(replay, replay.task(node.task_id).status)
-            inner = (each for each in statuses if each.startswith(f"{name}/"))
-            if any(statuses[each] == "waiting" for each in inner):
-                statuses[name] = "waiting"
+            status = _unended(replay, replay.task(node.task_id).status)
+            statuses[name] = "waiting" if name in waiting_below else status
+        if statuses[name] == "waiting":
+            parts = name.split("/")
+            waiting_below.update("/".join(parts[:end]) for end in range(1, len(parts)))
     reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
     return _NodeStates(statuses, reasons, replay.edges)
 
@@ -182,6 +185,7 @@ def _published() -> Select[Any]:
             run_events.c.seq <= until,
             run_events.c.step < until + STEP_EVENTS,
             run_events.c.type == EventType.MEMORY_PUBLISHED,
+            name.not_like("%/%"),  # not of the graphs in it
         )
         .ext(distinct_on(name))
         .order_by(name, version.desc())

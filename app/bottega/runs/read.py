@@ -209,7 +209,7 @@ _HIDDEN = (
     "given",
 )
 """Columns that lists leave out; some are large."""
-_ABOVE = UUID(int=4 << 120)
+ABOVE_ROOTS = UUID(int=4 << 120)
 """Above all ids of runs until the year 2109, but for most of child runs (UUIDv5)."""
 _BLOCKED_BY = func.blocked_by(
     runs.c.tenant_id, func.unfinished_in(runs.c.tenant_id, runs.c.conversation_id), type_=JSONB
@@ -470,7 +470,7 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     # So the primary key can serve as the index for both bounds.
     if after is not None:
         yield runs.c.id >= first_id(after)
-    yield runs.c.id < (_ABOVE if before is None else first_id(before + MOST_SKEW))
+    yield runs.c.id < (ABOVE_ROOTS if before is None else first_id(before + MOST_SKEW))
 
 
 def _search(conditions: Iterable[ColumnElement[bool]], wanted: RunSearch) -> Select[Any]:

@@ -55,7 +55,7 @@ from bottega.errors import (
 )
 from bottega.events.types import FOR_PEOPLE, UNFINISHED, RunStatus
 from bottega.runs import messages
-from bottega.runs.read import spelled
+from bottega.runs.read import ABOVE_ROOTS, spelled
 
 SHOWN_TEXT = 200
 """Characters of a title that nobody gave, and of a last message."""
@@ -106,7 +106,7 @@ def _run_of_session(*, descending: bool) -> LateralFromClause:
     return (
         select(of)
         .where(of.c.tenant_id == sessions.c.tenant_id, of.c.session_id == sessions.c.id)
-        .where(of.c.parent_run_id.is_(None))
+        .where(of.c.parent_run_id.is_(None), of.c.id < ABOVE_ROOTS)
         .order_by(of.c.id.desc() if descending else of.c.id)
         .limit(1)
         .correlate(sessions)
