@@ -233,6 +233,60 @@ async def test_what_people_said_is_taken_over_or_given(bottega: Running, model: 
     await bottega.client.post(f"/v1/runs/{answer.json()['id']}/cancel")
 
 
+async def said_alike(bottega: Running, model: FakeModel) -> tuple[str, list[dict[str, Any]]]:
+    """Run a graph in which an agent and then a person say the same; return its run and log."""
+    await define(bottega, ["a", asks("check"), "b"], [edge("check", "b")])
+    model.decide = says(a=text('{"ok":true}'))
+    run_id = await start(bottega)
+    found = await interrupt_of(bottega, run_id)
+    await until(lambda: graph_of(bottega, run_id), lambda nodes: nodes["a"]["published"])
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    assert (await bottega.client.post(path, json={"answer": {"ok": True}})).status_code == 200
+    _, log = await end_of(bottega, run_id)
+    asked_of(model)
+    return run_id, log
+
+
+def publication_of_check(log: list[dict[str, Any]]) -> int:
+    (seq,) = (
+        each["seq"]
+        for each in log
+        if each["type"] == "memory.published" and each["data"].get("node") == "check"
+    )
+    return seq
+
+
+async def test_nodes_may_say_the_same(bottega: Running, model: FakeModel) -> None:
+    run_id, log = await said_alike(bottega, model)
+    (injected,) = (each["data"] for each in log if each["type"] == "memory.injected")
+    assert injected["answer_seq"] == publication_of_check(log)
+    model.decide = says(a=text("something else"))
+    second, _ = await forked(bottega, run_id, node="a")
+    assert (second["status"], asked_of(model)) == ("completed", ["a"])
+    shown = await graph_of(bottega, second["id"])
+    assert shown["check"]["published"]["content"] == '{"ok":true}'
+    assert shown["a"]["published"]["content"] == "something else"
+
+
+async def test_a_text_that_stands_in_a_dropped_event_is_taken_over(
+    bottega: Running, model: FakeModel
+) -> None:
+    """Logs written before each node referred to its own answer have such references."""
+    run_id, log = await said_alike(bottega, model)
+    answer = next(e["seq"] for e in log if e["type"] == "llm.completed" and e["agent"] == "a")
+    await bottega.owner.execute(
+        "UPDATE run_steps SET events = regexp_replace(events, $2, $3) WHERE run_id = $1",
+        run_id,
+        f'("answer_seq": ?){publication_of_check(log)}',
+        rf"\1{answer}",
+    )
+    model.decide = says(a=text("something else"))
+    second, log = await forked(bottega, run_id, node="a")
+    assert (second["status"], asked_of(model)) == ("completed", ["a"])
+    (injected,) = (each["data"] for each in log if each["type"] == "memory.injected")
+    assert injected["content"] == '{"ok":true}'
+
+
 async def test_nodes_that_failed_before_it_are_taken_over(
     bottega: Running, model: FakeModel
 ) -> None:

@@ -126,7 +126,7 @@ class MemoryLog:
         self._in_session = in_session
         self.names: dict[Path, str] = {}
         self._published: dict[Query, Publication] = {}
-        self._answers: dict[str, int] = {}
+        self._answers: dict[tuple[str, str], int] = {}  # by node of the run's graph, and text
 
     def published(self, query: Query, publication: Publication) -> None:
         """Keep a query's publication until the query ends."""
@@ -147,13 +147,14 @@ class MemoryLog:
         data: dict[str, Any] = {"version": published.version}
         if (node := self.node_of(query)) != name_of(query.agent):
             data["node"] = node
+        source = _of_run(node)
         if seq is not None and published.content == output:
-            self._answers[published.content] = seq
-        data |= self._text(published.content)
+            self._answers[source, published.content] = seq
+        data |= self._text(source, published.content)
         if published.metadata:
             data["metadata"] = dict(published.metadata)
         written = self._tasks.add(query, EventType.MEMORY_PUBLISHED, data)
-        self._answers.setdefault(published.content, written)
+        self._answers.setdefault((source, published.content), written)
         is_inner = query.path in self.names
         if not self._in_session or is_inner or not self._journal.is_new(written):
             return  # a resumed run repeats it; others may have published since
@@ -170,13 +171,13 @@ class MemoryLog:
         for item in items:
             edge = [self._source(query, item), self.node_of(query)]
             data = {"edge": edge, "policy": item.policy}
-            self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(item) | data)
+            self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(query, item) | data)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
         """Write the context that a query got from further up, with its cosine, if it was asked."""
         for item, score in items:
             data = {} if score is None else {"score": score}
-            self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(item) | data)
+            self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(query, item) | data)
 
     def node_of(self, query: Query) -> str | None:
         """Return the name of a query's agent in the graph; in a sub-graph with those above it."""
@@ -189,17 +190,25 @@ class MemoryLog:
             return item.source_id
         return f"{name.rpartition('/')[0]}/{item.source_id}"
 
-    def _about(self, item: MemoryItem) -> dict[str, Any]:
+    def _about(self, query: Query, item: MemoryItem) -> dict[str, Any]:
         """Return a memory item with its text, or a reference to it if the log has it."""
         data: dict[str, Any] = {"source": item.source_id, "version": item.version}
         if item.metadata:
             data["metadata"] = dict(item.metadata)
-        return data | self._text(item.content)
+        return data | self._text(_of_run(self._source(query, item)), item.content)
 
-    def _text(self, content: str) -> dict[str, Any]:
-        """Return a text, or a reference to the event that has it."""
-        seq = self._answers.get(content)
+    def _text(self, source: str, content: str) -> dict[str, Any]:
+        """Return a text, or a reference to the event in which its own source said it.
+
+        Another node may have said the same: a fork that does that node again would lose the text.
+        """
+        seq = self._answers.get((source, content))
         return {"content": content} if seq is None else {"answer_seq": seq}
+
+
+def _of_run(name: str | None) -> str:
+    """Return the node of the run's own graph to which a name belongs, as ``draft/2/write``."""
+    return (name or "").partition("/")[0]
 
 
 def storable_result(result: ToolResult) -> ToolResult:

@@ -54,6 +54,7 @@ _GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
 _TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
 _TRIES = (EventType.LLM_STARTED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
 _ASKS = (EventType.INTERRUPT_CREATED, EventType.INTERRUPT_RESOLVED)
+_TEXTS = (EventType.MEMORY_PUBLISHED, EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
 _LOOKS = ("poll_subagent", "await_subagent", "cancel_subagent")
 _KEPT = (
     "mode",
@@ -254,6 +255,7 @@ def carry_over(
         nodes: of the graph that decides its course, if one does.
         again: nodes that are done again from their start.
     """
+    whole = events
     settled: set[UUID | None] = set()
     if nodes is not None:
         events = _without(events, nodes, again, again)
@@ -287,7 +289,9 @@ def carry_over(
         and not (event.type in _TRIES and (event.task_id, call_of(event.data)) not in answered)
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
-    rows = [_row(event, numbers, parents) for event in kept]
+    is_dangling = any(_names_dropped(event, numbers) for event in kept)
+    texts = replay_run(whole).texts if is_dangling else {}
+    rows = [_row(event, numbers, parents, texts) for event in kept]
     usage = sum((task.usage for task in replay_run(kept).tasks.values()), AgentUsage())
     return Carried(rows, _tasks(kept, rows), usage)
 
@@ -570,9 +574,28 @@ def _was_cancelled(event: Event) -> bool:
     return event.type == EventType.AGENT_FAILED and _code(event) == CANCELLED["code"]
 
 
-def _row(event: Event, numbers: Mapping[int, int], parents: Parents) -> dict[str, Any]:
+def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
+    """Check if a published or received text stands in an event that is not kept.
+
+    Nodes that say the same are independent, but logs may name the answer of one for the other.
+    """
+    seq = event.data.get("answer_seq")
+    return event.type in _TEXTS and seq is not None and seq not in numbers
+
+
+def _row(
+    event: Event, numbers: Mapping[int, int], parents: Parents, texts: Mapping[int, str | None]
+) -> dict[str, Any]:
+    """Return an event as the new run's row.
+
+    Args:
+        numbers: of the events that are kept, by their old ``seq``.
+        texts: of answers by their old ``seq``; one that is dropped stands in place of its number.
+    """
     data = dict(event.data)
-    if data.get("answer_seq") is not None:
+    if _names_dropped(event, numbers):
+        data["content"] = texts[data.pop("answer_seq")]
+    elif data.get("answer_seq") is not None:
         data["answer_seq"] = numbers[data["answer_seq"]]
     above = len(list(_above(event.task_id, parents)))
     return {
