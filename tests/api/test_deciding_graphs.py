@@ -271,6 +271,34 @@ async def test_graphs_contain_others_but_not_one_another(client: httpx2.AsyncCli
     assert unnamed.json()["nodes"][0]["name"] == "a"
 
 
+async def test_nodes_of_nested_graphs_are_counted_at_each_use(client: httpx2.AsyncClient) -> None:
+    def uses(graph: str, times: int) -> list[dict[str, Any]]:
+        return [inner(f"n{number}", graph) for number in range(times)]
+
+    def chain(length: int) -> list[dict[str, Any]]:
+        return [edge(f"n{number}", f"n{number + 1}") for number in range(length - 1)]
+
+    assert (await put(client, "leaf", "x")).status_code == 201
+    large = await put(client, "large", *uses("leaf", 399), edges=chain(399))
+    assert large.status_code == 201, large.text  # 399 and 399
+    assert (await put(client, "top", *uses("large", 2), edges=chain(2))).status_code == 201
+    many = await put(client, "more", *uses("large", 3), edges=chain(3))
+    assert refused_at(many) == "/nodes/2/graph"
+    assert "2000 nodes" in many.json()["detail"]
+    # A graph in it grows after it is stored.
+    grown = ["x", *({"agent": "x", "name": f"x{number}"} for number in range(3))]
+    edges = [edge("x", f"x{number}") for number in range(3)]
+    changed = await put(client, "leaf", *grown, edges=edges, output="x")
+    assert changed.status_code == 200, changed.text
+    agent = {"name": "x", "system_message": "x"}
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    body = {"graph": "top", "mode": "dag", "input": "x"}
+    refused = await client.post("/v1/runs", json=body)
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["code"] == "too_many_nodes"
+    assert refused.json()["errors"][0]["pointer"] == "/graph"
+
+
 async def test_graphs_of_one_document_contain_others(client: httpx2.AsyncClient) -> None:
     agent = {"name": "x", "system_message": "x"}
     outer = {"name": "outer", "nodes": [inner("n", "inner")], "edges": []}

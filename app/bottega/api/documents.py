@@ -210,9 +210,9 @@ _RUNS = (
     "too_many_tools too_many_uploads "
     "file_too_large files_too_large message_too_large missing_description no_webhook_secret "
     "key_tokens_per_day queued_runs reserved_field session_user storage_quota tokens_per_day "
-    "too_deep too_many_messages unknown_agent unknown_file unknown_graph unknown_mcp_server "
-    "unknown_model unknown_provider unknown_tool unpriced_model unsupported_param "
-    "unsupported_part user_erasing user_required wrong_media_type"
+    "too_deep too_many_messages too_many_nodes unknown_agent unknown_file unknown_graph "
+    "unknown_mcp_server unknown_model unknown_provider unknown_tool unpriced_model "
+    "unsupported_param unsupported_part user_erasing user_required wrong_media_type"
 )
 _AGENTS = (
     f"{_SECRETS} {_STORES} {_PATTERNS} cycle limit_above_operator reserved_field "

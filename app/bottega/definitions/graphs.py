@@ -3,9 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from bottega.conditions import ConditionCheck, kind_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
@@ -25,6 +26,8 @@ from bottega.graph.decisions import (
 from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
 
 MOST_NODES = 500
+MOST_NODES_IN_ALL = 2_000
+"""Nodes of a graph and of those in it, counted at each use: a run makes agents for all of them."""
 DEEPEST = 3
 """Levels of graphs that contain one another."""
 RESERVED = ("run", "item")
@@ -82,23 +85,81 @@ def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
 def expanded(
     content: Mapping[str, Any], definition_of: Callable[[GraphRef], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a stored definition with the ``definition`` of each sub-graph in its node."""
-    nodes = list(content["nodes"])
-    for number, ref in subgraphs_of(content):
-        inner = expanded(definition_of(ref), definition_of)
-        nodes[number] = {**nodes[number], "definition": inner}
-    return {**content, "nodes": nodes}
+    """Return a stored definition with the ``definition`` of each sub-graph in its node.
+
+    Nodes of the same graph have the same object.
+    """
+
+    def expand(content: Mapping[str, Any]) -> dict[str, Any]:
+        nodes = list(content["nodes"])
+        for number, ref in subgraphs_of(content):
+            nodes[number] = {**nodes[number], "definition": below(ref)}
+        return {**content, "nodes": nodes}
+
+    @cache
+    def below(ref: GraphRef) -> dict[str, Any]:
+        return expand(definition_of(ref))
+
+    return expand(content)
 
 
-def refuse_nesting(
-    name: str, content: Mapping[str, Any], graphs: Graphs, above: Sequence[str] = ()
-) -> None:
+class GraphSize(NamedTuple):
+    """Number of a graph's own nodes, and the sub-graphs in some of them."""
+
+    nodes: int
+    subgraphs: Sequence[GraphRef]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """Measure a definition."""
+        return cls(len(content["nodes"]), [ref for _, ref in subgraphs_of(content)])
+
+
+def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
+    """Return the place among a graph's sub-graphs at which it has too many nodes in all.
+
+    Args:
+        inner: sizes of its sub-graphs and of those in them.
+    """
+
+    @cache
+    def count(ref: GraphRef, level: int) -> int:
+        if level > DEEPEST or ref not in inner:
+            return 0  # refused elsewhere
+        nodes, below = inner[ref]
+        return nodes + sum(count(each, level + 1) for each in below)
+
+    total = size.nodes
+    for place, ref in enumerate(size.subgraphs):
+        total += count(ref, 2)
+        if total > MOST_NODES_IN_ALL:
+            return place
+    return None
+
+
+TOO_MANY_NODES = (
+    f"with the nodes of the graphs in it, each counted as often as it is used, the graph has more "
+    f"than {MOST_NODES_IN_ALL} nodes: use fewer or smaller graphs"
+)
+
+
+def refuse_nesting(name: str, content: Mapping[str, Any], graphs: Graphs) -> None:
     """Check the sub-graphs of a graph: they exist, have one answer, and nest in no circle.
 
     Raises:
         CycleError: graphs contain one another.
         InvalidInputError: with the pointer to the node's field.
     """
+    sizes = {ref: GraphSize.of(each) for ref, each in graphs.items()}
+    if (place := excess_subgraph(GraphSize.of(content), sizes)) is not None:
+        number, _ = [*subgraphs_of(content)][place]
+        raise _wrong(TOO_MANY_NODES, f"/nodes/{number}/graph")
+    _refuse_nesting(name, content, graphs, ())
+
+
+def _refuse_nesting(
+    name: str, content: Mapping[str, Any], graphs: Graphs, above: Sequence[str]
+) -> None:
     above = (*above, name)
     for number, (inner, version) in subgraphs_of(content):
         at = f"/nodes/{number}/graph"
@@ -115,7 +176,7 @@ def refuse_nesting(
         if len(GraphRules.of(found).answering) > 1:
             raise _wrong(f"'{inner}' has several sinks: choose one by its 'output'", at)
         try:
-            refuse_nesting(inner, found, graphs, above)
+            _refuse_nesting(inner, found, graphs, above)
         except InvalidInputError as error:
             error.pointer = at
             raise

@@ -232,17 +232,22 @@ async def compiled(
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
     """
-    return await _compiled(run, run.graph, dependencies, with_async=with_async)
+    return await _compiled(run, run.graph, dependencies, {}, with_async=with_async)
 
 
 async def _compiled(
     run: ClaimedRun,
     content: dict[str, Any] | None,
     dependencies: AgentDependencies,
+    known: dict[int, CompiledTeam],
     *,
     with_async: bool,
 ) -> CompiledTeam:
-    """Build the agents of a run's graph, or of one in it."""
+    """Build the agents of a run's graph, or of one in it.
+
+    Args:
+        known: of sub-graphs, by the identity of their definitions; those that are built are added.
+    """
     graph = None if content is None else to_graph(content)
     rules, nodes, numbers = None, {}, {}
     names = {run.first: run.first}
@@ -273,8 +278,11 @@ async def _compiled(
     subgraphs = {}
     for name, node in nodes.items():
         if (inner := node.get("definition")) is not None:
-            below = await _compiled(run, inner, dependencies, with_async=with_async)
-            subgraphs[name] = below
+            if (same := known.get(id(inner))) is not None:
+                subgraphs[name] = same
+                continue
+            below = await _compiled(run, inner, dependencies, known, with_async=with_async)
+            subgraphs[name] = known[id(inner)] = below
             tools += below.tools
             warnings += [each for each in below.warnings if each not in warnings]
     if rules is not None:

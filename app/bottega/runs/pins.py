@@ -29,7 +29,13 @@ from bottega.definitions.agents import (
     listed,
     refuse_stateful,
 )
-from bottega.definitions.graphs import DEEPEST
+from bottega.definitions.graphs import (
+    DEEPEST,
+    TOO_MANY_NODES,
+    GraphRef,
+    GraphSize,
+    excess_subgraph,
+)
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
@@ -336,7 +342,7 @@ def _pins(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
         )
     of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": [], "below": []}
-    below = _below(of_graph["below"])
+    below = _below(of_graph)
     nodes: list[str] = list(dict.fromkeys(of_graph["nodes"]))
     named_by = dict.fromkeys(nodes, "/graph")
     if agent is not None:
@@ -385,10 +391,11 @@ def _pins(
     )
 
 
-def _below(graphs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
     """Return the versions of the graphs in a graph, by name."""
     versions: dict[str, dict[int, None]] = {}
-    for each in graphs:
+    sizes: dict[GraphRef, GraphSize] = {}
+    for each in graph["below"]:
         if each["version"] is None:
             raise InvalidInputError(
                 f"the graph contains '{each['name']}', of which there is no such version",
@@ -400,7 +407,17 @@ def _below(graphs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]
                 f"graphs are nested at most {DEEPEST} deep", code="too_deep", pointer="/graph"
             )
         versions.setdefault(each["name"], {each["current"]: None})[each["version"]] = None
+        sizes[each["name"], each["version"]] = _graph_size(each)
+        if each["version"] == each["current"]:
+            sizes[each["name"], None] = _graph_size(each)
+    if versions and excess_subgraph(_graph_size(graph), sizes) is not None:
+        raise InvalidInputError(TOO_MANY_NODES, code="too_many_nodes", pointer="/graph")
     return {"below": {name: list(each) for name, each in versions.items()}} if versions else {}
+
+
+def _graph_size(read: Mapping[str, Any]) -> GraphSize:
+    refs = [(node["graph"], node.get("version")) for node in read["subgraphs"]]
+    return GraphSize(read["size"], refs)
 
 
 def _checked_agents(

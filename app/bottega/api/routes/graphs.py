@@ -54,6 +54,7 @@ from bottega.definitions.draw import draw, packed
 from bottega.definitions.graphs import (
     DEEPEST,
     MOST_NODES,
+    MOST_NODES_IN_ALL,
     GraphRef,
     Graphs,
     Schemas,
@@ -634,8 +635,9 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
 
 
 async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
-    """Return the graphs in a graph, and those in them."""
+    """Return the graphs in a graph, and those in them, until there are too many nodes."""
     found: dict[GraphRef, Mapping[str, Any]] = {}
+    asked: set[GraphRef] = set()
     level = [content]
     for _ in range(DEEPEST):
         refs = {ref for each in level for _, ref in subgraphs_of(each)} - found.keys()
@@ -643,6 +645,9 @@ async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
             break
         read = await store.referred(caller.tx, GRAPHS, caller.tenant, refs)
         found |= read
+        asked |= refs
+        if sum(len(found[ref]["nodes"]) for ref in asked & found.keys()) > MOST_NODES_IN_ALL:
+            break
         level = list(read.values())
     return found
 

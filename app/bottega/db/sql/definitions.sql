@@ -76,9 +76,14 @@ BEGIN
             LEFT JOIN graph_versions v ON v.tenant_id = p_tenant AND v.name = g.name
               AND v.version = coalesce((node ->> 'version')::integer, g.version)
             WHERE level <= 3  -- one more than there may be
+        ), graphs_in AS (
+            -- Each has a node or more, so these are too many nodes.
+            SELECT *, jsonb_array_length(definition -> 'nodes') AS size,
+                   jsonb_path_query_array(definition, '$.nodes[*] ? (@.graph != null)') AS subgraphs
+            FROM wanted LIMIT 2002
         ), nodes AS (
-            SELECT node FROM wanted
-            CROSS JOIN jsonb_array_elements(wanted.definition -> 'nodes') AS node
+            SELECT node FROM graphs_in
+            CROSS JOIN jsonb_array_elements(graphs_in.definition -> 'nodes') AS node
         ), reached(name, version, definition) AS (
             SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
               ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = CASE
@@ -97,7 +102,7 @@ BEGIN
         SELECT jsonb_build_object(
             'epoch', (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant),
             'graph', (SELECT jsonb_build_object(
-                'version', version,
+                'version', version, 'size', size, 'subgraphs', subgraphs,
                 'nodes', (SELECT coalesce(jsonb_agg(node -> 'agent'), '[]') FROM nodes
                     WHERE node ->> 'agent' IS NOT NULL),
                 'memory', (SELECT jsonb_agg(node -> 'memory') FROM nodes
@@ -105,9 +110,10 @@ BEGIN
                 'tools', (SELECT coalesce(jsonb_agg(node -> 'tool'), '[]') FROM nodes
                     WHERE node -> 'tool' IS NOT NULL),
                 'below', (SELECT coalesce(jsonb_agg(jsonb_build_object(
-                        'name', name, 'version', version, 'current', current, 'level', level)
-                    ORDER BY level), '[]') FROM wanted WHERE level > 1))
-                FROM wanted WHERE level = 1),
+                        'name', name, 'version', version, 'current', current, 'level', level,
+                        'size', size, 'subgraphs', subgraphs)
+                    ORDER BY level), '[]') FROM graphs_in WHERE level > 1))
+                FROM graphs_in WHERE level = 1),
             'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'stateful', definition -> 'stateless' = 'false',
