@@ -6,6 +6,7 @@ from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
+from tests.console.held import hold
 from tests.fake_model import calls, text
 from tests.waiting import until
 
@@ -29,6 +30,7 @@ MENTIONS = [
     ("I paid 1,234.50", 1234.5, True),
     ("I paid 1 234,50", 1234.5, True),
     ("I paid 20.50 EUR", 20, False),
+    ("I paid 50.00 EUR", 49.999, False),
     ("I paid 120 EUR", 20, False),
     ("I paid 20 EUR.", 200, False),
     ("order a-17, please", "A-17", True),
@@ -78,8 +80,12 @@ async def test_those_that_differ_are_found_and_denied_by_keyboard(console: Conso
         await page.keyboard.press("j")
     assert seen == {
         ("ada", "the same call for ada waits, too"),
-        ("bob", "amount 220 is not in the conversation"),
-        ("eve", "order A-4 is not in the conversation", "A-4 is in a call for fay, too"),
+        ("bob", "amount 220 is not in the user's messages"),
+        (
+            "eve",
+            "order A-4 is not in the user's messages",
+            "A-4 is in a call for fay, too",
+        ),
         ("fay", "A-4 is in a call for eve, too"),
         ("dan",),
     }
@@ -102,18 +108,156 @@ async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     users.append(await current(page, but=users))
     await page.keyboard.press("k")
     await expect(page.locator(".inbox .chosen")).to_contain_text(users[0])
+    await takes_keys(page)
     await page.keyboard.press("a")
+    await page.keyboard.press("a")  # an impatient one decides nothing more
     await expect(page.locator(".inbox .chosen")).to_contain_text(users[1])
+    await takes_keys(page)
     await page.keyboard.press("d")
     await until(lambda: decided(console), lambda found: len(found) == 2)
     last = await current(page, but=users)
+    await takes_keys(page)
     await page.keyboard.press("e")
-    await expect(page.get_by_label("Arguments")).to_be_focused()
-    await page.get_by_label("Arguments").press("a")  # a letter of the text, and no decision
-    await expect(page.get_by_label("Arguments")).to_be_visible()
+    edited = page.get_by_label("Arguments")
+    await expect(edited).to_be_focused()
+    await edited.fill('{"order": "A-2", "amount": 4}')
+    await edited.press("a")  # a letter of the text, and no decision
+    await page.locator("main").focus()
+    await page.keyboard.press("e")  # what was typed stays
+    await expect(edited).to_be_focused()
+    await expect(edited).to_have_value('{"order": "A-2", "amount": 4}a')
     found = await decided(console)
     assert found == {(users[0], "approve"), (users[1], "deny")}
     assert last not in users
+
+
+async def test_what_a_colleague_decided_leaves_no_other_call_to_the_keys(console: Console) -> None:
+    await console.define(REFUND)
+    console.model.decide = lambda _: text("done")
+    runs = [
+        await waiting(console, f"Refund A-{number}, I paid 5.", f"A-{number}", 5, user)
+        for number, user in enumerate(("ada", "bob", "eve"))
+    ]
+    page = await console.open("approvals")
+    await takes_keys(page)
+    await page.keyboard.press("j")
+    await expect(page.get_by_role("heading", name="Asked by bob")).to_be_visible()
+    await takes_keys(page)
+    client = console.server.client
+    found = (await client.get(f"/v1/interrupts?run_id={runs[1]}")).json()["items"][0]["id"]
+    await client.post(f"/v1/interrupts/{found}/resolve", json={"decision": "deny"})
+    await expect(page.get_by_text("This was decided elsewhere")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Asked by bob")).to_be_visible()
+    await expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+    await page.keyboard.press("a")
+    await page.keyboard.press("j")  # to the one that follows it
+    await expect(page.get_by_role("heading", name="Asked by eve")).to_be_visible()
+    assert await decided(console) == {("bob", "deny")}
+
+
+async def test_keys_wait_for_the_facts_and_the_focus_follows(console: Console) -> None:
+    await console.define(REFUND)
+    console.model.decide = lambda _: text("done")
+    for number, user in enumerate(("ada", "bob")):
+        await waiting(console, f"Refund A-{number}, I paid 5.", f"A-{number}", 5, user)
+    held = await hold(console.page, "**/v1/runs/*/messages?*")
+    page = await console.open("approvals")
+    approve = page.get_by_role("button", name="Approve")
+    await expect(approve).to_be_visible()
+    await page.wait_for_timeout(600)  # longer than what another item takes until keys count
+    assert await approve.get_attribute("aria-keyshortcuts") is None
+    await page.keyboard.press("a")
+    await expect(approve).to_be_enabled()
+    await held.let_go()
+    await takes_keys(page)
+    await approve.click()
+    await expect(page.get_by_role("heading", name="Asked by bob")).to_be_focused()
+    assert await decided(console) == {("ada", "approve")}
+
+
+async def test_facts_are_of_what_users_said_and_what_people_decided(console: Console) -> None:
+    page = await console.open("approvals")
+    call = {"id": "1", "kind": "approval", "tool": "refund", "user": "ada", "status": "pending"}
+    asked = {**call, "arguments": {"order.id": "A-17", "amount": 500}}
+    messages = [
+        {"role": "assistant", "content": "I refund 500 for A-17 now."},
+        {"role": "user", "content": "Please refund A-17."},
+    ]
+    once = {**asked, "id": "2", "run_id": "r", "status": "resolved"}
+    approved = {"decision": "approve", "arguments": {"order.id": "A-17", "amount": 5}}
+    other = '{"order.id":"A-17","amount":5}'
+    cases: list[tuple[Any, str | None]] = [
+        ({"resolution": approved}, f"was approved with other arguments: {other}"),
+        ({"resolution": {"decision": "approve"}}, "was approved"),
+        ({"resolution": {"decision": "deny"}}, "was denied"),
+        ({"resolution": {"result": 1}}, "was answered"),
+        ({"status": "expired"}, "expired"),
+        ({"kind": "client_tool", "resolution": {"result": 1}}, None),
+    ]
+    for more, became in cases:
+        facts = await facts_of(page, asked, messages, [{**once, **more}])
+        said = [(each["name"], each["text"]) for each in facts]
+        about = [(None, f"the same call for ada {became}")] if became else []
+        assert said == [("amount", "amount 500 is not in the user's messages"), *about]
+    for unknown in ([], [{"role": "user", "content": "", "parts": [{"type": "file"}]}]):
+        assert await facts_of(page, asked, unknown, []) == []
+
+
+async def facts_of(page: Page, asked: Any, messages: Any, others: Any) -> Any:
+    return await page.evaluate(
+        """async ([asked, messages, others]) => {
+          const { factsOf, saidByUser } = await import('./js/parts/approval_facts.js');
+          return factsOf(asked, saidByUser(messages), others);
+        }""",
+        [asked, messages, others],
+    )
+
+
+async def test_earlier_turns_of_a_session_count(console: Console) -> None:
+    await console.define(REFUND)
+    console.model.script(text("Which amount?"))
+    run = {"agent": "clerk", "user": "ada", "session_id": "s"}
+    client = console.server.client
+    await client.post("/v1/runs?wait=30", json={**run, "input": "Refund A-1, I paid 21."})
+    console.model.script(calls(("refund", {"order": "A-1", "amount": 21})))
+    await client.post("/v1/runs", json={**run, "input": "Do it, please."})
+    page = await console.open("approvals")
+    await expect(page.locator(".inbox .said")).to_have_count(3)
+    await takes_keys(page)
+    await expect(page.locator(".fact")).to_have_count(0)
+    await page.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
+
+
+async def test_only_the_runs_user_may_answer_what_is_asked_of_them(console: Console) -> None:
+    page = await console.open("approvals")
+    asked = {
+        "id": "1",
+        "kind": "question",
+        "tool": "own",
+        "question": "All right?",
+        "who": "user",
+        "user": "ada",
+        "run_id": "r",
+        "session_id": None,
+        "status": "pending",
+        "arguments": {},
+        "created_at": "2026-01-01T00:00:00Z",
+        "expires_at": None,
+    }
+    page_of = {"items": [asked], "next_cursor": None}
+    await page.route("**/v1/interrupts?*", lambda route: route.fulfill(json=page_of))
+    nothing = {"items": [], "next_cursor": None}
+    await page.route("**/v1/runs/r/messages?*", lambda route: route.fulfill(json=nothing))
+    await page.reload()
+    await expect(page.get_by_text("Only the run's user may answer this.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Send")).to_have_count(0)
+
+
+async def takes_keys(page: Page) -> None:
+    """Wait until keys decide on what is shown."""
+    approve = page.get_by_role("button", name="Approve")
+    await expect(approve).to_have_attribute("aria-keyshortcuts", "a")
 
 
 async def current(page: Page, but: list[str] = []) -> str:  # noqa: B006 (it stays as it is)

@@ -154,7 +154,7 @@ function Conversation({ session, agent: wanted, user: named }) {
       <${Stale} from=${said} again=${() => (open ? reload(open, state) : said.reload())} />
       ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p
         class="small soft">being sent</p></div>`}
-      ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
+      ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} user=${user} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <p class="small soft" role="status">${note}</p>
       <div ref=${end} class="end"></div>

@@ -92,7 +92,7 @@ export function Run({ id, query }) {
     </div>
     <${Stale} from=${run} />
     <${Question} run=${run.data} />
-    ${!played && html`<${Asked} state=${live} />`}
+    ${!played && html`<${Asked} state=${live} user=${run.data.user} />`}
     <${Answer} run=${run.data} answer=${answer} moves=${moves} onRated=${run.reload} />
     <${Diagnosis} run=${run.data} state=${live} now=${moves ? Date.now() : live.endedAt} />
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
@@ -161,12 +161,12 @@ function Numbers({ state, now }) {
 }
 
 /** What people are asked in this run. */
-function Asked({ state }) {
+function Asked({ state, user }) {
   const open = [...state.interrupts.values()].filter((each) => each.status === "pending");
   if (!open.length) return null;
   return html`<${Panel} title=${`Waiting for ${open.length === 1 ? "a decision" : `${open.length} decisions`}`}
     kind="asked-now">
-    ${open.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}<//>`;
+    ${open.map((each) => html`<${Decision} key=${each.id} interrupt=${each} user=${user} />`)}<//>`;
 }
 
 /** `status`: the present one; that of `run` is as old as its last reading. */

@@ -4,7 +4,8 @@
 function spellings(value) {
   if (typeof value !== "number") return [String(value).toLowerCase()];
   const fixed = value.toFixed(2);
-  return [String(value), fixed, fixed.replace(".", ",")];
+  const written = Number(fixed) === value ? [String(value), fixed] : [String(value)];
+  return written.flatMap((each) => [each, each.replace(".", ",")]);
 }
 
 /** Whether a text has a value, not as a part of a longer word or number. */
@@ -21,13 +22,13 @@ export function mentions(text, value) {
   return false;
 }
 
-/** Amounts and names among the arguments, by their places: `[["order.id", "A-17"], …]`. */
+/** Amounts and names among the arguments, by their places: `[[["order", "id"], "A-17"], …]`. */
 export function valuesOf(value, path = []) {
   if (value !== null && typeof value === "object") {
     return Object.entries(value).flatMap(([name, each]) => valuesOf(each, [...path, name]));
   }
   const isTelling = typeof value === "number" || (typeof value === "string" && /\d/.test(value) && value.length < 80);
-  return isTelling ? [[path.join("."), value]] : [];
+  return isTelling ? [[path, value]] : [];
 }
 
 const sorted = (_, value) => (value && typeof value === "object" && !Array.isArray(value)
@@ -35,30 +36,47 @@ const sorted = (_, value) => (value && typeof value === "object" && !Array.isArr
   : value);
 const sameText = (value) => JSON.stringify(value, sorted);
 
+/** All that users said among messages; null: nothing, or files too, of which nobody here knows what they say. */
+export function saidByUser(messages) {
+  const said = messages.filter(({ role, source }) => role === "user" && !source);
+  const isText = said.every(({ parts = [] }) => parts.every(({ type }) => type === "text"));
+  return said.length && isText ? said.map(({ content }) => content).join("\n") : null;
+}
+
+/** What became of a call, such as "denied". */
+export function decided({ status, resolution }) {
+  if (status !== "resolved") return status === "pending" ? "waiting" : status;
+  if (resolution?.decision === "deny") return "denied";
+  if (resolution?.decision !== "approve") return "answered";
+  return resolution.arguments ? "approved with other arguments" : "approved";
+}
+
 /**
- * `[{place, text, run}]`: what a person should see before deciding.
+ * `[{name, text, run}]`: what a person should see before deciding.
  *
- * `text`: all that was said in the conversation; null: not read yet. `others`: calls of the tenant, decided or not.
- * `run`: the other run that a fact is about.
+ * `text`: all that the users said in the conversation; null: it is not known. `others`: calls of the tenant, decided
+ * or not. `name`: of the argument that a fact is about; null: the whole call. `run`: the other run that it is about.
  */
 export function factsOf(asked, text, others) {
   const facts = [];
-  const rest = others.filter((each) => each.id !== asked.id && each.tool === asked.tool && each.status !== "cancelled");
-  for (const [place, value] of valuesOf(asked.arguments)) {
+  const rest = others.filter(({ id, tool, kind, status }) =>
+    id !== asked.id && tool === asked.tool && kind === asked.kind && status !== "cancelled");
+  for (const [[name, ...below], value] of valuesOf(asked.arguments)) {
     if (text !== null && !mentions(text, value)) {
-      facts.push({ place, text: `${place} ${value} is not in the conversation` });
+      facts.push({ name, text: `${[name, ...below].join(".")} ${value} is not in the user's messages` });
     }
     const other = typeof value === "string" && rest.find((each) => each.user !== asked.user
       && valuesOf(each.arguments).some(([, theirs]) => theirs === value));
     if (other) {
-      facts.push({ place, text: `${value} is in a call for ${other.user ?? "nobody"}, too`, run: other.run_id });
+      facts.push({ name, text: `${value} is in a call for ${other.user ?? "nobody"}, too`, run: other.run_id });
     }
   }
   const again = rest.find((each) => sameText(each.arguments) === sameText(asked.arguments));
   if (again) {
-    const decided = again.resolution?.decision === "deny" ? "was denied" : "was approved";
-    const said = again.status === "pending" ? "waits, too" : again.status === "expired" ? "expired" : decided;
-    facts.push({ place: "", text: `the same call for ${again.user ?? "nobody"} ${said}`, run: again.run_id });
+    const became = { pending: "waits, too", expired: "expired" }[again.status] ?? `was ${decided(again)}`;
+    const changed = again.resolution?.arguments ? `: ${JSON.stringify(again.resolution.arguments)}` : "";
+    facts.push({ name: null, text: `the same call for ${again.user ?? "nobody"} ${became}${changed}`,
+      run: again.run_id });
   }
   return facts;
 }

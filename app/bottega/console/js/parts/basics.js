@@ -52,6 +52,22 @@ addEventListener("click", (event) => {
   event.stopImmediatePropagation();
 }, true);
 
+/**
+ * For a page that shows one item after the other: if the focus was in what showed the item before, it goes to the
+ * heading of the next. Returns the ref of what shows it; `id` is the item's.
+ */
+export function useHeading(id) {
+  const box = useRef(null);
+  const isInside = box.current?.contains(document.activeElement); // before the item is drawn
+  useEffect(() => {
+    const heading = isInside && box.current.querySelector("h2");
+    if (!heading) return;
+    heading.tabIndex = -1;
+    heading.focus();
+  }, [id]);
+  return box;
+}
+
 export const Link = ({ path, query, needs, children, ...rest }) => may(needs) && html`<a href=${to(path, query)}
   ...${rest}>${children}</a>`;
 

@@ -3,29 +3,31 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
 import { html } from "../html.js";
-import { may } from "../person.js";
+import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
 
 const TITLES = {
   approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program",
 };
 
+/** Keys decide only after this time: one that was meant for what was shown before does nothing. */
+const SETTLED_MS = 400;
+
 /** Whether a key is meant for the page: pressed once, outside of fields, and no shortcut of the browser. */
 export const isForPage = (event) =>
   !event.repeat && !event.ctrlKey && !event.metaKey && !event.altKey
   && !event.target.closest("input, textarea, select, dialog");
 
-/** Arguments by name, those marked of which there are facts. */
+/** Arguments by name, those marked of which there are facts, and the facts about the whole call. */
 function Arguments({ of, facts }) {
-  const isPlain = of && typeof of === "object" && !Array.isArray(of);
-  if (!isPlain || !Object.keys(of).length) return html`<${Value} value=${of} />`;
-  return html`<dl class="arguments">${Object.entries(of).map(([name, value]) => {
-    const own = facts.filter(({ place }) => place.split(".")[0] === name);
+  const isPlain = of && typeof of === "object" && !Array.isArray(of) && Object.keys(of).length > 0;
+  return html`${isPlain ? html`<dl class="arguments">${Object.entries(of).map(([name, value]) => {
+    const own = facts.filter((each) => each.name === name);
     return html`<div key=${name} class=${own.length ? "flagged" : ""}><dt>${name}</dt>
       <dd>${typeof value === "object" ? html`<${Value} value=${value} />` : html`<code>${String(value)}</code>`}
         ${own.map((each) => html`<${Fact} of=${each} />`)}</dd></div>`;
-  })}</dl>
-  ${facts.filter(({ place }) => !place).map((each) => html`<p class="flagged"><${Fact} of=${each} /></p>`)}`;
+  })}</dl>` : html`<${Value} value=${of} />`}
+  ${facts.filter(({ name }) => name === null).map((each) => html`<p class="flagged"><${Fact} of=${each} /></p>`)}`;
 }
 
 const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="fact">${text}</strong>
@@ -33,9 +35,10 @@ const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="
 
 /**
  * `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server has taken the decision. `facts`: as
- * of `factsOf`. `byKey`: the keys a, d and e approve, deny and edit.
+ * of `factsOf`. `byKey`: the keys a, d and e approve, deny and edit. `isThere`: it waits still; else somebody else
+ * decided it, or its time is over. `user`: of its run.
  */
-export function Decision({ interrupt, onDone, facts = [], byKey = false }) {
+export function Decision({ interrupt, user = interrupt.user, onDone, facts = [], byKey = false, isThere = true }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [comment, setComment] = useState("");
@@ -60,11 +63,24 @@ export function Decision({ interrupt, onDone, facts = [], byKey = false }) {
   const changed = () => (edited === null ? {} : { arguments: JSON.parse(edited) });
   const approve = () => send(() => ({ decision: "approve", ...changed(), ...said }));
   const deny = () => send(() => ({ decision: "deny", ...said }));
-  const edit = () => setEdited(JSON.stringify(interrupt.arguments, null, 2));
+  const edit = () => {
+    if (edited === null) setEdited(JSON.stringify(interrupt.arguments, null, 2));
+    else field.current.focus(); // what was typed stays
+  };
   const isApproval = interrupt.kind === "approval";
-  const mayDecide = may(isApproval || interrupt.who === "approve" ? "approve" : "run approve");
+  const isOthers = interrupt.who === "user" && (!me.value?.user || me.value.user !== user);
+  const mayDecide = !isOthers && may(isApproval || interrupt.who === "approve" ? "approve" : "run approve");
+  const isOpen = isThere || busy; // what is decided here is not decided elsewhere
+  const [isSettled, setSettled] = useState(false);
   useEffect(() => {
-    if (!byKey || !isApproval || !mayDecide) return undefined;
+    if (!byKey) return undefined;
+    const timer = setTimeout(() => setSettled(true), SETTLED_MS);
+    return () => clearTimeout(timer);
+  }, [byKey]);
+  const heedsKeys = byKey && isSettled && isThere && isApproval && mayDecide;
+  const keyed = (key) => (heedsKeys ? { "aria-keyshortcuts": key } : {});
+  useEffect(() => {
+    if (!heedsKeys) return undefined;
     const onKeyDown = (event) => {
       const act = { a: approve, d: deny, e: edit }[event.key];
       if (!act || busy || !isForPage(event)) return;
@@ -89,15 +105,18 @@ export function Decision({ interrupt, onDone, facts = [], byKey = false }) {
       ? html`<${Arguments} of=${interrupt.arguments} facts=${facts} />`
       : html`<label>Arguments <textarea rows="6" ref=${field} value=${edited}
           onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
-    ${!mayDecide && html`<p class="small soft">You may see this, but not decide it.</p>`}
-    ${mayDecide && isApproval && html`
-      <label>Comment <input value=${comment} maxlength="2000" onInput=${(e) => setComment(e.target.value)} /></label>
+    ${!mayDecide && html`<p class="small soft">${isOthers ? "Only the run's user may answer this."
+      : "You may see this, but not decide it."}</p>`}
+    ${!isOpen && html`<p class="note" role="status">This was decided elsewhere, or its time is over.</p>`}
+    ${isOpen && mayDecide && isApproval && html`
+      <label>Comment <input value=${comment} maxlength="2000" readonly=${busy}
+        onInput=${(e) => setComment(e.target.value)} /></label>
       <div class="actions">
-        <${Button} kind="primary" busy=${busy} onClick=${approve}>Approve<//>
-        <${Button} kind="danger" busy=${busy} onClick=${deny}>Deny<//>
-        ${edited === null && html`<${Button} onClick=${edit}>Edit arguments<//>`}
+        <${Button} kind="primary" busy=${busy} ...${keyed("a")} onClick=${approve}>Approve<//>
+        <${Button} kind="danger" busy=${busy} ...${keyed("d")} onClick=${deny}>Deny<//>
+        ${edited === null && html`<${Button} ...${keyed("e")} onClick=${edit}>Edit arguments<//>`}
       </div>`}
-    ${mayDecide && !isApproval && html`
+    ${isOpen && mayDecide && !isApproval && html`
       <form onSubmit=${(e) => (e.preventDefault(), interrupt.kind === "question" ? reply() : result())}>
         <label>${interrupt.kind === "question" ? "Answer" : "Result (JSON)"}
           <textarea rows="3" value=${answer} required onInput=${(e) => setAnswer(e.target.value)}></textarea></label>
