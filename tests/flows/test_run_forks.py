@@ -248,7 +248,7 @@ async def said_alike(bottega: Running, model: FakeModel) -> tuple[str, list[dict
 
 
 def publication_of_check(log: list[dict[str, Any]]) -> int:
-    (seq,) = (
+    seq: int = next(
         each["seq"]
         for each in log
         if each["type"] == "memory.published" and each["data"].get("node") == "check"
@@ -515,6 +515,99 @@ async def test_a_fork_needs_the_rights_of_what_it_changes(
             assert accepted.status_code == 202, (body, accepted.text)
             assert accepted.json()["user"] == "ada"
             await bottega.client.post(f"/v1/runs/{accepted.json()['id']}/cancel")
+
+
+async def approved(bottega: Running, model: FakeModel) -> str:
+    """Return a run whose payment was approved; a token of ada may fork it."""
+    pays = calculates("pay", {"from": "run", "pointer": "/input"})
+    nodes = ["ask", asks("approve", who="approve"), pays, "beside", "end"]
+    edges = [("ask", "approve"), ("approve", "pay"), ("ask", "beside"), ("pay", "end")]
+    await define(bottega, nodes, [edge(*each) for each in edges])
+    model.decide = says()
+    run_id = await start(bottega, user="ada", input="1 + 1")
+    found = await interrupt_at(bottega, run_id, "approve")
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    assert (await bottega.client.post(path, json={"answer": {"ok": True}})).status_code == 200
+    await end_of(bottega, run_id)
+    asked_of(model)
+    return run_id
+
+
+async def test_an_approval_holds_for_its_question_and_for_those_who_may_give_it(
+    bottega: Running, model: FakeModel
+) -> None:
+    run_id = await approved(bottega, model)
+    log = await bottega.watch(run_id)
+    answered = next(
+        event["seq"]
+        for event in log
+        if event["type"] == "node.completed" and event["data"]["node"] == "approve"
+    )
+    body: Any = {"user": "ada", "actions": ["run", "read"], "expires_in": 60}
+    token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
+    path = f"/v1/runs/{run_id}/fork"
+    async with (
+        await client_with(bottega, "run") as runner,
+        await client_with(bottega, "run", "approve") as approver,
+        client_of(bottega.port, headers={"Authorization": f"Bearer {token}"}) as ada,
+    ):
+        for client, body, is_asked in (
+            (ada, {"node": "pay", "input": "9999 + 1"}, True),
+            (runner, {"node": "pay", "input": "9999 + 1"}, True),
+            (approver, {"node": "pay", "input": "9999 + 1"}, True),
+            (runner, {"at_seq": answered, "input": "9999 + 1"}, True),
+            (ada, {"node": "pay"}, True),
+            (runner, {"node": "pay"}, True),
+            (runner, {"node": "end", "publication": "mine"}, True),
+            (runner, {"at_seq": answered}, True),
+            (runner, {"node": "beside"}, False),
+            (approver, {"node": "pay"}, False),
+            (approver, {"at_seq": answered}, False),
+        ):
+            accepted = await client.post(path, json=body)
+            assert accepted.status_code == 202, (body, accepted.text)
+            new = accepted.json()["id"]
+            if is_asked:
+                await interrupt_at(bottega, new, "approve")
+                assert (await graph_of(bottega, new))["pay"]["status"] == "pending"
+                await bottega.client.post(f"/v1/runs/{new}/cancel")
+            else:
+                ended, events = await end_of(bottega, new)
+                assert ended["status"] == "completed"
+                asked = [each for each in events if each["type"] == "interrupt.created"]
+                assert len(asked) == 1, body  # taken over
+
+
+async def test_a_given_approval_is_not_taken_over_by_others(
+    bottega: Running, model: FakeModel
+) -> None:
+    run_id = await approved(bottega, model)
+    given, _ = await forked(bottega, run_id, node="approve", publication='{"ok": false}')
+    async with await client_with(bottega, "run") as runner:
+        again = await runner.post(f"/v1/runs/{given['id']}/fork", json={"node": "pay"})
+        await interrupt_at(bottega, again.json()["id"], "approve")
+        await bottega.client.post(f"/v1/runs/{again.json()['id']}/cancel")
+
+
+async def test_the_people_in_a_sub_graph_are_asked_again_too(
+    bottega: Running, model: FakeModel
+) -> None:
+    await store(bottega, "check", ["draft", asks("ok", who="approve")], [edge("draft", "ok")])
+    await define(bottega, [inner("inside", "check"), "b"], [edge("inside", "b")])
+    model.decide = says()
+    run_id = await start(bottega)
+    found = await interrupt_at(bottega, run_id, "inside/ok")
+    path = f"/v1/interrupts/{found['id']}/resolve"
+    assert (await bottega.client.post(path, json={"answer": {"ok": True}})).status_code == 200
+    await end_of(bottega, run_id)
+    path = f"/v1/runs/{run_id}/fork"
+    async with await client_with(bottega, "run") as runner:
+        body = {"node": "inside", "publication": '{"ok": true}'}
+        refusal = await runner.post(path, json=body)
+        assert (refusal.status_code, refusal.json()["code"]) == (403, "insufficient_scope")
+        again = await runner.post(path, json={"node": "b"})
+        await interrupt_at(bottega, again.json()["id"], "inside/ok")
+        await bottega.client.post(f"/v1/runs/{again.json()['id']}/cancel")
 
 
 async def interrupt_at(bottega: Running, run_id: str, node: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ second call of a model or a tool: its events stand in the new run's log, and are
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -34,7 +35,7 @@ from bottega.runs.retry import (
     task_root_of,
     until,
 )
-from bottega.runs.submit import Carried, accept
+from bottega.runs.submit import accept
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 
@@ -88,21 +89,28 @@ async def fork(
     if old["mode"] == "batch":
         raise ConflictError(f"{run_id} is a batch: retry it", code="no_graph")
     nodes = await NodeTasks.of(connection, tenant_id, old)
-    events = await log.read_all(pool, tenant_id, run_id, on=await driver_of(connection))
+    events: Sequence[Event] = await log.read_all(
+        pool, tenant_id, run_id, on=await driver_of(connection)
+    )
     place: dict[str, Any]
     if wanted.node is None:
         place = {"seq": wanted.at_seq}
-        carried = _before_event(events, old, nodes, wanted.at_seq or 0)
+        events = _until_event(events, old, wanted.at_seq or 0)
     else:
         place = {"node": wanted.node}
-        carried = _before_node(events, old, nodes, wanted.node)
+        _refuse_node(events, old, nodes, wanted.node)
+    again: set[str] = set()
+    if nodes is not None:
+        again = _done_again(nodes, wanted, partial(_may_answer, may_give, old["user"]))
+    carried = carry_over(events, task_root_of(old), nodes, again)
     if wanted.publication is not None and nodes is not None and wanted.node is not None:
         node = nodes.node(wanted.node)
-        may_give(node, old["user"])
+        for each in (node, *nodes.people().get(wanted.node, ())):
+            may_give(each, old["user"])
         await _check_publication(connection, old, nodes, node, wanted.publication)
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
     new |= same_tasks(old) | {"turn": base_of(old), "principal": principal}
-    new["given"] = _given(old, nodes, wanted)
+    new["given"] = _given(old["given"], wanted, again)
     new["fork_of"] = {"run_id": run_id, **place, "usage": carried.usage.to_dict()}
     if wanted.agent:
         new["overrides"] = _with_changes(old, nodes, wanted, limits)
@@ -115,10 +123,10 @@ async def fork(
     return run
 
 
-def _before_node(
+def _refuse_node(
     events: Sequence[Event], old: Mapping[str, Any], nodes: NodeTasks | None, name: str
-) -> Carried:
-    """Return what a fork takes over: all but a node and those that follow it."""
+) -> None:
+    """Check that a run has a node, and did not skip it."""
     if nodes is None:
         raise ConflictError(
             f"no graph decides the course of run {old['id']} (its mode is '{old['mode']}'): "
@@ -140,13 +148,10 @@ def _before_node(
                 code="node_skipped",
                 pointer="/node",
             )
-    return carry_over(events, task_root_of(old), nodes, {name} | nodes.below([name]))
 
 
-def _before_event(
-    events: Sequence[Event], old: Mapping[str, Any], nodes: NodeTasks | None, seq: int
-) -> Carried:
-    """Return what a fork takes over: the events up to one, without broken blocks."""
+def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> list[Event]:
+    """Return the events up to one, without broken blocks."""
     if seq > len(events):
         raise InvalidInputError(
             f"the last event of run {old['id']} has the seq {len(events)}: give one from 1 to "
@@ -154,7 +159,40 @@ def _before_event(
             code="unknown_event",
             pointer="/at_seq",
         )
-    return carry_over(until(events, seq), task_root_of(old), nodes)
+    return until(events, seq)
+
+
+def _done_again(
+    nodes: NodeTasks, wanted: Fork, may_answer: Callable[[Mapping[str, Any]], bool]
+) -> set[str]:
+    """Return the nodes of which a fork takes nothing over: the wanted one, and those below it.
+
+    People answered for what they were shown. So they are asked again, with all that follows, if the
+    question is another one, or if the caller lets nodes run on an answer that it may not give.
+
+    Args:
+        may_answer: whether the caller may answer for a node that asks people.
+    """
+    started = set() if wanted.node is None else {wanted.node}
+    again = started | nodes.below(started)
+    asked = set()
+    for name, people in nodes.people().items():
+        decides = wanted.node is None or not again.isdisjoint(nodes.below([name]))
+        if wanted.input is not None or (decides and not all(map(may_answer, people))):
+            asked.add(name)
+    return again | asked | nodes.below(asked)
+
+
+def _may_answer(
+    may_give: Callable[[Mapping[str, Any], str | None], None],
+    user: str | None,
+    node: Mapping[str, Any],
+) -> bool:
+    try:
+        may_give(node, user)
+    except ForbiddenError:
+        return False
+    return True
 
 
 async def _check_publication(
@@ -203,14 +241,12 @@ async def _schema_of(
     return own
 
 
-def _given(old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork) -> dict[str, str]:
+def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
     """Return what nodes publish without being asked: those that are not done again, as before."""
-    given: dict[str, str] = old["given"]
-    if nodes is None or wanted.node is None:
-        return given
-    again = {wanted.node} | nodes.below([wanted.node])
-    kept = {name: text for name, text in given.items() if name not in again}
-    return kept if wanted.publication is None else kept | {wanted.node: wanted.publication}
+    kept = {name: text for name, text in before.items() if name not in again}
+    if wanted.node is not None and wanted.publication is not None:
+        kept[wanted.node] = wanted.publication
+    return kept
 
 
 def _with_changes(

@@ -6,13 +6,14 @@ from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Integer, Select, bindparam, func, select, text
+from sqlalchemy import Integer, Select, bindparam, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.tables import run_events
 from bottega.definitions import kinds
 from bottega.definitions.graphs import to_graph
+from bottega.definitions.pinned import pinned_graph, pins_of
 from bottega.engine.replay import AGENT_CHANGES, ENDS, NODE_STATES, RunReplay, replay_run
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.events.log import STEP_EVENTS
@@ -55,6 +56,28 @@ async def definition_of(
     named = {field: pinned[field] for field in ("name", "version")}
     found = await connection.execute(_GRAPH, {"tenant": tenant_id, **named})
     definition: dict[str, Any] = found.scalar_one()
+    return definition
+
+
+async def whole_definition_of(
+    connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the definition of the graph that a run pinned, with those of its sub-graphs.
+
+    Raises:
+        NotFoundError: ``no_graph``.
+    """
+    pinned = {"graph": run["pinned"]["graph"]}
+    pins = {(pin.name, pin.version): pin for pin in pins_of(tenant_id, pinned)}
+    columns = kinds.GRAPHS.versions.c
+    query = select(columns.name, columns.version, columns.definition).where(
+        columns.tenant_id == tenant_id, tuple_(columns.name, columns.version).in_(pins)
+    )
+    rows = await connection.execute(query)
+    found = {pins[row.name, row.version]: row.definition for row in rows}
+    definition = pinned_graph(tenant_id, pinned, found)
+    if definition is None:
+        raise NotFoundError(f"run {run['id']} has no graph", code="no_graph")
     return definition
 
 

@@ -193,6 +193,7 @@ class NodeTasks(NamedTuple):
     """The nodes of a run's graph.
 
     Attributes:
+        definition: of the graph, with those of its sub-graphs.
         ids: of their tasks, by name.
     """
 
@@ -207,7 +208,7 @@ class NodeTasks(NamedTuple):
         """Read the nodes of a run; ``None``: no graph decides its course."""
         if run["mode"] != "dag":
             return None
-        definition = await graphs.definition_of(connection, tenant_id, run)
+        definition = await graphs.whole_definition_of(connection, tenant_id, run)
         order = to_graph(definition).get_topological_order()
         root = task_root_of(run)
         ids = {name: task_id_at(root, ((0, number),)) for number, name in enumerate(order)}
@@ -218,9 +219,22 @@ class NodeTasks(NamedTuple):
         found = {name_of_node(node): node for node in self.definition["nodes"]}
         return {**found[name], "name": name}
 
+    def people(self) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the definitions of the nodes that ask people, by the run's node they are in."""
+        asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
+        return {name: found for name, found in asking.items() if found}
+
     def below(self, names: Iterable[str]) -> set[str]:
         """Return the nodes that follow some nodes."""
         return {edge.target for name in names for edge in self.rules.below(name)}
+
+
+def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a node if it asks people, else those in its sub-graph that do."""
+    if node.get("type") == "human":
+        yield node
+    for inner in node.get("definition", {}).get("nodes", ()):
+        yield from _asking(inner)
 
 
 def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object]:
