@@ -6,6 +6,7 @@ from playwright.async_api import expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
+from tests.console.held import drawn, hold
 from tests.fake_model import text
 
 
@@ -44,6 +45,49 @@ async def test_answers_are_rated_by_keyboard(console: Console) -> None:
     assert rated == {"Question 0?": "SUCCESS", "Question 1?": "SUCCESS", "Question 2?": "FAILURE"}
     await page.get_by_role("button", name="Show the next ones").click()
     await expect(page.get_by_text("Every answer is rated.")).to_be_visible()
+
+
+async def answers(console: Console, number: int) -> None:
+    """Make answers that nobody has rated; the last one is shown first."""
+    await console.define()
+    for each in range(number):
+        console.model.script(text(f"Answer {each}."))
+        run = {"agent": "clerk", "input": f"Question {each}?"}
+        await console.server.client.post("/v1/runs?wait=30", json=run)
+
+
+async def test_a_tab_that_is_looked_at_again_keeps_its_place(console: Console) -> None:
+    await answers(console, 3)
+    page = await console.open("ratings")
+    await expect(page.get_by_text("Answer 2.")).to_be_visible()
+    await page.keyboard.press("j")
+    await expect(page.get_by_text("Answer 1.")).to_be_visible()
+    await page.get_by_role("button", name="Good").click()
+    await expect(page.get_by_text("Answer 0.")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Question")).to_be_focused()
+    await page.get_by_label("Comment").fill("half of a")
+    read: list[str] = []
+    page.on("request", lambda request: read.append(request.url))
+    await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    await drawn(page)
+    assert [url for url in read if "rated=false" in url] == []
+    await expect(page.get_by_label("Comment")).to_have_value("half of a")
+    await expect(page.get_by_role("status")).to_have_text("3 of 3, 1 rated")
+
+
+async def test_a_rating_that_comes_late_moves_nothing(console: Console) -> None:
+    await answers(console, 3)
+    page = await console.open("ratings")
+    await expect(page.get_by_text("Answer 2.")).to_be_visible()
+    held = await hold(page, "**/feedback", method="POST")
+    await page.keyboard.press("g")
+    await page.keyboard.press("j")
+    await expect(page.get_by_text("Answer 1.")).to_be_visible()
+    await page.get_by_label("Comment").fill("begun meanwhile")
+    await held.let_go()
+    await expect(page.get_by_role("status")).to_have_text("2 of 3, 1 rated")
+    await expect(page.get_by_text("Answer 1.")).to_be_visible()
+    await expect(page.get_by_label("Comment")).to_have_value("begun meanwhile")
 
 
 async def test_runs_are_found_by_what_was_asked(console: Console) -> None:

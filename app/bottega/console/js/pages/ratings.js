@@ -5,7 +5,7 @@ import { withQuery } from "../api.js";
 import { count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/basics.js";
 import { isForPage } from "../parts/decision.js";
 import { Filter } from "../parts/lists.js";
 import { go } from "../router.js";
@@ -18,14 +18,14 @@ export function Ratings({ query }) {
   const path = withQuery("/v1/runs", {
     status: "completed", rated: "false", agent, view: "full", limit: AT_ONCE, order: "desc",
   });
-  const found = useData(path); // read once: what is rated stays in its place
+  const found = useData(path, { ended: () => true }); // read once: what is rated stays in its place
   return html`
     <div class="head"><h1>Ratings</h1><p class="small soft">Keys: <kbd>g</kbd> good, <kbd>b</kbd> bad,${" "}
       <kbd>c</kbd> comment, <kbd>j</kbd> next, <kbd>k</kbd> before</p></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="Agent" value=${agent}
       onChange=${(text) => go(["ratings"], { agent: text }, { replace: true })} /></form>
     <${Loaded} from=${found} what="answers">${({ items }) => items.length
-      ? html`<${Queue} key=${items[0].id} runs=${items} more=${found.reload} />`
+      ? html`<${Queue} key=${items.map(({ id }) => id).join()} runs=${items} more=${found.reload} />`
       : html`<${Panel}><${Empty} title="Every answer is rated." /><//>`}<//>`;
 }
 
@@ -38,8 +38,9 @@ function Queue({ runs, more }) {
   const run = { ...runs[at], outcome: rated[runs[at].id] ?? runs[at].outcome };
   const onRated = (value) => {
     setRated((old) => ({ ...old, [run.id]: { value, source: "feedback" } }));
-    show(at + 1);
+    setAt((now) => (now === at && runs[at + 1] ? at + 1 : now)); // another one may be shown by now
   };
+  const whole = useHeading(run.id);
   useEffect(() => {
     const onKeyDown = (event) => {
       if (!isForPage(event)) return;
@@ -61,11 +62,13 @@ function Queue({ runs, more }) {
   return html`
     <p role="status">${count(at + 1)} of ${count(runs.length)}, ${count(done)} rated
       ${done === runs.length && html` <${Button} kind="small" onClick=${more}>Show the next ones<//>`}</p>
+    <div class="stacked" ref=${whole}>
     <${Panel} title="Question" actions=${html`<${Link} path=${["runs", run.id]}>The run<//>`}>
       <div class="body"><pre class="text story">${plain(run.input)}</pre>
         <p class="small soft">${run.agent ?? run.graph}${run.user && ` · user ${run.user}`} ·${" "}
           <${Time} at=${run.created_at} /></p></div><//>
     <${Panel} title="Answer">
       <div class="body"><pre class="text story" tabindex="0">${textOf(run.output)}</pre></div>
-      <div class="body" ref=${box}><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div><//>`;
+      <div class="body" ref=${box}><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div><//>
+    </div>`;
 }
