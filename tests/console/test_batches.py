@@ -7,6 +7,7 @@ from playwright.async_api import expect
 from tests import swarm
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
+from tests.console.held import drawn
 from tests.fake_model import Reply, calls, http_error, text
 
 
@@ -34,6 +35,28 @@ async def test_a_batch_is_watched_retried_and_leads_to_its_items(console: Consol
     begun = page.get_by_role("region", name="Runs").get_by_role("row")
     await expect(begun).to_have_count(5)  # with the head, and the item that failed first
     assert await violations(page) == []
+
+
+async def test_what_has_ended_is_not_read_again(console: Console) -> None:
+    console.model.decide = lambda request: text("seen")
+    await console.define()
+    body = {"agent": "clerk", "items": [{"input": "a"}]}
+    made = (await console.server.client.post("/v1/batches", json=body)).json()
+    page = await console.open("batches")
+    row = page.get_by_role("row").filter(has_text="clerk")
+    await expect(row).to_contain_text("completed")
+    await page.clock.install()
+    read: list[str] = []
+    page.on("request", lambda request: read.append(request.url))
+    for path, rows in (("batches", 1), (f"batches/{made['id']}", 2)):
+        await console.open(path)
+        await page.reload()
+        await expect(row).to_have_count(rows)
+        await drawn(page)
+        read.clear()
+        await page.clock.run_for(30_000)
+        assert any("/v1/interrupts" in url for url in read)  # other parts of the page go on
+        assert [url for url in read if "/v1/batches" in url or "parent_run_id" in url] == []
 
 
 async def test_a_batch_is_cancelled(console: Console) -> None:

@@ -99,6 +99,107 @@ async def test_a_version_that_broke_is_named(console: Console) -> None:
     )
 
 
+ERROR_500 = {"code": "model_unavailable", "message": "HTTP 500"}
+ERROR_429 = {"code": "model_rate_limited", "message": "HTTP 429"}
+BUDGET = {"code": "budget_exhausted", "message": "The budget of 10 tokens is used up."}
+USAGE = {"input": 1, "output": 1, "cost": {"amount": "0", "complete": True}}
+
+
+def call(model: str, error: Any = None, number: int = 1) -> list[tuple[str, Any]]:
+    """Return the events of a call of a model: an answer, or an error."""
+    about = {"call": number, "attempt": 1, "provider": "default", "model": model}
+    answer = {"message": {"content": "Yes."}, "usage": USAGE}
+    end = ("llm.failed", {"error": error}) if error else ("llm.completed", answer)
+    return [("llm.started", about), (end[0], about | end[1])]
+
+
+BEGUN = [("run.queued", {}), ("run.started", {"attempt": 1})]
+LOOK = {"call": 1, "tool_call_id": "x", "name": "look", "arguments": {}}
+SENTENCES: list[tuple[list[tuple[str, Any]], str]] = [
+    ([("run.queued", {}), ("run.cancelled", {})], "Cancelled after 1.0 s in the queue."),
+    (
+        [("run.queued", {}), ("run.timeout", {"error": {"code": "queue_timeout", "message": "?"}})],
+        "Never started after 1.0 s in the queue: no worker claimed it.",
+    ),
+    (
+        [
+            *BEGUN,
+            ("tool.started", LOOK),
+            ("tool.failed", LOOK | {"error": {"message": "no"}}),
+            ("run.failed", {"error": BUDGET}),
+        ],
+        "Failed after 3.0 s: The budget of 10 tokens is used up; the tool look failed once: no.",
+    ),
+    (
+        [
+            *BEGUN,
+            *call("big", ERROR_500),
+            *call("big", ERROR_429),
+            *call("small", ERROR_500),
+            *call("small", ERROR_500),
+            ("run.failed", {"error": ERROR_500}),
+        ],
+        "Failed after 9.0 s: default/small answered HTTP 500 twice.",
+    ),
+    (
+        [
+            *BEGUN,
+            *call("big", ERROR_500),
+            *call("big"),
+            *6 * [("warning", {})],
+            ("run.timeout", {}),
+        ],
+        "Out of time after 11.0 s.",
+    ),
+    (
+        [*BEGUN, *call("big", ERROR_500), ("run.waiting", {"reason": "time"})],
+        "Pauses before the next try: default/big answered HTTP 500 once.",
+    ),
+]
+
+
+async def test_a_sentence_names_the_reason_and_no_other(console: Console) -> None:
+    page = await console.open()
+    for events, sentence in SENTENCES:
+        log = [
+            {
+                "seq": seq,
+                "at": seq * 1000,
+                "task_id": None,
+                "agent": "clerk",
+                "type": what,
+                "data": data,
+            }
+            for seq, (what, data) in enumerate(events, 1)
+        ]
+        found = await page.evaluate(
+            """async (log) => {
+              const { RunState } = await import('./js/run/state.js');
+              const { diagnose } = await import('./js/run/diagnosis.js');
+              const state = new RunState();
+              for (const each of log) state.apply({ ...each, at: new Date(each.at).toISOString() });
+              return diagnose(state, state.now).text;
+            }""",
+            log,
+        )
+        assert found == sentence
+
+
+async def test_only_the_end_of_a_run_is_announced(console: Console) -> None:
+    go_on = asyncio.Event()
+    await console.define()
+    console.model.script(gated(go_on, text("Rome.")))
+    body = {"agent": "clerk", "input": "What is the capital of Italy?"}
+    run = (await console.server.client.post("/v1/runs", json=body)).json()["id"]
+    page = await console.open(f"runs/{run}")
+    sentence = diagnosis(page).get_by_role("status")
+    await expect(sentence).to_contain_text("Works for")
+    await expect(sentence).to_have_attribute("aria-live", "off")
+    go_on.set()
+    await expect(sentence).to_contain_text("Completed after")
+    await expect(sentence).to_have_attribute("aria-live", "polite")
+
+
 async def test_an_answer_is_rated_with_a_comment(console: Console) -> None:
     await console.define()
     console.model.script(text("Rome."))

@@ -6,7 +6,9 @@ import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
+import { isFinal } from "../run/state.js";
 
+const isOver = (batch) => batch.ended_at !== null;
 const OPEN = ["queued", "running", "waiting"];
 const HEAD = ["Batch", "Of", "Status", "Progress", "#Completed", "#Failed", "#Time left", "#Tokens", "#Cost", "Made", ""];
 
@@ -29,19 +31,22 @@ function Row({ batch, reload }) {
 }
 
 function Items({ id }) {
-  const found = useData(url`/v1/batches/${id}`, { everyMs: 2000 });
+  const found = useData(url`/v1/batches/${id}`, { everyMs: 2000, ended: isOver });
+  const isLast = ({ status }) => isFinal(status) && found.data !== null && isOver(found.data);
   return html`<div class="head"><h1>Batch</h1></div>
     <${Panel}><${Loaded} from=${found} what="the batch">${(batch) => html`
       <${Table} label="Batch" head=${HEAD}><${Row} batch=${batch} reload=${found.reload} /><//>
       ${batch.error && html`<p class="note bad">${batch.error.message}</p>`}`}<//><//>
-    <${Panel} title="Items that have begun"><${Pages} path=${url`/v1/runs?parent_run_id=${id}`} what="items" everyMs=${5000}>${(runs) => runs.length
+    <${Panel} title="Items that have begun"><${Pages} path=${url`/v1/runs?parent_run_id=${id}`} what="items"
+      everyMs=${5000} isOver=${isLast}>${(runs) => runs.length
       ? html`<${RunTable} runs=${runs} />` : html`<${Empty} title="None has begun." />`}<//><//>`;
 }
 
 export function Batches({ id }) {
   if (id) return html`<${Items} id=${id} key=${id} />`;
   return html`<div class="head"><h1>Batches</h1></div>
-    <${Panel}><${Pages} path="/v1/batches?order=desc" what="batches" everyMs=${2000}>${(batches, reload) => batches.length
+    <${Panel}><${Pages} path="/v1/batches?order=desc" what="batches" everyMs=${2000}
+      isOver=${isOver}>${(batches, reload) => batches.length
       ? html`<${Table} label="Batches" head=${HEAD}>${batches.map((batch) => html`<${Row} key=${batch.id} batch=${batch} reload=${reload} />`)}<//>`
       : html`<${Empty} title="There is no batch."><p>Start one with <code>bottega batch FILE.jsonl --agent NAME</code>.</p><//>`}<//><//>`;
 }

@@ -93,7 +93,8 @@ export function Run({ id, query }) {
     <${Stale} from=${run} />
     <${Question} run=${run.data} />
     ${!played && html`<${Asked} state=${live} user=${run.data.user} />`}
-    <${Answer} run=${run.data} answer=${answer} moves=${moves} onRated=${run.reload} />
+    <${Answer} run=${run.data} answer=${answer} moves=${moves} isPlayed=${played !== null}
+      onRated=${run.reload} />
     <${Diagnosis} run=${run.data} state=${live} now=${moves ? Date.now() : live.endedAt} />
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
     <${Numbers} state=${state} now=${now} />

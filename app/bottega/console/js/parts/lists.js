@@ -8,6 +8,7 @@ import { Button, Failure, Loaded } from "./basics.js";
 
 const LIMIT = 50;
 const always = () => true;
+const never = () => false;
 
 /**
  * A list by pages: what `useData` returns, and `more`, which reads a page more. All pages that were
@@ -37,9 +38,12 @@ export function usePages(path, { of = "items", isEnough = always, ...options } =
   return { ...found, more };
 }
 
-/** A list by pages: `children` gets all items that were asked for, and a function that reads them again. */
-export function Pages({ path, what, everyMs = 0, children }) {
-  const found = usePages(path, { everyMs });
+/**
+ * A list by pages: `children` gets all items that were asked for, and a function that reads them again. `isOver`: of
+ * an item that does not change any more; the list is not read again by itself once all are so.
+ */
+export function Pages({ path, what, everyMs = 0, isOver = never, children }) {
+  const found = usePages(path, { everyMs, ended: ({ items }) => items.length > 0 && items.every(isOver) });
   return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items,
     found.reload)}
     ${cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}`}<//>`;

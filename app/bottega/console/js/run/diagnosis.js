@@ -50,14 +50,18 @@ export function causeOf(error) {
   return OF_RUNS[error.code] ?? excerpt(error.message ?? error.code, 90);
 }
 
-/** What the server of a model did to the call that failed last, and how often; null: none failed. */
+/** What a model did to the call that failed last and was never answered, and how often; null: there is none. */
 function failedCall(state) {
-  const last = state.events.findLast((each) => each.type === "llm.failed");
+  const isAnswered = ({ task_id: task, agent, data }) =>
+    state.tasks.get(task ?? `@${agent}`)?.calls.find(({ call }) => call === data.call)?.message;
+  const last = state.events.findLast((each) => each.type === "llm.failed" && !isAnswered(each));
   if (!last) return null;
-  const isSame = ({ type, task_id: task, agent, data }) =>
+  const isSameCall = ({ type, task_id: task, agent, data }) =>
     type === "llm.failed" && task === last.task_id && agent === last.agent && data.call === last.data.call;
-  const same = state.events.filter(isSame).filter(({ data }) => !isHeldBack(data.error));
-  const { provider, model, error } = (same.at(-1) ?? last).data;
+  const tries = state.events.filter(isSameCall).map(({ data }) => data).filter((each) => !isHeldBack(each.error));
+  const { provider, model, error } = tries.at(-1) ?? last.data;
+  const isSame = (each) => each.provider === provider && each.model === model && didOf(each.error) === didOf(error);
+  const same = tries.filter(isSame);
   const words = `${provider ?? "default"}/${model} ${didOf(error)}`;
   return same.length ? `${words} ${times(same.length)}` : words;
 }
@@ -105,13 +109,25 @@ const WAITS = { person: "a person", client: "your program", children: "its child
 function unfinished(state, now) {
   if (state.status === "waiting") {
     const asked = [...state.interrupts.values()].filter((each) => each.status === "pending");
-    const failed = state.waitsFor === "model" ? failedCall(state) : null;
+    const failed = ["model", "time"].includes(state.waitsFor) ? failedCall(state) : null;
     const on = asked.length ? `, who decides on ${asked.map((each) => each.tool).join(", ")}` : "";
-    return `Waits for ${WAITS[state.waitsFor] ?? state.waitsFor}${on}${failed ? `: ${failed}` : ""}.`;
+    const doing = state.waitsFor === "time" ? "Pauses before the next try"
+      : `Waits for ${WAITS[state.waitsFor] ?? state.waitsFor}`;
+    return `${doing}${on}${failed ? `: ${failed}` : ""}.`;
   }
   if (!state.startedAt) return `Waits in the queue for ${duration(now - state.queuedAt)}.`;
   const again = retried(state);
   return again ? `Tries again: ${again}.` : `Works for ${duration(now - state.startedAt)}.`;
+}
+
+/** What happened, and why, if that is known; a reason may have its own full stop. */
+const sentence = (what, why) => `${what}${why ? `: ${why}` : ""}.`.replace(/\.\.$/, ".");
+
+function neverStarted({ status, error }, after) {
+  const isLate = error?.code === "queue_timeout";
+  const ended = status === "cancelled" ? "Cancelled" : "Never started";
+  const why = isLate ? "no worker claimed it" : error?.message;
+  return { text: sentence(`${ended} ${after} in the queue`, why), place: isLate ? "scheduler" : "" };
 }
 
 /** Return `{text, place}`: the sentence, and the part of Operations that shows more; "": none. `now`: ms. */
@@ -119,10 +135,7 @@ export function diagnose(state, now) {
   if (!isFinal(state.status)) return { text: unfinished(state, now), place: retried(state) ? "providers" : "" };
   const total = state.endedAt - (state.startedAt ?? state.queuedAt);
   const after = `after ${duration(total)}`;
-  if (!state.startedAt) {
-    const ended = state.status === "cancelled" ? "Cancelled" : "Never started";
-    return { text: `${ended} ${after} in the queue: no worker had room for it.`, place: "scheduler" };
-  }
+  if (!state.startedAt) return neverStarted(state, after);
   const took = slowest(state, total, state.endedAt);
   const tool = failedTool(state);
   if (state.status === "completed") {
@@ -133,13 +146,13 @@ export function diagnose(state, now) {
   const call = failedCall(state);
   if (state.status === "timeout") {
     const why = [took, call].filter(Boolean).join("; ");
-    return { text: `Out of time ${after}${why ? `: ${why}` : ""}.`, place: call ? "providers" : "" };
+    return { text: sentence(`Out of time ${after}`, why), place: call ? "providers" : "" };
   }
   const isModel = state.error?.code?.startsWith("model_");
   if (isModel && call) return { text: `Failed ${after}: ${call}.`, place: "providers" };
-  const why = (isModel && causeOf(state.error)) || OF_RUNS[state.error?.code] || tool
-    || (state.error?.message ?? "no reason is known");
-  return { text: `Failed ${after}: ${why}.`.replace(/\.\.$/, "."), place: "" };
+  const own = (isModel && causeOf(state.error)) || OF_RUNS[state.error?.code] || state.error?.message;
+  const why = [own?.replace(/\.$/, ""), tool].filter(Boolean).join("; "); // the run's own error is the reason
+  return { text: sentence(`Failed ${after}`, why || "no reason is known"), place: "" };
 }
 
 /** Other failed runs with the same cause, at most an hour apart. `runs`: as of `GET /v1/runs`. */

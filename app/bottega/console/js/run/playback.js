@@ -51,12 +51,12 @@ export function Playback({ run, enabled, onState }) {
   };
   return html`<div class="playback" role="group" aria-label="Playback">
     <${Button} onClick=${play}>${playing ? "Pause" : at === null ? "Play back" : "Play"}<//>
-    <${Button} kind="ghost" aria-label="Event before" disabled=${position === 1}
+    <${Button} kind="ghost" aria-label="Event before" aria-disabled=${position === 1}
       onClick=${() => moveTo(position - 1)}>◀<//>
     <label class="grow"><span class="hidden">Position: event</span>
       <input type="range" min="1" max=${total} value=${position}
         onInput=${(e) => moveTo(Number(e.target.value))} /></label>
-    <${Button} kind="ghost" aria-label="Next event" disabled=${position === total}
+    <${Button} kind="ghost" aria-label="Next event" aria-disabled=${position === total}
       onClick=${() => moveTo(position + 1)}>▶<//>
     <span class="numbers small soft">${position} of ${total} events</span>
     <label class="inline">Speed <select value=${speed} onChange=${(e) => setSpeed(Number(e.target.value))}>

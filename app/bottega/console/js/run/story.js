@@ -19,12 +19,12 @@ export const textOf = (output) => (output === null || typeof output === "string"
 export const Question = ({ run }) => html`<${Panel} title="Question">
   <div class="body"><pre class="text story">${plain(run.input)}</pre></div><//>`;
 
-/** `moves`: the run is not over, so there may be an answer later. */
-export const Answer = ({ run, answer, moves, onRated }) => html`<${Panel} title="Answer"
+/** `moves`: the run is not over, so there may be an answer later; `isPlayed`: it is shown as it was before its end. */
+export const Answer = ({ run, answer, moves, isPlayed, onRated }) => html`<${Panel} title="Answer"
   actions=${answer && html`<${Copy} text=${answer} />`}>
   ${answer
     ? html`<div class="body"><pre class="text story" tabindex="0">${answer}</pre></div>`
-    : html`<p class="body soft">${moves ? "Not yet." : "There is none."}</p>`}
+    : html`<p class="body soft">${moves || isPlayed ? "Not yet." : "There is none."}</p>`}
   ${!moves && may("run") && html`<div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div>`}
     <//>`;
 
@@ -51,8 +51,8 @@ export function Rating({ run, onRated }) {
     kind=${rated === outcome ? "primary" : ""} onClick=${() => rate(outcome)}>${name}<//>`;
   return html`<div class="filters rating" role="group" aria-label="Rate it">
     ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
-    <label class="grow">Comment <input value=${comment} maxlength="2000" placeholder="why; it is sent with the choice"
-      onInput=${(e) => setComment(e.target.value)} /></label>
+    <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy}
+      placeholder="why; it is sent with the choice" onInput=${(e) => setComment(e.target.value)} /></label>
     ${error && html`<p class="bad-text small" role="alert">${error}</p>`}</div>`;
 }
 
@@ -70,8 +70,9 @@ export function Diagnosis({ run, state, now }) {
   const since = like.map((each) => each.ended_at).sort()[0];
   const version = versions.data?.items[0];
   const broken = version && ofAgent.data ? brokenVersion(run, ofAgent.data.items, version) : "";
-  return html`<div class=${`note diagnosis ${failed ? "bad" : ""}`} role="status">
-    <p><strong>${text}</strong></p>
+  const isSaid = isFinal(state.status); // before that it has a time, which changes all the while
+  return html`<div class=${`note diagnosis ${failed ? "bad" : ""}`}>
+    <p role="status" aria-live=${isSaid ? "polite" : "off"}><strong>${text}</strong></p>
     ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
     ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
