@@ -483,3 +483,46 @@ async def test_a_run_waits_for_its_elements_without_a_worker(
     asked = sorted(each[-1]["content"] for each in prompts(model, "read"))
     assert asked == list("abcde")
     assert '["read a","read b","read c","read d","read e"]' in str(prompts(model, "join"))
+
+
+@pytest.mark.parametrize("spread_above", [50, 1])
+async def test_elements_and_turns_of_all_levels_are_counted(
+    bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch, spread_above: int
+) -> None:
+    monkeypatch.setattr("bottega.engine.graph_run.MOST_PARTS", 9)
+    never = {"feature": "output", "op": "eq", "value": "done"}
+    loop = {"until": never, "max": 4, "on_max": "continue"}
+    each = {"from": "run", "pointer": "/metadata/list", "spread_above": spread_above}
+    await store(bottega, "turn", ["draft"], [])
+    await store(bottega, "item", [inner("improve", "turn", loop=loop)], [])
+    await define(bottega, [inner("each", "item", for_each=each)], [])
+    model.decide = says()
+    found, _ = await run(bottega, metadata={"list": ["a"]})
+    assert found["status"] == "completed", found  # 1 element, 1 graph and 4 turns
+    found, _ = await run(bottega, metadata={"list": ["a", "b"]})
+    if spread_above == 1:
+        assert found["status"] == "completed", found  # 2 elements; 5 in each child run
+        return
+    assert found["status"] == "failed"
+    assert found["error"]["code"] == "too_many_items"
+    assert "9 elements and turns" in found["error"]["message"]
+
+
+async def test_child_runs_store_only_so_much_of_what_their_node_received(
+    bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_each = {"from": "run", "pointer": "/metadata/list", "spread_above": 1}
+    await define(bottega, ["lead", {"agent": "read", "for_each": for_each}], [edge("lead", "read")])
+    model.decide = says(lead=[text("z" * 9_000)] * 2)
+    found, _ = await run(bottega, metadata={"list": ["a", "b"]})
+    assert found["status"] == "completed", found
+    query = "SELECT bytes FROM runs WHERE id::text = $1"
+    for each in await children_of(bottega, found["id"]):
+        assert await bottega.owner.fetchval(query, each["id"]) > 9_000
+    assert await bottega.owner.fetchval(query, found["id"]) > 27_000
+    monkeypatch.setattr("bottega.engine.graph_run.MOST_RECEIVED", 17_999)
+    found, _ = await run(bottega, metadata={"list": ["a", "b"]})
+    assert found["status"] == "failed"
+    assert found["error"]["code"] == "too_many_items"
+    assert "spread_above" in found["error"]["message"]
+    assert not await children_of(bottega, found["id"])

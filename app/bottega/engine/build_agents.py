@@ -267,24 +267,20 @@ async def _compiled(
         return models, _tools(run, definition, dependencies)
 
     built = await build_team(run.agents, graph, names, equip, with_async=with_async)
-    callers = {
-        name: _caller(run, name, node, dependencies)
-        for name, node in nodes.items()
-        if node.get("agent") is None
-    }
+    callers = _callers(run, nodes, dependencies)
     agents = [*(member.agent for member in built.members), *callers.values()]
     tools = [tool for agent in agents for tool in _sending(agent)]
     warnings = [*built.warnings]
     subgraphs = {}
     for name, node in nodes.items():
-        if (inner := node.get("definition")) is not None:
-            if (same := known.get(id(inner))) is not None:
-                subgraphs[name] = same
-                continue
+        if (inner := node.get("definition")) is None:
+            continue
+        if (below := known.get(id(inner))) is None:
             below = await _compiled(run, inner, dependencies, known, with_async=with_async)
-            subgraphs[name] = known[id(inner)] = below
+            known[id(inner)] = below
             tools += below.tools
             warnings += [each for each in below.warnings if each not in warnings]
+        subgraphs[name] = below
     if rules is not None:
         _let_route(rules, built.roots)
     return CompiledTeam(
@@ -322,6 +318,17 @@ def _let_route(rules: GraphRules, roots: Mapping[str, BaseAgent]) -> None:
         if rule.is_router:
             targets = [edge.target for edge in rules.outgoing[name]]
             roots[name].output = answer_schema(route_schema(targets))
+
+
+def _callers(
+    run: ClaimedRun, nodes: Mapping[str, Mapping[str, Any]], dependencies: AgentDependencies
+) -> dict[str, BaseAgent]:
+    """Return stand-ins for the nodes that are no agents."""
+    return {
+        name: _caller(run, name, node, dependencies)
+        for name, node in nodes.items()
+        if node.get("agent") is None
+    }
 
 
 def _caller(

@@ -80,6 +80,10 @@ _NO_RETRY = frozenset(
 """Codes of errors that another try cannot mend."""
 _LATER = ("408", "425", "429")
 """HTTP statuses below 500 that another try may mend."""
+MOST_PARTS = 10_000
+"""Elements and turns of a run, at all levels of its graphs: it keeps each in mind until it ends."""
+MOST_RECEIVED = 64_000_000
+"""Characters that the child runs of a node's elements store of what the node received."""
 
 
 @dataclass(slots=True)
@@ -107,6 +111,21 @@ class LongList(NamedTuple):
     def shown(self) -> str:
         """Text that readers get in its place."""
         return as_text({**excerpt(self.text), "file": self.file})
+
+
+@dataclass(slots=True)
+class PartCount:
+    """The elements and turns of a run so far, those of each try."""
+
+    begun: int = 0
+
+    def begin(self, more: int) -> AssistantResponse | None:
+        """Count elements or turns; return the failure if they are too many."""
+        if self.begun + more > MOST_PARTS:
+            text = f"the run has more than {MOST_PARTS} elements and turns in all its graphs"
+            return _failed(TOO_MANY_ITEMS, text)
+        self.begun += more
+        return None
 
 
 _WHOLE = object()
@@ -145,6 +164,7 @@ class GraphRun:
         turns: of the conversation in the run's input, before the question.
         path, name: of the graph in the run; the name ends with a slash.
         at_work: the queries of all levels that have not ended, by path.
+        parts: of all levels.
         elements: child runs of nodes with many elements; ``None``: there are none.
         given: texts that nodes publish without being asked, by name.
         long_lists: of nodes with elements, by what their readers get in their place.
@@ -161,6 +181,7 @@ class GraphRun:
     path: Path = ()
     name: str = ""
     at_work: dict[Path, Query] = field(default_factory=dict)
+    parts: PartCount = field(default_factory=PartCount)
     elements: ElementRuns | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     long_lists: dict[str, LongList] = field(default_factory=dict)
@@ -394,6 +415,8 @@ class GraphRun:
         if len(items) > each["max"]:
             text = f"there are {len(items)} elements at {at}; the maximum is {each['max']}"
             return _failed(TOO_MANY_ITEMS, text)
+        if (failed := self.parts.begin(len(items))) is not None:
+            return failed
         work.received = [
             item for item in self._graph.pull_for(name) if item.source_id != each["from"]
         ]
@@ -401,6 +424,14 @@ class GraphRun:
         if self.elements is None or len(items) <= each["spread_above"]:
             ended = await self._elements(name, work, items, self._with_tries, each["concurrency"])
             return self._collected(each["on_error"], ended)
+        characters = len(items) * _received_characters(work)
+        if characters > MOST_RECEIVED:
+            text = (
+                f"{len(items)} child runs would store {characters} characters of what the node "
+                f"received; the maximum is {MOST_RECEIVED}: let it receive less, or raise "
+                "its spread_above"
+            )
+            return _failed(TOO_MANY_ITEMS, text)
         ended = await self._child_runs(self.elements, name, work, items)
         found = self._collected(each["on_error"], ended)
         self._spread[name] = found.usage
@@ -608,6 +639,8 @@ class GraphRun:
         most = 1 if loop is None else loop["max"]
         usage, last = AgentUsage(), AssistantResponse()
         for turn in range(1, most + 1):
+            if (failed := self.parts.begin(1)) is not None:
+                return failed.model_copy(update={"usage": usage})
             last = await self._turn(work, turn, last)
             usage += last.usage
             is_failed = last.error is not None
@@ -647,6 +680,7 @@ class GraphRun:
             path,
             f"{'/'.join(place)}/",
             self.at_work,
+            self.parts,
             self.elements,
             long_lists=self.long_lists,
             _line=[*self._line, name],
@@ -836,6 +870,12 @@ class LongLists:
         if (text := self.texts.get(path)) is None:
             raise NotFoundError(f"there is no file '{path}'")
         return text
+
+
+def _received_characters(work: _Work) -> int:
+    """Return the size of the texts that each element of a node gets beside its own."""
+    demands = (each.content for each in work.question if DEMANDS in each.metadata)
+    return sum(map(len, demands)) + sum(len(each.content) for each in work.received)
 
 
 def _agent_of(query: Query) -> BaseAgent:

@@ -13,6 +13,7 @@ CREATE OR REPLACE FUNCTION add_children(
 ) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     v_added uuid[];
+    v_bytes bigint;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     -- With its row locked the run cannot end: its end cancels the child runs that it finds.
@@ -31,8 +32,11 @@ BEGIN
                    WHERE tenant_id = p_tenant AND run_id = p_parent),
                (n.request ->> 'id')::uuid, n.request
         FROM jsonb_array_elements(p_new) WITH ORDINALITY AS n(request, number)
-        ON CONFLICT (tenant_id, child_id) DO NOTHING RETURNING child_id)
-    SELECT array_agg(child_id) INTO v_added FROM added;
+        ON CONFLICT (tenant_id, child_id) DO NOTHING
+        RETURNING child_id, octet_length(request::text) AS bytes)
+    SELECT array_agg(child_id), sum(added.bytes) INTO v_added, v_bytes FROM added;
+    UPDATE runs SET bytes = bytes + v_bytes
+    WHERE tenant_id = p_tenant AND id = p_parent AND v_bytes > 0;
     PERFORM queue_children(p_tenant, p_parent);
     RETURN ARRAY(SELECT (n ->> 'id')::uuid FROM jsonb_array_elements(p_new) AS n
                  EXCEPT SELECT unnest(v_added));
@@ -85,6 +89,7 @@ BEGIN
                coalesce(q.token_budget, v_tokens), coalesce(q.cost_budget, v_cost), p.overrides,
                CASE p.mode WHEN 'batch' THEN p.memory ELSE 'off' END, p.memory_used, p.principal,
                1, p.traceparent, p.tracestate, octet_length(n.request ->> 'input')
+                   + coalesce(pg_column_size(n.request -> 'task'), 0)
         FROM next n CROSS JOIN LATERAL (
             -- An item of a batch of runs of a graph, or an element of a node of one.
             SELECT *, p.graph IS NOT NULL
