@@ -463,6 +463,9 @@ CREATE TABLE runs (
     agent text,
     graph text,
     session_id text,
+    -- Of a fork, which is in no session, and of runs that repeat it: the session of the first run.
+    -- It is deleted with that session, since its log is a copy.
+    session_of_origin text,
     -- The integrator's name for the end user; that of the session, if it has one.
     user_id text,
     -- The conversation that it belongs to; null: none.
@@ -551,6 +554,8 @@ CREATE TABLE runs (
 CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
     WHERE metadata <> '{}';
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
+CREATE INDEX ix_runs_session_of_origin ON runs (tenant_id, session_of_origin, id)
+    WHERE session_of_origin IS NOT NULL;
 CREATE INDEX ix_runs_of_sessions ON runs (tenant_id, id)
     WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;

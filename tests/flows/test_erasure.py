@@ -66,6 +66,21 @@ async def finished(client: httpx2.AsyncClient, **body: Any) -> dict[str, Any]:
     return run
 
 
+async def forked_twice(bottega: Running, run_id: str) -> list[str]:
+    """Fork a run, fork the fork, and retry that; return the new runs, which are over."""
+    made = [run_id]
+    for path, body in (
+        ("fork", {"node": "b"}),
+        ("fork", {"node": "b", "publication": "b"}),
+        ("retry", {"from": "start"}),
+    ):
+        answer = await bottega.client.post(f"/v1/runs/{made[-1]}/{path}", json=body)
+        assert (answer.status_code, answer.json()["session_id"]) == (202, None)
+        made.append(answer.json()["id"])
+        assert (await watch(bottega.port, made[-1]))[-1]["type"] == "run.completed"
+    return made[1:]
+
+
 async def test_deleting_a_session_deletes_all_its_data(
     bottega: Running, model: FakeModel, database_url: str
 ) -> None:
@@ -79,10 +94,11 @@ async def test_deleting_a_session_deletes_all_its_data(
     )
     again = retry.json()["id"]
     assert (await watch(bottega.port, again))[-1]["type"] == "run.completed"
+    forks = await forked_twice(bottega, gone[1]["id"])
     model.decide = says(a=text("another answer"))
     kept = await finished(bottega.client, session_id="other", input="another question")
     alone = await finished(bottega.client, session_id=None, input="another question")
-    ids = [run["id"] for run in gone] + [again]
+    ids = [run["id"] for run in gone] + [again, *forks]
     for session in ("s", "other"):
         sent = await bottega.client.post(
             "/v1/files", files={"file": b"secret bytes"}, data={"session_id": session}
@@ -107,7 +123,7 @@ async def test_deleting_a_session_deletes_all_its_data(
         if (lost := len(rows) - len(after[table])) > 0
         if table not in ("public.storage_changes", "public.workers")  # which the sweep cleans
     }
-    assert removed["runs"] == 3
+    assert removed["runs"] == 6
     assert removed["sessions"] == 1
     assert removed["session_memory"] == 2
     assert removed["files"] == 1

@@ -517,6 +517,34 @@ async def test_a_fork_needs_the_rights_of_what_it_changes(
             await bottega.client.post(f"/v1/runs/{accepted.json()['id']}/cancel")
 
 
+@pytest.mark.parametrize("deleted", ["sessions/s", "users/ada"])
+async def test_forks_and_their_child_runs_are_deleted_with_the_run(
+    bottega: Running, model: FakeModel, deleted: str
+) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=2)
+    model.decide = says(split=list_of("x", "y", "z"))
+    first, _ = await run(bottega, user="ada", session_id="s", conversation="none")
+    second, _ = await forked(bottega, first["id"], node="read")
+    children = await bottega.client.get(f"/v1/runs?parent_run_id={second['id']}")
+    ids = [second["id"], *(each["id"] for each in children.json()["items"])]
+    assert len(ids) == 4
+    answer = await bottega.client.delete(f"/v1/{deleted}")
+    assert answer.is_success, answer.text
+    left = "SELECT count(*) FROM runs WHERE id = ANY($1::uuid[])"
+    await until(lambda: bottega.owner.fetchval(left, ids), lambda count: count == 0)
+
+
+async def test_a_token_for_some_sessions_starts_no_fork(bottega: Running, model: FakeModel) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says()
+    first, _ = await run(bottega, user="ada", session_id="s")
+    body: Any = {"user": "ada", "actions": ["run"], "sessions": ["s"], "expires_in": 60}
+    token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
+    async with client_of(bottega.port, headers={"Authorization": f"Bearer {token}"}) as ada:
+        refusal = await ada.post(f"/v1/runs/{first['id']}/fork", json={"node": "b"})
+        assert (refusal.status_code, refusal.json()["code"]) == (403, "insufficient_scope")
+
+
 async def approved(bottega: Running, model: FakeModel) -> str:
     """Return a run whose payment was approved; a token of ada may fork it."""
     pays = calculates("pay", {"from": "run", "pointer": "/input"})

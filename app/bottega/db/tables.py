@@ -143,8 +143,8 @@ user_erasures = _table(
 runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root parent_run_id root_run_id conversation_id",
-    text="status mode agent graph session_id user_id stop_reason webhook_url memory memory_used "
-    "question principal traceparent tracestate",
+    text="status mode agent graph session_id session_of_origin user_id stop_reason webhook_url "
+    "memory memory_used question principal traceparent tracestate",
     json="session_base turn input goals constraints success_criteria pinned cost_budget overrides "
     "output_schema output output_json error usage spent spent_beside metadata attempts "
     "parent_task batch fork_of given",

@@ -133,7 +133,7 @@ async def repeatable(
         NotFoundError: unknown, or another tenant's.
         ConflictError: ``not_final``; ``child_run``: it does a task of another run.
     """
-    # A delete of the old run waits for this lock, and then deletes the new run too.
+    # Who deletes the run's session or user waits for this lock, and then finds the new run too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)

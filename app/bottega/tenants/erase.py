@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
     table,
     text,
@@ -106,7 +107,8 @@ async def erase_session(
 ) -> Removed:
     """Remove a session with its memory and runs. A later use of the id begins a new session.
 
-    Turns that a fork shares stay: they are the fork's from then on. A worker loses its run in the
+    Forks of its runs go too: they copy these. Turns that a fork of the session shares stay: they
+    are that fork's from then on. A worker loses its run in the
     transaction that removes it: it can write no further step, and is notified at once.
 
     Raises:
@@ -116,8 +118,8 @@ async def erase_session(
     over = False
     while not over:
         async with database.begin(tenant_id) as tx:
-            of_session = runs.c.session_id == session_id
-            page, spent = await erase_runs(tx, tenant_id, of_session, session_id)
+            which = _of_sessions([session_id])
+            page, spent = await erase_runs(tx, tenant_id, which, session_id)
             over = await erase_sessions(tx, tenant_id, [session_id], page)
             if page:
                 details = {"removed": page}
@@ -127,6 +129,11 @@ async def erase_session(
     if not removed:
         raise NotFoundError(f"there is no session '{session_id}'")
     return removed
+
+
+def _of_sessions(ids: Sequence[str]) -> ColumnElement[bool]:
+    """Return the condition for the runs of sessions, and for forks of these, which copy them."""
+    return or_(runs.c.session_id.in_(ids), runs.c.session_of_origin.in_(ids))
 
 
 async def erase_sessions(
@@ -139,7 +146,7 @@ async def erase_sessions(
     # A run that is being accepted locks the session until its row is visible; later ones wait.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id.in_(ids))
     await tx.execute(select(sessions.c.id).where(own).order_by(sessions.c.id).with_for_update())
-    others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.session_id.in_(ids))
+    others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, _of_sessions(ids))
     if await tx.scalar(others.limit(1)):
         return False
     of_sessions = episodes.c.session_id.in_(ids)

@@ -305,6 +305,11 @@ async def fork(
 ) -> Any:
     if body.agent is not None:
         principal.need("define")
+    if principal.token is not None and principal.token.sessions is not None:
+        raise ForbiddenError(
+            "this token is for runs in some sessions, and a fork is in none: it needs a key",
+            code="insufficient_scope",
+        )
     changes = None if body.agent is None else body.agent.changes
     wanted = Fork(body.node, body.at_seq, body.publication, changes, body.input)
     acting = acts_for(principal, body.user)

@@ -74,14 +74,15 @@ BEGIN
         RETURNING number, child_id, request
     ), stored AS (
         INSERT INTO runs (tenant_id, id, parent_run_id, root_run_id, parent_task, mode, agent,
-                          graph, session_id, user_id, session_base, input, metadata, pinned,
+                          graph, session_id, session_of_origin, user_id, session_base, input,
+                          metadata, pinned,
                           priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                           overrides, memory,
                           memory_used, principal, last_seq, traceparent, tracestate, bytes)
         SELECT p_tenant, n.child_id, p_parent, coalesce(p.root_run_id, p.id),
                n.request -> 'task', CASE WHEN q.in_graph THEN 'dag' ELSE 'orchestrated' END,
                coalesce(q.agent, p.agent), CASE WHEN q.in_graph THEN p.graph END,
-               p.session_id, p.user_id, '[]', n.request -> 'input',
+               p.session_id, p.session_of_origin, p.user_id, '[]', n.request -> 'input',
                coalesce(q.metadata, CASE WHEN q.in_graph THEN p.metadata END, '{}'),
                p.pinned, p.priority,
                coalesce(q.timeout_s, p.timeout_s),

@@ -50,7 +50,8 @@ BEGIN
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, goals, constraints,
                       success_criteria, metadata, memory, memory_used, principal,
-                      retry_of, fork_of, given, assigned_as, task_root, last_seq, carried_seq,
+                      retry_of, fork_of, given, assigned_as, session_of_origin, task_root, last_seq,
+                      carried_seq,
                       conversation_id, turn, queued_at, batch, traceparent, tracestate, bytes)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
@@ -58,8 +59,8 @@ BEGIN
            coalesce(n.constraints, '[]'), coalesce(n.success_criteria, '[]'), n.metadata,
            coalesce(n.memory, 'full'), coalesce(n.memory_used, 'none (no user)'), n.principal,
            n.retry_of, n.fork_of, coalesce(n.given, '{}'),
-           (SELECT coalesce(o.assigned_as, o.id) FROM runs o WHERE o.tenant_id = p_tenant
-              AND o.id = coalesce(n.retry_of, (n.fork_of ->> 'run_id')::uuid)),
+           coalesce(o.assigned_as, o.id),
+           CASE WHEN n.session_id IS NULL THEN coalesce(o.session_id, o.session_of_origin) END,
            n.task_root, 1 + v_carried,
            CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
@@ -76,6 +77,8 @@ BEGIN
         task_root uuid, memory text,
         memory_used text, principal text, turn jsonb, batch jsonb, traceparent text,
         tracestate text)
+    LEFT JOIN runs o ON o.tenant_id = p_tenant
+         AND o.id = coalesce(n.retry_of, (n.fork_of ->> 'run_id')::uuid)
     RETURNING * INTO r;
     IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
         UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id IN (
@@ -116,7 +119,7 @@ $$;
 -- Return a run's row as JSON, without what the API does not show.
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
-        - '{pinned,session_base,principal,spent,spent_beside,turn,queued_at}'::text[]
+        - '{pinned,session_base,session_of_origin,principal,spent,spent_beside,turn,queued_at}'::text[]
         - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given}'::text[]
 $$;
 
