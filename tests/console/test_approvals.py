@@ -175,6 +175,26 @@ async def test_keys_wait_for_the_facts_and_the_focus_follows(console: Console) -
     assert await decided(console) == {("ada", "approve")}
 
 
+async def test_a_decision_that_comes_late_moves_nothing(console: Console) -> None:
+    await console.define(REFUND)
+    console.model.decide = lambda _: text("done")
+    for number, user in enumerate(("ada", "bob", "eve")):
+        await waiting(console, f"Refund A-{number}, I paid 5.", f"A-{number}", 5, user)
+    page = await console.open("approvals")
+    await takes_keys(page)
+    held = await hold(page, "**/resolve", method="POST")
+    await page.keyboard.press("a")
+    await page.keyboard.press("j")
+    await page.keyboard.press("j")
+    await expect(page.get_by_role("heading", name="Asked by eve")).to_be_visible()
+    await page.get_by_label("Comment").fill("begun meanwhile")
+    await held.let_go()
+    await expect(page.locator(".inbox li")).to_have_count(2)
+    await expect(page.get_by_label("Comment")).to_have_value("begun meanwhile")
+    await page.get_by_role("link", name="Home").click()
+    await expect(page.locator(".inbox")).to_have_count(0)
+
+
 async def test_facts_are_of_what_users_said_and_what_people_decided(console: Console) -> None:
     page = await console.open("approvals")
     call = {"id": "1", "kind": "approval", "tool": "refund", "user": "ada", "status": "pending"}
@@ -231,7 +251,7 @@ async def test_earlier_turns_of_a_session_count(console: Console) -> None:
 
 async def test_only_the_runs_user_may_answer_what_is_asked_of_them(console: Console) -> None:
     page = await console.open("approvals")
-    asked = {
+    asked: dict[str, Any] = {
         "id": "1",
         "kind": "question",
         "tool": "own",
@@ -247,7 +267,7 @@ async def test_only_the_runs_user_may_answer_what_is_asked_of_them(console: Cons
     }
     page_of = {"items": [asked], "next_cursor": None}
     await page.route("**/v1/interrupts?*", lambda route: route.fulfill(json=page_of))
-    nothing = {"items": [], "next_cursor": None}
+    nothing: dict[str, Any] = {"items": [], "next_cursor": None}
     await page.route("**/v1/runs/r/messages?*", lambda route: route.fulfill(json=nothing))
     await page.reload()
     await expect(page.get_by_text("Only the run's user may answer this.")).to_be_visible()
@@ -270,7 +290,8 @@ async def current(page: Page, but: list[str] = []) -> str:  # noqa: B006 (it sta
 
 
 async def test_a_value_is_found_in_the_forms_that_people_write(console: Console) -> None:
-    page = await console.open("approvals")
+    page = await console.open("interrupts")  # the API's word leads there, too
+    await expect(page.get_by_role("heading", name="Approvals")).to_be_visible()
     for said, value, has in MENTIONS:
         found = await page.evaluate(
             "async ([said, value]) => (await import('./js/parts/approval_facts.js'))"

@@ -40,9 +40,13 @@ const PAGES = {
 const asksForKey = signal(false);
 const signedOut = signal(null);
 
+/** Other words for pages: what the API calls them. */
+const ALSO = { interrupts: "approvals" };
+
 /** A page gets `rest`, the words of its address after the first, and `query`; `id` is the first of `rest`. */
 function page({ path: [area = "", ...rest], query }) {
-  const found = PAGES[area]?.below?.[rest[1]] ?? PAGES[area];
+  const meant = PAGES[ALSO[area] ?? area];
+  const found = meant?.below?.[rest[1]] ?? meant;
   if (!isKnown.value) return html`<${Loading} />`;
   if (!found || !may(found.needs)) {
     const why = found ? "You may not see this page" : "There is no such page";
@@ -144,7 +148,7 @@ function App() {
   useTheme();
   const main = useRef(null);
   const at = route.value;
-  const here = at.path[0] ?? "";
+  const here = ALSO[at.path[0]] ?? at.path[0] ?? "";
   const shown = title.value || (here && PAGES[here]?.name);
   const mayReview = isKnown.value && may(REVIEW);
   useEffect(() => {
