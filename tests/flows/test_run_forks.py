@@ -205,6 +205,39 @@ async def test_what_a_node_cannot_say_is_refused(bottega: Running, model: FakeMo
         assert await refused(bottega, run_id, **body) == expected, body
 
 
+async def test_a_publication_fits_the_elements_or_the_sub_graph(
+    bottega: Running, model: FakeModel
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    await define_map(bottega, {"agent": "counted", "name": "read"})
+    body = {"description": "x", "system_message": "You are counted.", "output_schema": schema}
+    assert (await bottega.client.put("/v1/agents/counted", json=body)).status_code == 200
+    model.decide = says(split=list_of("x"), counted=text('{"n": 1}'))
+    first, _ = await run(bottega)
+    assert first["status"] == "completed", first
+    for publication in ('{"n": 1}', '["mine"]', "[1]"):
+        found = await refused(bottega, first["id"], node="read", publication=publication)
+        assert found == (422, "invalid", "/publication")
+    await forked(bottega, first["id"], node="read", publication='[{"n": 2}, {"n": 3}]')
+
+    await store(bottega, "count", ["a"], [])
+    for name, nodes, edges in (
+        ("count", ["a", "counted"], [edge("a", "counted")]),
+        ("g", [inner("sub", "count"), "join"], [edge("sub", "join")]),
+    ):
+        changed = await bottega.client.put(
+            f"/v1/graphs/{name}", json={"nodes": nodes, "edges": edges}
+        )
+        assert changed.status_code == 200, changed.text
+    # The version that the run pinned counts, not the current one.
+    second, _ = await run(bottega)
+    changed = await bottega.client.put("/v1/graphs/count", json={"nodes": ["a"], "edges": []})
+    assert changed.status_code == 200
+    found = await refused(bottega, second["id"], node="sub", publication="mine")
+    assert found == (422, "invalid", "/publication")
+    await forked(bottega, second["id"], node="sub", publication='{"n": 4}')
+
+
 async def test_what_people_said_is_taken_over_or_given(bottega: Running, model: FakeModel) -> None:
     nodes = ["a", asks("check"), "yes", "no"]
     yes = {"feature": "output_json.ok", "op": "eq", "value": True}

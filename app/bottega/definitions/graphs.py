@@ -322,11 +322,8 @@ class _Checks:
         self.turns: dict[str, Mapping[str, Any] | None] = {}
         for node, rule in zip(nodes, rules.nodes.values(), strict=True):
             schema = _answer_schema(node, rules, schemas, graphs)
-            self.turns[rule.name] = self.outputs[rule.name] = schema
-            if (each := node.get("for_each")) is not None:
-                item = {"type": "string"} if schema is None else schema
-                item = {} if each["on_error"] == "collect" else item
-                self.outputs[rule.name] = {"type": "array", "items": item}
+            self.turns[rule.name] = schema
+            self.outputs[rule.name] = _of_elements(node, schema)
 
     def refuse_wrong(self, edges: Sequence[Mapping[str, Any]]) -> None:
         """Check conditions, routers, arguments, and that each node may run."""
@@ -499,6 +496,37 @@ def _answer_schema(
     below = GraphRules.of(inner)
     (last,) = (each for each in inner["nodes"] if name_of_node(each) in below.answering)
     return {} if "for_each" in last else _answer_schema(last, below, schemas, graphs)
+
+
+def _of_elements(
+    node: Mapping[str, Any], schema: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Return the schema of all that a node answers, by that for one element."""
+    if (each := node.get("for_each")) is None:
+        return schema
+    item = {"type": "string"} if schema is None else schema
+    return {"type": "array", "items": {} if each["on_error"] == "collect" else item}
+
+
+def publication_schema(
+    node: Mapping[str, Any], content: Mapping[str, Any], schemas: Schemas
+) -> Mapping[str, Any] | None:
+    """Return the schema of what a node publishes; ``None``: any text.
+
+    Args:
+        content: the graph, as :func:`expanded` returns it.
+    """
+    graphs = dict(_expanded_in(content))
+    schema = _of_elements(node, _answer_schema(node, GraphRules.of(content), schemas, graphs))
+    return schema or None
+
+
+def _expanded_in(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str, Any]]]:
+    """Yield the sub-graphs of a definition that has them in its nodes."""
+    for number, ref in subgraphs_of(content):
+        inner = content["nodes"][number]["definition"]
+        yield ref, inner
+        yield from _expanded_in(inner)
 
 
 def _order(rules: GraphRules) -> Iterable[str]:

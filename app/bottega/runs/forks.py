@@ -13,16 +13,16 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.sessions import driver_of
 from bottega.db.tables import agent_versions
 from bottega.definitions.agents import listed, named_by
+from bottega.definitions.graphs import publication_schema
 from bottega.errors import ConflictError, ForbiddenError, InvalidInputError
 from bottega.events import log
 from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
-from bottega.graph.decisions import route_schema
 from bottega.json_schema.output import output_schema
 from bottega.runs.control import SentMessage, send
 from bottega.runs.retry import (
@@ -221,24 +221,16 @@ async def _schema_of(
     nodes: NodeTasks,
     node: Mapping[str, Any],
 ) -> Mapping[str, Any] | None:
-    """Return the JSON Schema of a node's answers; ``None``: it has none."""
-    name, agent = node["name"], node.get("agent")
-    if agent is None:
-        asked: Mapping[str, Any] | None = node.get("schema")
-        return asked
-    if nodes.rules.nodes[name].is_router:
-        return route_schema([edge.target for edge in nodes.rules.outgoing[name]])
-    if old["output_schema"] is not None and name in nodes.rules.answering:
-        of_run: Mapping[str, Any] = old["output_schema"]
-        return of_run
+    """Return the JSON Schema of what a node publishes; ``None``: any text."""
     columns = agent_versions.c
-    query = select(columns.definition["output_schema"]).where(
+    query = select(columns.name, columns.definition["output_schema"].label("schema")).where(
         columns.tenant_id == old["tenant_id"],
-        columns.name == agent,
-        columns.version == old["pinned"]["agents"][agent],
+        tuple_(columns.name, columns.version).in_(old["pinned"]["agents"].items()),
     )
-    own: Mapping[str, Any] | None = (await connection.execute(query)).scalar_one()
-    return own
+    schemas = {row.name: row.schema for row in await connection.execute(query)}
+    if old["output_schema"] is not None and node["name"] in nodes.rules.answering:
+        schemas |= {node.get("agent"): old["output_schema"]}
+    return publication_schema(node, nodes.definition, schemas)
 
 
 def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
