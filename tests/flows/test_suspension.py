@@ -85,14 +85,31 @@ async def test_a_run_that_waits_long_leaves_its_place_and_is_claimed_again(
     assert tried == list(range(1, len(tried) + 1))
 
 
-async def start_with_pauses(bottega: Running, backoff_s: float, **run: Any) -> str:
+NEVER = {"feature": "output", "op": "eq", "value": "done"}
+IN_GRAPH = {"type": "graph", "name": "team", "graph": "team"}
+FOR_EACH = {"from": "run", "pointer": "/metadata/list"}
+KINDS: dict[str, dict[str, Any]] = {
+    "agent": {"agent": "clerk"},
+    "graph": IN_GRAPH,
+    "loop": {**IN_GRAPH, "loop": {"until": NEVER, "max": 1, "on_max": "continue"}},
+    "elements": {**IN_GRAPH, "for_each": FOR_EACH},
+    "child runs": {**IN_GRAPH, "for_each": {**FOR_EACH, "spread_above": 0}},
+}
+
+
+async def start_with_pauses(
+    bottega: Running, backoff_s: float, kind: str = "agent", **run: Any
+) -> str:
     """Start a run of a graph whose node gives an answer that has to be better."""
     await swarm.agent(bottega.client, "clerk")
     checks = [{"type": "contains", "value": "VAT"}]
     retry = {"max": 1, "backoff_s": backoff_s}
-    node = {"agent": "clerk", "success_check": checks, "retry": retry}
+    node = {**KINDS[kind], "success_check": checks, "retry": retry}
+    team = {"name": "team", "nodes": ["clerk"], "edges": []}
     graph = {"name": "bills", "nodes": [node], "edges": []}
-    assert (await bottega.client.post("/v1/graphs", json=graph)).status_code == 201
+    for each in (team, graph):
+        stored = await bottega.client.post("/v1/graphs", json=each)
+        assert stored.status_code == 201, stored.text
     body = {"graph": "bills", "mode": "dag", "input": "x", **run}
     answer = await bottega.client.post("/v1/runs", json=body)
     assert answer.status_code == 202, answer.text
@@ -122,6 +139,24 @@ async def test_a_pause_between_tries_holds_no_place(bottega: Running, model: Fak
     )
     assert (again - answered).total_seconds() >= 1.5
     assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("kind", ["graph", "loop", "elements", "child runs"])
+async def test_a_graph_in_a_node_has_one_pause_between_tries(
+    bottega: Running, model: FakeModel, kind: str
+) -> None:
+    model.script(text("net"), BUSY)
+    model.decide = lambda request: text("with VAT")
+    run_id = await start_with_pauses(bottega, 1.5, kind, metadata={"list": ["a"]})
+    run = await ended(bottega, run_id)
+    assert run["status"] == "completed", run
+    assert "with VAT" in run["output"]
+    if kind == "child runs":
+        found = await bottega.client.get(f"/v1/runs?parent_run_id={run_id}")
+        (run,) = found.json()["items"]
+    # The model is away in the second try: no pause comes before that again.
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "time", "model"]
+    assert len(model.requests) == 3
 
 
 async def test_a_pause_ends_at_the_deadline_and_with_a_cancellation(

@@ -273,14 +273,13 @@ async def _compiled(
     warnings = [*built.warnings]
     subgraphs = {}
     for name, node in nodes.items():
-        if (inner := node.get("definition")) is None:
-            continue
-        if (below := known.get(id(inner))) is None:
-            below = await _compiled(run, inner, dependencies, known, with_async=with_async)
-            known[id(inner)] = below
-            tools += below.tools
-            warnings += [each for each in below.warnings if each not in warnings]
-        subgraphs[name] = below
+        if (inner := node.get("definition")) is not None:
+            if id(inner) not in known:
+                below = await _compiled(run, inner, dependencies, known, with_async=with_async)
+                known[id(inner)] = below
+                tools += below.tools
+                warnings += [each for each in below.warnings if each not in warnings]
+            subgraphs[name] = known[id(inner)]
     if rules is not None:
         _let_route(rules, built.roots)
     return CompiledTeam(

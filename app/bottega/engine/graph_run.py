@@ -14,6 +14,7 @@ node in the graph there, such as ``improve/2/draft``.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ from bottega.engine.build_agents import Team
 from bottega.engine.child_runs import ElementRuns
 from bottega.engine.journal import CANCELLED, End, is_answered
 from bottega.engine.recorder import JournalRecorder
+from bottega.engine.replay import NodeReplay
 from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError, NotFoundError
 from bottega.events.types import AgentFailed, EventType, RunStatus
@@ -345,8 +347,8 @@ class GraphRun:
                 break
             if not failure.is_retried(retry):
                 break
-            if not self._is_replayed(work.query):
-                await self._pause(work.query, retry["backoff_s"])
+            if not self._is_replayed(work):
+                await self._pause(work, retry["backoff_s"])
             work.query = self.at_work[work.query.path] = self._next_try(work.query)
         return response.model_copy(update={"usage": usage})
 
@@ -362,22 +364,45 @@ class GraphRun:
             tries=before.tries + 1,
         )
 
-    async def _pause(self, query: Query, backoff_s: float) -> None:
-        """Wait until the next try of a query may begin: so long after its failure."""
-        replay = self.recorder.journal.replay
-        task_id = self.recorder.tasks.id_of(query)
-        failed_at = replay.tool_call(task_id, query.tries, "call").ended_at
-        if len(tries := replay.task(task_id).tries) >= query.tries:
-            failed_at = tries[query.tries - 1].at
+    async def _pause(self, work: _Work, backoff_s: float) -> None:
+        """Wait until the next try of work may begin: so long after its failure."""
+        query = work.query
+        failed_at = self._graph_ended_at(work) if work.kind == "graph" else self._failed_at(query)
         if failed_at is not None:
             backoff_s -= self.recorder.seconds_since(failed_at)
         if backoff_s > 0:
-            pausing = asyncio.ensure_future(self.recorder.loops.pause(query, backoff_s))
-            self.recorder.looks_if_it_waits()
-            await pausing
+            with self.recorder.loops.pausing(query, backoff_s):
+                self.recorder.looks_if_it_waits()
+                await asyncio.sleep(backoff_s)
 
-    def _is_replayed(self, query: Query) -> bool:
+    def _failed_at(self, query: Query) -> datetime | None:
+        """Return when an earlier attempt recorded the failure of a query's present try."""
+        replay = self.recorder.journal.replay
+        task_id = self.recorder.tasks.id_of(query)
+        if len(tries := replay.task(task_id).tries) >= query.tries:
+            return tries[query.tries - 1].at
+        return replay.tool_call(task_id, query.tries, "call").ended_at
+
+    def _graph_ended_at(self, work: _Work) -> datetime | None:
+        """Return the last time that an earlier attempt recorded of a graph in its present try."""
+        at = None
+        for turn in range(1, _most_turns(work.node) + 1):
+            if not (found := self._replayed_in(work, turn, work.query.tries)):
+                break
+            at = max(node.at for node in found)
+        return at
+
+    def _replayed_in(self, work: _Work, turn: int, tries: int) -> Sequence[NodeReplay]:
+        """Return what earlier attempts recorded of the nodes of a graph in a node."""
+        known, prefix = self.recorder.journal.replay.nodes, _graph_name(work, turn, tries)
+        names = [prefix + name_of_node(node) for node in work.node["definition"]["nodes"]]
+        return [known[name] for name in names if name in known]
+
+    def _is_replayed(self, work: _Work) -> bool:
         """Return true if an earlier attempt has made the next try."""
+        query = work.query
+        if work.kind == "graph":
+            return bool(self._replayed_in(work, 1, query.tries + 1))
         task = self.recorder.journal.replay.task(self.recorder.tasks.id_of(query))
         return len(task.tries) > query.tries or (query.tries + 1, "call") in task.tools
 
@@ -636,7 +661,7 @@ class GraphRun:
     async def _run_graph(self, work: _Work) -> AssistantResponse:
         """Run a node's graph, in turns if it is a loop; each turn reads the output of the last."""
         loop: Mapping[str, Any] | None = work.node.get("loop")
-        most = 1 if loop is None else loop["max"]
+        most = _most_turns(work.node)
         usage, last = AgentUsage(), AssistantResponse()
         for turn in range(1, most + 1):
             if (failed := self.parts.begin(1)) is not None:
@@ -656,7 +681,7 @@ class GraphRun:
 
     async def _turn(self, work: _Work, turn: int, last: AssistantResponse) -> AssistantResponse:
         """Run a node's graph once; return its end as an answer."""
-        name, is_loop, tries = name_of_node(work.node), "loop" in work.node, work.query.tries
+        name, tries = name_of_node(work.node), work.query.tries
         received = [*work.received]
         if last.content:
             policy = PropagationPolicy.FINAL_RESPONSE_ONLY
@@ -669,8 +694,6 @@ class GraphRun:
         is_whole, node = work.item is _WHOLE, work.query.path
         path = (*node, (turn, tries - 1))
         self.recorder.tasks.levels[path] = node if is_whole else node[:-1]
-        place = [work.name, *([str(turn)] if is_loop else ())]
-        place += [f"try-{tries}"] if tries > 1 else []
         end = await GraphRun(
             team,
             self.recorder,
@@ -678,7 +701,7 @@ class GraphRun:
             self.about if is_whole else {**self.about, "input": as_text(work.item)},
             self.turns if is_whole else (),
             path,
-            f"{'/'.join(place)}/",
+            _graph_name(work, turn, tries),
             self.at_work,
             self.parts,
             self.elements,
@@ -870,6 +893,18 @@ class LongLists:
         if (text := self.texts.get(path)) is None:
             raise NotFoundError(f"there is no file '{path}'")
         return text
+
+
+def _most_turns(node: Mapping[str, Any]) -> int:
+    most: int = node["loop"]["max"] if "loop" in node else 1
+    return most
+
+
+def _graph_name(work: _Work, turn: int, tries: int) -> str:
+    """Return the name in the log of a graph in a node, with a slash at its end."""
+    place = [work.name, *([str(turn)] if "loop" in work.node else ())]
+    place += [f"try-{tries}"] if tries > 1 else []
+    return f"{'/'.join(place)}/"
 
 
 def _received_characters(work: _Work) -> int:

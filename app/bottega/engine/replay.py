@@ -248,10 +248,12 @@ class NodeReplay:
     Attributes:
         reason: why it was skipped.
         usage, seq: of its child runs, and the event that has it.
+        at: time of its last event.
     """
 
     task_id: UUID | None
     status: str
+    at: datetime
     reason: str | None = None
     usage: Mapping[str, Any] | None = None
     seq: int = 0
@@ -535,7 +537,7 @@ def _agent_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 def _node_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     status, reason = NODE_STATES[EventType(event.type)], event.data.get("reason")
     replay.nodes[event.data["node"]] = NodeReplay(
-        event.task_id, status, reason, event.data.get("usage"), event.seq
+        event.task_id, status, event.at, reason, event.data.get("usage"), event.seq
     )
 
 

@@ -235,15 +235,16 @@ class Loops:
         """Return true if a query's next try waits for its time."""
         return query in self._pauses
 
-    async def pause(self, query: Query, seconds: float) -> None:
-        """Return after a time; a run that has nothing else to do is suspended if it is long.
+    @contextmanager
+    def pausing(self, query: Query, seconds: float) -> Iterator[None]:
+        """Mark a pause; a run that has nothing else to do is suspended if it is long.
 
         Args:
             query: that another try follows.
         """
         self._pauses[query] = monotonic() + seconds
         try:
-            await asyncio.sleep(seconds)
+            yield
         finally:
             del self._pauses[query]
 
