@@ -447,6 +447,14 @@ async def test_a_message_is_appended_to_what_is_taken_over(
         assert ("first end" in str(request["messages"])) == said
 
 
+async def test_a_message_that_is_too_long_is_refused(bottega: Running, model: FakeModel) -> None:
+    first, log = await orchestrated(bottega, model)
+    body = {"at_seq": len(log), "input": "x" * 100_001}
+    assert await refused(bottega, first["id"], **body) == (422, "message_too_large", "/input")
+    left = (await bottega.client.get("/v1/runs?order=desc&limit=1")).json()["items"]
+    assert left[0]["id"] == first["id"]
+
+
 async def test_another_definition_of_an_agent_holds_in_the_fork_alone(
     bottega: Running, model: FakeModel
 ) -> None:

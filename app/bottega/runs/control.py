@@ -148,8 +148,17 @@ class SentMessage(NamedTuple):
     principal: str
 
 
-async def send(tx: AsyncConnection, tenant_id: UUID, run_id: UUID, sent: SentMessage) -> UUID:
+async def send(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    sent: SentMessage,
+    pointer: str = "/content",
+) -> UUID:
     """Store a message for a run under way; return its id.
+
+    Args:
+        pointer: the message's place in the request.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -162,7 +171,7 @@ async def send(tx: AsyncConnection, tenant_id: UUID, run_id: UUID, sent: SentMes
     if answer.get("refused") == "unknown":
         raise NotFoundError(f"there is no run {run_id}")
     if "refused" in answer:
-        raise refused_message(answer, run_id, "/content")
+        raise refused_message(answer, run_id, pointer)
     details = {"message_id": answer["id"]}
     await audit.note(tx, tenant_id, sent.principal, "run.message", str(run_id), details)
     return UUID(answer["id"])

@@ -119,7 +119,7 @@ async def fork(
     run = await accept(connection, tenant_id, new, carried)
     if wanted.input is not None and nodes is None:
         message = SentMessage(wanted.input, (), principal)
-        await send(connection, tenant_id, UUID(run["id"]), message)
+        await send(connection, tenant_id, UUID(run["id"]), message, "/input")
     return run
 
 

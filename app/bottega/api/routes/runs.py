@@ -283,9 +283,10 @@ async def _repeating(
     operation_id="fork_run",
     summary="Repeat a part of a run",
     description=(
-        "Starts a new run (`fork_of` names this one, which must be over) that takes over what "
-        "comes before a node of its graph, or before an event: nothing of it is asked, called or "
-        "paid again (`taken_over`). With `publication` the node publishes this text and is not "
+        "Starts a new run (`fork_of` names this one) that takes over what comes before a node of "
+        "its graph, if it is over, or up to an event, if it is over or waits: nothing of it is "
+        "asked, called or paid again (`taken_over`), but for answers of people that the caller may "
+        "not give. With `publication` the node publishes this text and is not "
         "asked. The new run has no session, but knows what its session had published. 409 "
         "`not_final`, `child_run`; `no_graph`: it has no nodes, or is a batch. 422 "
         "`unknown_node`; `node_skipped`: it would be skipped again."

@@ -332,7 +332,7 @@ class NewFork(Body):
     key with the scope `define`."""
     input: Text | None = None
     """A message for the run's own agent, after what is taken over. In a graph it is the question
-    of the nodes that are done."""
+    of the nodes that are done, and all people are asked again."""
     user: OwnUser = None
 
     @model_validator(mode="after")
