@@ -211,6 +211,7 @@ async def test_an_answer_is_rated_with_a_comment(console: Console) -> None:
     await expect(good).to_have_attribute("aria-pressed", "true")
     seen = (await console.server.client.get(f"/v1/runs/{run}")).json()
     assert seen["outcome"] == {"value": "SUCCESS", "source": "feedback"}
+    await expect(page.get_by_text("Another rating replaces this one")).to_be_visible()
     await page.get_by_role("button", name="Bad").click()
     await expect(good).to_have_attribute("aria-pressed", "false")
     page = await console.open("runs")

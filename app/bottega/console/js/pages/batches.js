@@ -10,7 +10,8 @@ import { isFinal } from "../run/state.js";
 
 const isOver = (batch) => batch.ended_at !== null;
 const OPEN = ["queued", "running", "waiting"];
-const HEAD = ["Batch", "Of", "Status", "Progress", "#Completed", "#Failed", "#Time left", "#Tokens", "#Cost", "Made", ""];
+const HEAD = ["Batch", "Of", "Status", "Progress", "#Completed", "#Failed", "#Time left", "#Tokens", "#Cost", "Made",
+  ""];
 
 function Row({ batch, reload }) {
   const { counts, usage } = batch;
@@ -20,14 +21,18 @@ function Row({ batch, reload }) {
   return html`<tr>
     <td><${Link} path=${["batches", batch.id]} class="mono" title=${batch.id}>${shortId(batch.id)}<//></td>
     <td>${batch.agent ?? batch.graph}</td><td><${Status} value=${batch.status} /></td>
-    <td><progress value=${over} max=${batch.total} aria-label="Items that are over"></progress> ${count(over)} of ${count(batch.total)}</td>
+    <td><progress value=${over} max=${batch.total}
+      aria-label="Items that are over"></progress> ${count(over)} of ${count(batch.total)}</td>
     <td class="right">${count(counts.completed)}</td><td class="right">${count(failed)}</td>
     <td class="right">${batch.seconds_left == null ? "–" : duration(batch.seconds_left * 1000)}</td>
-    <td class="right">${usage ? tokens(usage.input + usage.output) : "–"}</td><td class="right">${money(usage?.cost)}</td>
+    <td class="right">${usage ? tokens(usage.input + usage.output) : "–"}</td>
+    <td class="right">${money(usage?.cost)}</td>
     <td><${Time} at=${batch.created_at} /></td>
     <td>${batch.ended_at
-      ? failed > 0 && html`<${Confirmed} needs="run" kind="small" label="Retry" question="Repeat the failed items?" act=${act("retry")} />`
-      : html`<${Confirmed} needs="run" label="Cancel" question="Cancel all open items?" act=${act("cancel")} />`}</td></tr>`;
+      ? failed > 0 && html`<${Confirmed} needs="run" kind="small" label="Retry"
+        question="Repeat the failed items?" act=${act("retry")} />`
+      : html`<${Confirmed} needs="run" label="Cancel" question="Cancel all open items?"
+        act=${act("cancel")} />`}</td></tr>`;
 }
 
 function Items({ id }) {
@@ -47,6 +52,8 @@ export function Batches({ id }) {
   return html`<div class="head"><h1>Batches</h1></div>
     <${Panel}><${Pages} path="/v1/batches?order=desc" what="batches" everyMs=${2000}
       isOver=${isOver}>${(batches, reload) => batches.length
-      ? html`<${Table} label="Batches" head=${HEAD}>${batches.map((batch) => html`<${Row} key=${batch.id} batch=${batch} reload=${reload} />`)}<//>`
-      : html`<${Empty} title="There is no batch."><p>Start one with <code>bottega batch FILE.jsonl --agent NAME</code>.</p><//>`}<//><//>`;
+      ? html`<${Table} label="Batches" head=${HEAD}>${batches.map((batch) => html`
+          <${Row} key=${batch.id} batch=${batch} reload=${reload} />`)}<//>`
+      : html`<${Empty} title="There is no batch.">
+          <p>Start one with <code>bottega batch FILE.jsonl --agent NAME</code>.</p><//>`}<//><//>`;
 }

@@ -53,6 +53,7 @@ export function Rating({ run, onRated }) {
     ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
     <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy}
       placeholder="why; it is sent with the choice" onInput=${(e) => setComment(e.target.value)} /></label>
+    ${rated && html`<p class="small soft">Another rating replaces this one and its comment.</p>`}
     ${error && html`<p class="bad-text small" role="alert">${error}</p>`}</div>`;
 }
 
