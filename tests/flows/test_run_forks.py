@@ -2,10 +2,12 @@
 
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 
+from bottega.files.store import Owner
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import DIAMOND, named
@@ -24,6 +26,7 @@ from tests.flows.test_deciding_graphs import (
 from tests.flows.test_nested_graphs import define_map, inner, list_of, store
 from tests.service import Running, client_of
 from tests.team import define_graph
+from tests.tools.test_media import png
 from tests.waiting import until
 
 
@@ -378,6 +381,30 @@ async def test_a_fork_knows_what_the_session_had_published(
     assert (shown["a"]["published"]["content"], shown["a"]["published"]["version"]) == ("two", 2)
     assert shown["b"]["published"]["version"] == 2
     assert (await bottega.client.get("/v1/sessions/s")).json() == before
+
+
+async def test_files_of_the_session_serve_the_forks_of_its_runs_alone(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega, ["a", asks("check")], [edge("a", "check")])
+    model.decide = says()
+    sent = await bottega.client.post(
+        "/v1/files", files={"file": ("a.png", png(20, 10), "image/png")}, data={"session_id": "s"}
+    )
+    file = UUID(sent.json()["id"])
+    first, other = await start(bottega, session_id="s", conversation="none"), await start(bottega)
+    for run_id in (first, other):
+        await interrupt_of(bottega, run_id)
+        await until(lambda: status_of(bottega, run_id), lambda status: status == "waiting")  # noqa: B023
+    answer = await bottega.client.post(f"/v1/runs/{first}/fork", json={"at_seq": 8})
+    made = answer.json()["id"]
+    tenant = await bottega.owner.fetchval("SELECT tenant_id FROM runs WHERE id = $1", made)
+    files = bottega.service.files
+    for run_id, served in ((made, {file}), (other, set())):
+        owner = Owner(None, None, UUID(run_id))
+        assert set(await files.use(tenant, [file], owner)) == served
+    for run_id in (first, other, made):
+        await bottega.client.post(f"/v1/runs/{run_id}/cancel")
 
 
 async def test_input_is_the_question_of_nodes_that_are_done(

@@ -56,13 +56,15 @@ BEGIN
 END $$;
 
 -- Return whether a run (NULL: a new one) of a user (NULL: of nobody) in a session (NULL: in none)
--- may use a file: one of a user serves that user's runs, another of a session that session's,
--- another that a run made that run and those that repeat it, any other all.
+-- may use a file: one of a user serves that user's runs, another of a session that session's and
+-- their forks, another that a run made that run and those that repeat it, any other all.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.user_id IS NOT NULL THEN o.user_id IS NOT DISTINCT FROM p_user
-        WHEN o.session_id IS NOT NULL THEN o.session_id IS NOT DISTINCT FROM p_session
+        WHEN o.session_id IS NOT NULL THEN o.session_id IS NOT DISTINCT FROM coalesce(
+            p_session, (SELECT r.session_of_origin FROM runs r
+                        WHERE r.tenant_id = f.tenant_id AND r.id = p_run))
         ELSE f.run_id IS NULL OR f.run_id IN (
             WITH RECURSIVE tried AS (
                 SELECT r.id, repeated_run(r) AS of FROM runs r
