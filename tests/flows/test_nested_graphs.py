@@ -526,3 +526,35 @@ async def test_child_runs_store_only_so_much_of_what_their_node_received(
     assert found["error"]["code"] == "too_many_items"
     assert "spread_above" in found["error"]["message"]
     assert not await children_of(bottega, found["id"])
+
+
+@pytest.mark.parametrize("spread_above", [50, 0])
+async def test_elements_have_the_same_results_in_child_runs(
+    bottega: Running, model: FakeModel, spread_above: int
+) -> None:
+    def each_of(name: str, **more: Any) -> dict[str, Any]:
+        return {"from": "run", "pointer": f"/metadata/{name}", **more}
+
+    nodes = [
+        {"agent": "write", "for_each": each_of("pages")},
+        {"agent": "read", "for_each": each_of("places", spread_above=spread_above)},
+    ]
+    await store(bottega, "g", nodes, [edge("write", "read")])
+    said = "about a page " * 3_000
+
+    def decide(request: dict[str, Any]) -> Reply:
+        assert "response_format" not in request, "the schema is of the run's answer, the list"
+        if named(request) == "write":
+            return text(said)
+        if request["messages"][-1]["role"] == "tool":
+            return text("it is " + json.loads(request["messages"][-1]["content"])["content"])
+        asked = json.loads(re.findall(r"{.*}", request["messages"][1]["content"])[0])
+        place = int(re.findall(r"\d+", request["messages"][-1]["content"])[-1])
+        return calls(("read_file", {"path": asked["file"], "offset": place, "limit": 12}))
+
+    model.decide = decide
+    lists = {"pages": ["a"], "places": [13 * 1_000 + 2, 13 * 2_000 + 2]}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    found, _ = await run(bottega, metadata=lists, output_schema=schema)
+    assert found["status"] == "completed", found
+    assert found["output_json"] == ["it is about a page"] * 2

@@ -177,19 +177,25 @@ class CompiledTeam:
             if rule is not None and (approval := approval_of(rule)):
                 _approve_others(agent, own, approval)
         roots = {name: copy_of(agent) for name, agent in self.roots.items()}
-        _set_schema(schema, roots, self.rules)
+        _set_schema(schema, roots, self)
         everybody = [copy_of(member.agent) for member in self.members]
         for name, caller in self.callers.items():
             roots[name] = _own_caller(caller, graph, session)
         warnings = [*self.warnings, *_of_patterns(everybody)]
 
         def team_of(node: str) -> Team:
-            answers = self.rules is not None and node in self.rules.answering
-            is_whole = answers and "for_each" not in self.nodes[node]
-            below = self.subgraphs[node]
-            return below.team(run, dependencies, registry, session, schema if is_whole else None)
+            below, whole = self.subgraphs[node], schema if self.gives_answer(node) else None
+            return below.team(run, dependencies, registry, session, whole)
 
         return Team(roots, graph, self.rules, self.nodes, self.numbers, warnings, team_of=team_of)
+
+    def gives_answer(self, name: str) -> bool:
+        """Return true if what a node, or the root, says is the run's answer, or one of several.
+
+        What a node says of one element is only a part of an answer.
+        """
+        is_answering = self.rules is None or name in self.rules.answering
+        return is_answering and "for_each" not in self.nodes.get(name, ())
 
     @property
     def size(self) -> int:
@@ -249,8 +255,7 @@ async def _compiled(
         known: of sub-graphs, by the identity of their definitions; those that are built are added.
     """
     graph = None if content is None else to_graph(content)
-    rules, nodes, numbers = None, {}, {}
-    names = {run.first: run.first}
+    rules, nodes, numbers, names = None, {}, {}, {run.first: run.first}
     if run.mode == "dag" and graph is not None and content is not None:
         rules = GraphRules.of(content)
         if content is not run.graph:
@@ -456,13 +461,13 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
 
 
 def _set_schema(
-    schema: Mapping[str, Any] | None, roots: Mapping[str, BaseAgent], rules: GraphRules | None
+    schema: Mapping[str, Any] | None, roots: Mapping[str, BaseAgent], team: CompiledTeam
 ) -> None:
     """Set the schema of the agents whose answer is the run's: the root, or answering nodes."""
     if schema is None:
         return
     for name, agent in roots.items():
-        if rules is None or name in rules.answering:
+        if team.gives_answer(name):
             agent.output = answer_schema(schema)
 
 

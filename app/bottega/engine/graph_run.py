@@ -449,7 +449,7 @@ class GraphRun:
         if self.elements is None or len(items) <= each["spread_above"]:
             ended = await self._elements(name, work, items, self._with_tries, each["concurrency"])
             return self._collected(each["on_error"], ended)
-        characters = len(items) * _received_characters(work)
+        characters = len(items) * self._received_characters(work)
         if characters > MOST_RECEIVED:
             text = (
                 f"{len(items)} child runs would store {characters} characters of what the node "
@@ -527,6 +527,13 @@ class GraphRun:
             del self.recorder.loops.child_runs[query]
             self.recorder.tasks.open.pop(query, None)
 
+    def _received_characters(self, work: _Work) -> int:
+        """Return the size of the texts that each element of a node gets beside its own."""
+        texts = [each.content for each in work.question if DEMANDS in each.metadata]
+        texts += [each.content for each in work.received]
+        texts += [self.long_lists[text].text for text in texts if text in self.long_lists]
+        return sum(map(len, texts))
+
     async def _child_run(
         self, runs: ElementRuns, name: str, element: _Work, awaited: AwaitedRuns
     ) -> AssistantResponse:
@@ -536,7 +543,12 @@ class GraphRun:
             "item": element.item,
             "demands": [each.content for each in element.question[:-1]],
             "received": [
-                {"source": each.source_id, "content": each.content, "version": each.version}
+                {
+                    "source": each.source_id,
+                    "content": each.content,
+                    "version": each.version,
+                    "long_list": self.long_lists.get(each.content),
+                }
                 for each in element.received
             ],
         }
@@ -569,6 +581,9 @@ class GraphRun:
             MemoryItem(each["source"], each["content"], at, each["version"], policy)
             for each in task["received"]
         ]
+        for each in task["received"]:
+            if each["long_list"] is not None:
+                self.long_lists[each["content"]] = LongList(*each["long_list"])
         query = Query(agent, (), self.recorder, path=((0, 0),))
         demands = [SystemMessage(content=each) for each in task["demands"]]
         work = _Work(
@@ -905,12 +920,6 @@ def _graph_name(work: _Work, turn: int, tries: int) -> str:
     place = [work.name, *([str(turn)] if "loop" in work.node else ())]
     place += [f"try-{tries}"] if tries > 1 else []
     return f"{'/'.join(place)}/"
-
-
-def _received_characters(work: _Work) -> int:
-    """Return the size of the texts that each element of a node gets beside its own."""
-    demands = (each.content for each in work.question if DEMANDS in each.metadata)
-    return sum(map(len, demands)) + sum(len(each.content) for each in work.received)
 
 
 def _agent_of(query: Query) -> BaseAgent:
