@@ -276,17 +276,14 @@ async def _compiled(
     agents = [*(member.agent for member in built.members), *callers.values()]
     tools = [tool for agent in agents for tool in _sending(agent)]
     warnings = [*built.warnings]
-    subgraphs = {}
-    for name, node in nodes.items():
-        if (inner := node.get("definition")) is not None:
-            if id(inner) not in known:
-                below = await _compiled(run, inner, dependencies, known, with_async=with_async)
-                known[id(inner)] = below
-                tools += below.tools
-                warnings += [each for each in below.warnings if each not in warnings]
-            subgraphs[name] = known[id(inner)]
-    if rules is not None:
-        _let_route(rules, built.roots)
+    inner = {name: each for name, node in nodes.items() if (each := node.get("definition"))}
+    for each in inner.values():
+        if id(each) not in known:
+            below = await _compiled(run, each, dependencies, known, with_async=with_async)
+            known[id(each)] = below
+            tools += below.tools
+            warnings += [told for told in below.warnings if told not in warnings]
+    _let_route(rules, built.roots)
     return CompiledTeam(
         run.agents,
         run.providers,
@@ -301,7 +298,7 @@ async def _compiled(
         rules,
         nodes,
         numbers,
-        subgraphs,
+        {name: known[id(each)] for name, each in inner.items()},
     )
 
 
@@ -316,8 +313,10 @@ def _own_caller(
     return own
 
 
-def _let_route(rules: GraphRules, roots: Mapping[str, BaseAgent]) -> None:
+def _let_route(rules: GraphRules | None, roots: Mapping[str, BaseAgent]) -> None:
     """Give routers the schema of their answers: the name of one of their targets."""
+    if rules is None:
+        return
     for name, rule in rules.nodes.items():
         if rule.is_router:
             targets = [edge.target for edge in rules.outgoing[name]]
