@@ -49,7 +49,7 @@ SEARCHES = (
     *("/v1/episodes/search", "/v1/episodes/similar-failures"),
     *("/v1/memory/context", "/v1/memory/learn"),
     *("/v1/patterns/match", "/v1/patterns/{pattern_id}/applications"),
-    "/v1/tokens",
+    *("/v1/tokens", "/v1/batches"),
 )
 """Operations whose answers differ from their requests."""
 USED = ("api_keys", "definition_epochs", "episode_state")

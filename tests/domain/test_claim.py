@@ -31,9 +31,11 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
     values = {**asdict(run), **run.demands, "new_in_a_later_version": 1, "pinned": pinned}
     found = ClaimedRun.decoded(DEFAULT_TENANT, RUN, 3, to_json(values).decode())
     writer, team = [Pin(DEFAULT_TENANT, *one) for one in PINNED]
-    assert found == replace(run, pins=(writer, team), agents={})
-    whole = found.with_definitions({writer: {"a": 1}, team: {"b": 2}, team._replace(version=3): {}})
-    assert (whole.agents, whole.graph) == ({"writer": {"a": 1}}, {"b": 2})
+    assert found == replace(run, pins=(writer, team), agents={}, graph_pins=pinned["graph"])
+    whole = found.with_definitions(
+        {writer: {"a": 1}, team: {"nodes": []}, team._replace(version=3): {}}
+    )
+    assert (whole.agents, whole.graph) == ({"writer": {"a": 1}}, {"nodes": []})
 
 
 def test_a_claim_without_a_known_value_is_refused() -> None:

@@ -29,7 +29,7 @@ CHANGES: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("migrate",), {"key.create"}),  # the operator's first key
     (("tenants", "delete", "acme", "--yes"), {"tenant.delete"}),
 )
-BY_API = {"apply", "batch", "cancel", "chat", "run", "interrupts resolve"}
+BY_API = {"apply", "batch", "cancel", "chat", "fork", "run", "interrupts resolve"}
 """They send requests, whose changes name the key."""
 SERVE = {"serve", "worker", "demo", "demo-model"}
 """They serve, or start what serves; the first key is stored as by ``migrate``."""

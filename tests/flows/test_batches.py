@@ -7,9 +7,12 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import asyncpg
 import pytest
 
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, gated, http_error, text
@@ -212,13 +215,42 @@ async def test_a_stream_of_a_batch_ends_at_each_final_event(
     assert (await bottega.client.get(path)).json()["items"] == first + more
 
 
+async def test_a_batch_ends_once_all_ends_of_items_are_noted(
+    settings: Settings, database_url: str, owner: asyncpg.Pool
+) -> None:
+    """One item ends after its neighbour's end was read, and before the batch looks what is open."""
+    async with running(settings, database_url, worker=False) as server:
+        await swarm.agent(server.client, "clerk")
+        batch = await begin(server, items=[{"input": "1"}, {"input": "2"}])
+        batch_id = UUID(batch["id"])
+        open_ = "SELECT id FROM runs WHERE parent_run_id = $1 ORDER BY id"
+        first, second = [row["id"] for row in await owner.fetch(open_, batch_id)]
+        inbox = "SELECT subject FROM run_inbox WHERE run_id = $1"
+        async with owner.acquire() as connection, connection.transaction():
+            for item in (first, second):
+                end = "SELECT end_unclaimed($1, $2, 'failed', '{\"message\": \"x\"}')"
+                await connection.execute(end, DEFAULT_TENANT, item)
+            late = "DELETE FROM run_inbox WHERE run_id = $1 AND subject = $2"
+            await connection.execute(late, batch_id, second)
+            await connection.execute("SELECT arrive($1, $2)", DEFAULT_TENANT, batch_id)
+            over = "SELECT ended_at IS NOT NULL FROM runs WHERE id = $1"
+            assert not await connection.fetchval(over, batch_id)
+            add = "INSERT INTO run_inbox (tenant_id, run_id, kind, subject)"
+            values = f"{add} VALUES ($1, $2, 'child', $3)"
+            await connection.execute(values, DEFAULT_TENANT, batch_id, second)
+            await connection.execute("SELECT arrive($1, $2)", DEFAULT_TENANT, batch_id)
+            assert await connection.fetchval(over, batch_id)
+            assert await connection.fetch(inbox, batch_id) == []
+        assert (await ended(server, batch["id"]))["counts"]["failed"] == 2
+
+
 async def test_failed_items_are_repeated(bottega: Running, model: FakeModel) -> None:
     batch = await begin(bottega, items=[{"input": "bad 1"}, {"input": "2"}])
     await ended(bottega, batch["id"])
     before = await results(bottega, batch["id"])
     model.decide = lambda request: text("good")
     answer = await bottega.client.post(f"/v1/batches/{batch['id']}/retry")
-    assert (answer.status_code, answer.json()["status"]) == (202, "running")
+    assert (answer.status_code, answer.json()["status"]) == (202, "running"), answer.text
     assert (await ended(bottega, batch["id"]))["counts"]["completed"] == 2
     found = await results(bottega, batch["id"])
     assert [each["output"] for each in found] == ["good", "seen 2"]

@@ -38,8 +38,8 @@ from tests.waiting import until
 
 ANSWER = "x" * 100_000
 COPIES = """
-INSERT INTO runs SELECT (jsonb_populate_record(r, jsonb_build_object(
-    'id', gen_random_uuid(), 'slot', NULL, 'input', 'copy', 'last_seq', 0))).*
+INSERT INTO runs (tenant_id, timeout_s, mode, agent, input, pinned, metadata, last_seq)
+SELECT tenant_id, timeout_s, mode, agent, '"copy"', pinned, metadata, 0
 FROM runs r, generate_series(1, $2::integer) WHERE id = $1 RETURNING id, last_seq
 """
 

@@ -118,7 +118,13 @@ BEGIN
         AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND parent_run_id = p_batch
                         AND ended_at IS NULL)
     THEN
-        PERFORM end_unclaimed(p_tenant, p_batch, 'completed', NULL);
+        -- An item that ended since the first statement is noted by the arrival that it has sent.
+        IF NOT EXISTS (
+            SELECT FROM run_children c JOIN runs o ON o.tenant_id = p_tenant AND o.id = c.child_id
+            WHERE c.tenant_id = p_tenant AND c.run_id = p_batch AND c.status IS NULL)
+        THEN
+            PERFORM end_unclaimed(p_tenant, p_batch, 'completed', NULL);
+        END IF;
     END IF;
 END $$;
 
