@@ -195,6 +195,12 @@ def made_up_run() -> dict[str, Any]:
         "graph": None,
         "status": "running",
         "input": "?",
+        "question": "?",
+        "output": None,
+        "memory": "off",
+        "metadata": {},
+        "attempts": [],
+        "outcome": {"value": "UNKNOWN", "source": None},
         "created_at": "2026-01-01T00:00:00Z",
     }
 

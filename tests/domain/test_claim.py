@@ -27,7 +27,7 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
         cancelled_tasks=frozenset([TASK]),
         session_base=[{"agent": "writer", "version": 1}],
     )
-    pinned = {"agents": {"writer": 4}, "graph": {"name": "team", "version": 2}}
+    pinned: dict[str, Any] = {"agents": {"writer": 4}, "graph": {"name": "team", "version": 2}}
     values = {**asdict(run), **run.demands, "new_in_a_later_version": 1, "pinned": pinned}
     found = ClaimedRun.decoded(DEFAULT_TENANT, RUN, 3, to_json(values).decode())
     writer, team = [Pin(DEFAULT_TENANT, *one) for one in PINNED]

@@ -218,7 +218,7 @@ async def test_a_stream_of_a_batch_ends_at_each_final_event(
 async def test_a_batch_ends_once_all_ends_of_items_are_noted(
     settings: Settings, database_url: str, owner: asyncpg.Pool
 ) -> None:
-    """One item ends after its neighbour's end was read, and before the batch looks what is open."""
+    """Let an item end after its neighbour was noted, and before the batch looks what is open."""
     async with running(settings, database_url, worker=False) as server:
         await swarm.agent(server.client, "clerk")
         batch = await begin(server, items=[{"input": "1"}, {"input": "2"}])

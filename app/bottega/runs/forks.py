@@ -58,6 +58,12 @@ class Fork:
     input: str | None = None
 
 
+def _refuse_giving(nodes: NodeTasks, name: str, may_give: Callable[[Any], None]) -> None:
+    """Raise an error if the caller may not answer for a node, or for people in its graph."""
+    for node in (nodes.node(name), *nodes.people().get(name, ())):
+        may_give(node)
+
+
 async def fork(
     connection: AsyncConnection,
     pool: asyncpg.Pool,
@@ -104,9 +110,8 @@ async def fork(
         again = _done_again(nodes, wanted, partial(_may_answer, may_give, old["user"]))
     carried = carry_over(events, task_root_of(old), nodes, again)
     if wanted.publication is not None and nodes is not None and wanted.node is not None:
+        _refuse_giving(nodes, wanted.node, lambda node: may_give(node, old["user"]))
         node = nodes.node(wanted.node)
-        for each in (node, *nodes.people().get(wanted.node, ())):
-            may_give(each, old["user"])
         await _check_publication(connection, old, nodes, node, wanted.publication)
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
     new |= same_tasks(old) | {"turn": base_of(old), "principal": principal}

@@ -119,7 +119,8 @@ $$;
 -- Return a run's row as JSON, without what the API does not show.
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
-        - '{pinned,session_base,session_of_origin,principal,spent,spent_beside,turn,queued_at}'::text[]
+        - '{pinned,session_base,session_of_origin,principal,spent}'::text[]
+        - '{spent_beside,turn,queued_at}'::text[]
         - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given}'::text[]
 $$;
 
