@@ -98,12 +98,9 @@ async def fork(
     events: Sequence[Event] = await log.read_all(
         pool, tenant_id, run_id, on=await driver_of(connection)
     )
-    place: dict[str, Any]
     if wanted.node is None:
-        place = {"seq": wanted.at_seq}
         events = _until_event(events, old, wanted.at_seq or 0)
     else:
-        place = {"node": wanted.node}
         _refuse_node(events, old, nodes, wanted.node)
     again: set[str] = set()
     if nodes is not None:
@@ -116,6 +113,7 @@ async def fork(
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
     new |= same_tasks(old) | {"turn": base_of(old), "principal": principal}
     new["given"] = _given(old["given"], wanted, again)
+    place = {"seq": wanted.at_seq} if wanted.node is None else {"node": wanted.node}
     new["fork_of"] = {"run_id": run_id, **place, "usage": carried.usage.to_dict()}
     if wanted.agent:
         new["overrides"] = _with_changes(old, nodes, wanted, limits)
