@@ -244,7 +244,7 @@ class Attacker:
                     )
 
     def as_json(self, body: Any, place: Path) -> dict[str, Any]:
-        if isinstance(body, dict) and "name" in body and place[:1] != (("field", "name"),):
+        if isinstance(body, dict) and "name" in body and ("field", "name") not in place:
             body = body | {"name": f"n{next(self.numbers)}"}  # a used name would be a conflict
             if "category" in body and place[:1] != (("field", "applicability"),):
                 kinds = {"problem_types": [body["name"]]}  # an equal pattern would be returned
