@@ -8,7 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -275,7 +275,7 @@ def _end(status: str | None, ending: str) -> ChildEnd:
     is_cancelled = status == "cancelled"
     error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
     if status == "completed":
-        output = as_text(told["output"] or EMPTY)
+        output = as_text(told["output"] or "")
         outcome = SubagentOutcome(
             SubagentStatus.COMPLETED, output=output, stop_reason=told["stop_reason"]
         )
@@ -361,6 +361,8 @@ class Spreading:
                 ending.cancel()
         self._paid_for(end.usage, pay)
         recorder.child_usage[handle.task_id] = end.usage
+        if end.outcome.output == "":  # its caller reads a sentence
+            return replace(end, outcome=replace(end.outcome, output=EMPTY))
         return end
 
     def _stored(self, handle: SubagentHandle) -> None:

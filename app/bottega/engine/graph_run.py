@@ -61,7 +61,7 @@ from bottega.graph.decisions import (
 )
 from bottega.graph.publication import MemoryItem, PropagationPolicy, as_text
 from bottega.subagents.budget import DOLLARS, Account, billionths
-from bottega.subagents.child import EMPTY, excerpt, is_long
+from bottega.subagents.child import excerpt, is_long
 from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.shared_context import file_reader
 
@@ -564,8 +564,7 @@ class GraphRun:
             return _failed(error.code, error.detail)
         outcome = end.outcome
         if outcome.status is SubagentStatus.COMPLETED:
-            # A task without a text says so to its caller; the element of a list is empty.
-            content = "" if outcome.output in (None, EMPTY) else outcome.output
+            content = outcome.output or ""
             return AssistantResponse(content=content, output_json=end.output_json, usage=end.usage)
         code = outcome.error_code or str(outcome.status)
         return _failed(code, outcome.error or code, end.usage)
