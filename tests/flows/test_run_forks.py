@@ -40,6 +40,9 @@ def model(guest_model: FakeModel) -> FakeModel:
     return guest_model
 
 
+ADA: dict[str, Any] = {"user": "ada", "expires_in": 60}
+
+
 async def forked(
     bottega: Running, run_id: str, **body: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -549,8 +552,10 @@ async def test_a_fork_needs_the_rights_of_what_it_changes(
         answer = {"answer": {"ok": True}, "user": "ada"}
         assert (await bottega.client.post(path, json=answer)).status_code == 200
     await end_of(bottega, run_id)
-    body: Any = {"user": "ada", "actions": ["run", "read"], "expires_in": 60}
-    token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
+    tokens = [
+        (await bottega.client.post("/v1/tokens", json={**ADA, "actions": actions})).json()["token"]
+        for actions in (["run", "read", "answer"], ["run", "read"])
+    ]
     answer_own = {"node": "own", "publication": '{"ok": false}'}
     answer_check = {"node": "check", "publication": '{"ok": false}'}
     path = f"/v1/runs/{run_id}/fork"
@@ -558,9 +563,11 @@ async def test_a_fork_needs_the_rights_of_what_it_changes(
         await client_with(bottega, "run") as runner,
         await client_with(bottega, "read") as reader,
         await client_with(bottega, "run", "approve") as approver,
-        client_of(bottega.port, headers={"Authorization": f"Bearer {token}"}) as ada,
+        client_of(bottega.port, headers={"Authorization": f"Bearer {tokens[0]}"}) as ada,
+        client_of(bottega.port, headers={"Authorization": f"Bearer {tokens[1]}"}) as silent,
     ):
         for client, body, status, code in (
+            (silent, answer_own, 403, "insufficient_scope"),
             (reader, {"node": "b"}, 403, "insufficient_scope"),
             (runner, answer_check, 403, "insufficient_scope"),
             (runner, {"node": "b", "agent": {"max_iterations": 2}}, 403, "insufficient_scope"),

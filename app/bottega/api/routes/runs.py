@@ -341,13 +341,15 @@ def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) ->
     Raises:
         ForbiddenError: ``insufficient_scope``, ``not_the_user``.
     """
-    who = node.get("who", "run")
+    who, token = node.get("who", "run"), acting.principal.token
+    if token is not None:
+        token.need("answer")
     if who == "approve":
         acting.principal.need("approve")
     if who == "user":
         if acting.user is None or acting.user != user:
             raise ForbiddenError("only the run's own user may answer this", code="not_the_user")
-    elif acting.principal.token is not None:
+    elif token is not None:
         raise ForbiddenError(
             "a token of an end user may not answer for a node: it needs a key",
             code="insufficient_scope",
