@@ -359,8 +359,8 @@ async def interrupt_of(bottega: Running, run_id: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_person_decides(bottega: Running, model: FakeModel) -> None:
-    drawn = "output_json.ok eq true"
+async def define_decision(bottega: Running) -> None:
+    """Define a graph in which a person decides which of two nodes runs."""
     nodes = ["a", asks("check"), "yes", "no"]
     edges = [
         edge("a", "check"),
@@ -368,6 +368,11 @@ async def test_a_person_decides(bottega: Running, model: FakeModel) -> None:
         edge("check", "no", **{"else": True}),
     ]
     await define(bottega, nodes, edges)
+
+
+async def test_a_person_decides(bottega: Running, model: FakeModel) -> None:
+    drawn = "output_json.ok eq true"
+    await define_decision(bottega)
     model.decide = says()
     run_id = await start(bottega)
     found = await interrupt_of(bottega, run_id)

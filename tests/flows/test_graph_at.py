@@ -7,9 +7,7 @@ import pytest
 from tests.fake_model import FakeModel, http_error, text
 from tests.flows.test_dag import DIAMOND
 from tests.flows.test_deciding_graphs import (
-    asks,
-    define,
-    edge,
+    define_decision,
     end_of,
     interrupt_of,
     run,
@@ -66,13 +64,7 @@ def expected_at(log: list[dict[str, Any]], seq: int) -> dict[str, Any]:
 
 
 async def test_it_stands_as_its_log_says_at_every_event(bottega: Running, model: FakeModel) -> None:
-    nodes = ["a", asks("check"), "yes", "no"]
-    edges = [
-        edge("a", "check"),
-        edge("check", "yes", when={"feature": "output_json.ok", "op": "eq", "value": True}),
-        edge("check", "no", **{"else": True}),
-    ]
-    await define(bottega, nodes, edges)
+    await define_decision(bottega)
     model.decide = says()
     run_id = await start(bottega)
     found = await interrupt_of(bottega, run_id)

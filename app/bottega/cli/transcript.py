@@ -185,7 +185,7 @@ def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 _AWAITED = {"children": "its child runs", "model": "its model", "time": "its next try"}
-"""What a run waits for; that it waits for people its interrupts say."""
+"""Reasons of waits, in words. A run that waits for people is told by its interrupts."""
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:

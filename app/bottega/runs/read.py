@@ -359,11 +359,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    found = await connection.execute(_RUN, {"tenant": tenant_id, "run": run_id})
-    row = found.mappings().one_or_none()
-    if row is None:
-        raise NotFoundError(f"there is no run {run_id}")
-    return to_response(dict(row))
+    return await _fetch(connection, _RUN, tenant_id, run_id)
 
 
 async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
@@ -376,7 +372,13 @@ async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    found = await connection.execute(_RUN_IN_FULL, {"tenant": tenant_id, "run": run_id})
+    return await _fetch(connection, _RUN_IN_FULL, tenant_id, run_id)
+
+
+async def _fetch(
+    connection: AsyncConnection, query: Select[Any], tenant_id: UUID, run_id: UUID
+) -> dict[str, Any]:
+    found = await connection.execute(query, {"tenant": tenant_id, "run": run_id})
     row = found.mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")

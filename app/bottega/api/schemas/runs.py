@@ -293,7 +293,7 @@ class ForkOfEvent(Answer):
 
     run_id: UUID
     seq: int
-    """What came after this event is done again."""
+    """The last event that it took over; all after it is done again."""
 
 
 ForkOf = ForkOfNode | ForkOfEvent
@@ -403,7 +403,7 @@ class RunSummary(Answer):
     fork_of: ForkOf | None = None
     """The run of which this one repeats a part; null: it is no fork."""
     taken_over: TakenOver | None = None
-    """What a fork took over from that run; null: it is no fork."""
+    """Events and usage that a fork took over from that run; null: it is no fork."""
     parent_run_id: UUID | None = None
     """Set: a child run of it."""
     learning: LearningStatus | None

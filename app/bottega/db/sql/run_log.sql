@@ -141,12 +141,14 @@ BEGIN
 END $$;
 
 -- Called by the list of runs. Return true if the last model call of a run failed, and another try
--- follows.
+-- follows. It reads the last 1,000 events, however long the log is.
 -- execute: bottega_app
 CREATE OR REPLACE FUNCTION is_retrying(p_tenant uuid, p_run uuid) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT type = 'llm.failed' AND data ? 'try' FROM run_events
-    WHERE tenant_id = p_tenant AND run_id = p_run AND type LIKE 'llm.%'
+    WHERE tenant_id = p_tenant AND run_id = p_run AND type LIKE 'llm.%' AND step > (
+        SELECT max(last_seq) - 1000 FROM run_steps
+        WHERE tenant_id = p_tenant AND run_id = p_run)
     ORDER BY step DESC, seq DESC LIMIT 1
 $$;
 
