@@ -45,7 +45,6 @@ async def test_a_run_is_compared_with_the_one_that_it_repeats(console: Console) 
         await expect(page.get_by_role("region", name=name, exact=True)).to_contain_text(run_id)
     await page.get_by_role("button", name="Swap").click()
     await expect(page.get_by_role("region", name="Before", exact=True)).to_contain_text(second)
-    assert await page.title() != "broken in"
 
 
 @pytest.mark.deep

@@ -44,7 +44,7 @@ async def test_a_run_is_shown_live_to_its_end_and_played_back(console: Console) 
     go_on.set()
     await expect(head.get_by_text("completed")).to_be_visible()
     await expect(page.get_by_text(HOSTILE).last).to_be_visible()
-    assert await page.title() == "● clerk: ? · Bottega"
+    await expect(page).to_have_title("● clerk: ? · Bottega")
     for name in ("Graph", "What flowed", "Events", "Timeline"):
         await page.get_by_role("tab", name=name).click()
     await page.get_by_label("Position: event").fill("4")

@@ -55,7 +55,7 @@ async def test_a_message_is_sent_to_a_run_under_way(console: Console) -> None:
     await expect(box).to_be_hidden()
     said = console.model.requests[-1]["messages"][-1]["content"]
     assert said == f"In German, please. {HOSTILE}"
-    assert await page.title() == "● clerk: ? · Bottega"
+    await expect(page).to_have_title("● clerk: ? · Bottega")
 
 
 async def test_it_shows_who_received_which_version(console: Console) -> None:

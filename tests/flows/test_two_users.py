@@ -396,9 +396,12 @@ async def test_a_run_of_nobody_may_go_on_in_a_session_of_nobody(stage: Stage) ->
 
 @asynccontextmanager
 async def asked_by_mcp(
-    client: httpx2.AsyncClient, user: str
+    stage: Stage, client: httpx2.AsyncClient, user: str
 ) -> AsyncIterator[tuple[dict[str, str], str]]:
-    """Call the tool ``asker``; yield the headers of the session, and the id of its question."""
+    """Call the tool ``asker``; yield the headers of the session, and the id of its question.
+
+    The run waits by then; at the end it has ended, so that nothing changes what is stored.
+    """
     headers = {"accept": MCP["accept"]}
 
     def message(method: str, **params: Any) -> dict[str, Any]:
@@ -410,10 +413,17 @@ async def asked_by_mcp(
     meta = {"bottega/user": user}
     call = message("tools/call", name="asker", arguments={"input": "x"}, _meta=meta)
     async with client.stream("POST", "/mcp", json=call, headers=headers) as answer:
-        async for line in answer.aiter_lines():
-            if "elicitation/create" in line:
-                yield headers, json.loads(line.removeprefix("data:"))["id"]
-                return
+        lines = answer.aiter_lines()
+        question = await anext(each async for each in lines if "elicitation/create" in each)
+        asked = json.loads(question.removeprefix("data:"))["id"]
+        run = (await stage.key.get(f"/v1/interrupts/{asked}")).json()["run_id"]
+
+        async def status() -> str:
+            return str((await stage.key.get(f"/v1/runs/{run}")).json()["status"])
+
+        await until(status, lambda found: found == "waiting")
+        yield headers, asked
+    await until(status, lambda found: found in ("completed", "cancelled"))
 
 
 async def test_an_answer_over_mcp_is_taken_from_who_was_asked(stage: Stage) -> None:
@@ -434,10 +444,7 @@ async def test_an_answer_over_mcp_is_taken_from_who_was_asked(stage: Stage) -> N
     no: dict[str, Any] = {"action": "cancel"}
     wrong: dict[str, Any] = {"action": "?"}
     unknown, other = (400, "not_found"), (409, "session_user")
-    async with asked_by_mcp(stage.strict, "ada") as (headers, asked):
-        run_id = (await stage.key.get(f"/v1/interrupts/{asked}")).json()["run_id"]
-        run = f"/v1/runs/{run_id}"
-        await until(lambda: stage.key.get(run), lambda seen: seen.json()["status"] == "waiting")
+    async with asked_by_mcp(stage, stage.strict, "ada") as (headers, asked):
         before = await stored(stage)
         for said in (yes, no, wrong):
             assert await reply(stage.key, {}, stage.interrupt, "bob", **said) == unknown
@@ -454,7 +461,7 @@ async def test_an_answer_over_mcp_is_taken_from_who_was_asked(stage: Stage) -> N
             assert (await stage.key.get(f"{path}/{each}")).json()["status"] == "pending"
         assert await reply(stage.strict, headers, asked, "ada", **yes) == (202, "")
         assert (await stage.key.get(f"{path}/{asked}")).json()["status"] == "resolved"
-    async with asked_by_mcp(stage.key, "ada") as (headers, asked):
+    async with asked_by_mcp(stage, stage.key, "ada") as (headers, asked):
         assert await reply(stage.key, headers, asked, None, **yes) == (202, "")
 
 
@@ -473,7 +480,7 @@ async def test_a_cancellation_over_mcp_is_taken_from_who_called(stage: Stage) ->
         return answer.status_code, code
 
     nothing = (202, "")
-    async with asked_by_mcp(stage.strict, "ada") as (headers, asked):
+    async with asked_by_mcp(stage, stage.strict, "ada") as (headers, asked):
         before = await stored(stage)
         assert await cancel(stage.key, headers, "ada") == nothing, "other key"
         assert await cancel(stage.strict, {}, "ada") == nothing, "no session"
@@ -488,7 +495,7 @@ async def test_a_cancellation_over_mcp_is_taken_from_who_called(stage: Stage) ->
             return bool((await stage.key.get(f"/v1/runs/{run}")).json()["status"] == "cancelled")
 
         await until(status)
-    async with asked_by_mcp(stage.key, "ada") as (headers, asked):
+    async with asked_by_mcp(stage, stage.key, "ada") as (headers, asked):
         before = await stored(stage)
         assert await cancel(stage.key, headers, None) == nothing
         assert await stored(stage) != before

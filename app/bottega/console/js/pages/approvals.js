@@ -7,7 +7,8 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { decided, factsOf, saidByUser } from "../parts/approval_facts.js";
 import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/basics.js";
-import { Decision, isForPage } from "../parts/decision.js";
+import { Decision } from "../parts/decision.js";
+import { useKeys } from "../parts/keys.js";
 import { usePages } from "../parts/lists.js";
 import { go } from "../router.js";
 
@@ -55,14 +56,7 @@ function Inbox({ found, named, others }) {
   };
   const list = useRef(null);
   useEffect(() => list.current.querySelector(".chosen")?.scrollIntoView({ block: "nearest" }), [asked.id]);
-  useEffect(() => {
-    const onKeyDown = (event) => {
-      if (!["j", "k"].includes(event.key) || !isForPage(event)) return;
-      choose(event.key === "k" ? place - 1 : place + (isThere ? 1 : 0));
-    };
-    addEventListener("keydown", onKeyDown);
-    return () => removeEventListener("keydown", onKeyDown);
-  });
+  useKeys({ j: () => choose(place + (isThere ? 1 : 0)), k: () => choose(place - 1) });
   const onDone = () => {
     setDone((old) => [...old, asked.id]);
     found.reload();

@@ -1,12 +1,12 @@
 /** Answers that nobody has rated, one after the other: g and b rate, c comments, j and k go on. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 
 import { withQuery } from "../api.js";
 import { count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/basics.js";
-import { isForPage } from "../parts/decision.js";
+import { useKeys } from "../parts/keys.js";
 import { Filter } from "../parts/lists.js";
 import { go } from "../router.js";
 import { Rating, textOf } from "../run/story.js";
@@ -41,22 +41,12 @@ function Queue({ runs, more }) {
     setAt((now) => (now === at && runs[at + 1] ? at + 1 : now)); // another one may be shown by now
   };
   const whole = useHeading(run.id);
-  useEffect(() => {
-    const onKeyDown = (event) => {
-      if (!isForPage(event)) return;
-      const act = {
-        g: () => box.current.querySelector('[data-rate="SUCCESS"]').click(),
-        b: () => box.current.querySelector('[data-rate="FAILURE"]').click(),
-        c: () => box.current.querySelector("input").focus(),
-        j: () => show(at + 1),
-        k: () => show(at - 1),
-      }[event.key];
-      if (!act) return;
-      event.preventDefault(); // else the key is typed into the comment
-      act();
-    };
-    addEventListener("keydown", onKeyDown);
-    return () => removeEventListener("keydown", onKeyDown);
+  useKeys({
+    g: () => box.current.querySelector('[data-rate="SUCCESS"]').click(),
+    b: () => box.current.querySelector('[data-rate="FAILURE"]').click(),
+    c: () => box.current.querySelector("input").focus(),
+    j: () => show(at + 1),
+    k: () => show(at - 1),
   });
   const done = Object.keys(rated).length;
   return html`

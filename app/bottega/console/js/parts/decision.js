@@ -5,6 +5,7 @@ import { post, url } from "../api.js";
 import { html } from "../html.js";
 import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
+import { useKeys } from "./keys.js";
 
 const TITLES = {
   approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program",
@@ -12,11 +13,6 @@ const TITLES = {
 
 /** Keys decide only after this time: one that was meant for what was shown before does nothing. */
 const SETTLED_MS = 400;
-
-/** Whether a key is meant for the page: pressed once, outside of fields, and no shortcut of the browser. */
-export const isForPage = (event) =>
-  !event.repeat && !event.ctrlKey && !event.metaKey && !event.altKey
-  && !event.target.closest("input, textarea, select, dialog");
 
 /** Arguments by name, those marked of which there are facts, and the facts about the whole call. */
 function Arguments({ of, facts }) {
@@ -79,17 +75,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   }, [byKey]);
   const heedsKeys = byKey && isSettled && isThere && isApproval && mayDecide;
   const keyed = (key) => (heedsKeys ? { "aria-keyshortcuts": key } : {});
-  useEffect(() => {
-    if (!heedsKeys) return undefined;
-    const onKeyDown = (event) => {
-      const act = { a: approve, d: deny, e: edit }[event.key];
-      if (!act || busy || !isForPage(event)) return;
-      event.preventDefault(); // else the key is typed into the field that it opens
-      act();
-    };
-    addEventListener("keydown", onKeyDown);
-    return () => removeEventListener("keydown", onKeyDown);
-  });
+  useKeys(heedsKeys && !busy ? { a: approve, d: deny, e: edit } : {});
   const plain = !interrupt.schema || interrupt.schema.type === "string";
   const reply = () => send(() => ({ answer: plain ? answer : JSON.parse(answer) }));
   const result = () => send(() => ({ result: JSON.parse(answer) }));

@@ -1,0 +1,21 @@
+/** Keys that act on the page. */
+import { useLayoutEffect } from "preact/hooks";
+
+/** Whether a key is meant for the page: pressed once, outside of fields, and no shortcut of the browser. */
+const isForPage = (event) =>
+  !event.repeat && !event.ctrlKey && !event.metaKey && !event.altKey
+  && !event.target.closest("input, textarea, select, dialog");
+
+/** Do what `acts` has for a key, such as `{j: next}`. A key meets what is drawn at that moment. */
+export function useKeys(acts) {
+  useLayoutEffect(() => {
+    const onKeyDown = (event) => {
+      const act = isForPage(event) && acts[event.key];
+      if (!act) return;
+      event.preventDefault(); // else the key is typed into the field that it opens
+      act();
+    };
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  });
+}
