@@ -17,6 +17,8 @@ __all__ = ["shared", "shared_model", "shared_url"]
 
 VENDORED = json.loads((FILES / "vendor" / "vendor.json").read_text())
 MOST_COMPRESSED = 350_000
+MOST_COLUMNS = 120
+OWN = [path for path in FILES.rglob("*") if path.suffix in (".js", ".css", ".html")]
 
 
 def test_vendored_modules_are_those_that_the_list_names() -> None:
@@ -34,10 +36,19 @@ def test_all_scripts_together_are_small() -> None:
     assert sum(sizes.values()) <= MOST_COMPRESSED, sizes
 
 
+def test_no_line_is_wider_than_a_window() -> None:
+    wide = [
+        f"{path.relative_to(FILES)}:{number}"
+        for path in OWN
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > MOST_COLUMNS
+    ]
+    assert wide == []
+
+
 def test_no_file_loads_anything_from_elsewhere() -> None:
-    own = [path for path in FILES.rglob("*") if path.suffix in (".js", ".css", ".html")]
-    assert len(own) > 20
-    for path in own:
+    assert len(OWN) > 20
+    for path in OWN:
         assert not re.search(r"(?:src|href|import|url)\W{1,3}(?:https?:)?//", path.read_text()), (
             path
         )

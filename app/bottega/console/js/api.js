@@ -5,7 +5,10 @@ import { signal } from "@preact/signals";
 export const ROOT = new URL("..", document.baseURI).pathname.slice(0, -1);
 const KEPT = `bottega.key${ROOT}`, SIGNED_IN = `bottega.person${ROOT}`;
 
-/** The token of who signed in, or the API key; "": none. A key stays in memory unless the user asks to keep it, a token with its tab. */
+/**
+ * The token of who signed in, or the API key; "": none. A key stays in memory unless the user asks to keep it, a
+ * token with its tab.
+ */
 export const key = signal(sessionStorage.getItem(SIGNED_IN) ?? localStorage.getItem(KEPT) ?? "");
 /** True while it is a person's. */
 export const isPerson = signal(sessionStorage.getItem(SIGNED_IN) !== null);
@@ -81,13 +84,16 @@ export async function call(method, path, body, { signal: abort, headers } = {}) 
 export const get = (path, options) => call("GET", path, undefined, options);
 export const post = (path, body = {}, options) => call("POST", path, body, options);
 /** A random id. (`crypto.randomUUID` exists only with HTTPS, and on the server's own machine.) */
-export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)
+  .padStart(2, "0")).join("");
 
 /** A value as one word of an address. A word of dots would change the path even if encoded once. */
-const word = (value) => encodeURIComponent(value).replace(/^\.{1,2}$/, (dots) => encodeURIComponent(dots.replaceAll(".", "%2E")));
+const word = (value) => encodeURIComponent(value)
+  .replace(/^\.{1,2}$/, (dots) => encodeURIComponent(dots.replaceAll(".", "%2E")));
 
 /** Tag of an address: each value in it stays one word, whatever it contains. No other way makes an address. */
-export const url = (texts, ...values) => texts.reduce((before, text, number) => before + word(values[number - 1]) + text);
+export const url = (texts, ...values) => texts.reduce((before, text, number) => before + word(values[number - 1])
+  + text);
 
 /** A path with those parameters that have a value. */
 export function withQuery(path, parameters) {

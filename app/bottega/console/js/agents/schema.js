@@ -14,7 +14,8 @@ export function agentSchema() {
 
 const GROUPS = {
   "What it does": ["description", "system_message", "model", "tools", "subagents"],
-  "How it answers": ["params", "tool_choice_scope", "output_schema", "max_iterations", "on_length", "agent_comment", "tool_policy", "exit_on_success", "stateless"],
+  "How it answers": ["params", "tool_choice_scope", "output_schema", "max_iterations", "on_length", "agent_comment",
+    "tool_policy", "exit_on_success", "stateless"],
   "Memory, people and success": ["memory", "memory_scope", "recall", "approval", "success_check"],
 };
 
@@ -22,7 +23,9 @@ const GROUPS = {
 export function fieldsOf(schema) {
   const known = new Set(Object.values(GROUPS).flat());
   const others = Object.keys(schema.properties).filter((name) => !known.has(name));
-  return [...Object.entries(GROUPS), ["Other", others]].map(([title, names]) => [title, names.filter((name) => name in schema.properties).map((name) => field(name, schema))]);
+  return [...Object.entries(GROUPS), ["Other", others]]
+    .map(([title, names]) => [title, names.filter((name) => name in schema.properties)
+      .map((name) => field(name, schema))]);
 }
 
 /** `{name, label, help, kind, choices, least, most, isRequired, mayBeNull, usual}`. */
@@ -32,7 +35,8 @@ function field(name, schema) {
   const plain = choices.filter((each) => each.type !== "null");
   const one = plain.length === 1 ? plain[0] : null;
   return {
-    name, label: of.title ?? name, help: of.description ?? "", kind: kindOf(name, one), choices: one?.enum ?? one?.items?.enum ?? [],
+    name, label: of.title ?? name, help: of.description ?? "", kind: kindOf(name, one), choices: one?.enum
+      ?? one?.items?.enum ?? [],
     least: one?.minimum, most: one?.maximum ?? one?.maxLength, isRequired: schema.required?.includes(name) ?? false,
     mayBeNull: plain.length < choices.length, usual: of["x-default"],
   };

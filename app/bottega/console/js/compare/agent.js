@@ -7,9 +7,11 @@ import { Sides } from "./sides.js";
 const version = ({ before, after }) =>
   before === after ? `version ${after ?? "–"}` : `version ${before ?? "–"} → ${after ?? "–"}`;
 
-export const AgentDifference = ({ of }) => html`<${Panel} title=${of.agent} actions=${html`<span class="small soft">${version(of.version)}</span>`}>
+export const AgentDifference = ({ of }) =>
+  html`<${Panel} title=${of.agent} actions=${html`<span class="small soft">${version(of.version)}</span>`}>
   <div class="compared">
-    <div><${Differences} of=${of} label=${`Figures of ${of.agent}`} /><${Received} agent=${of.agent} items=${of.received} more=${of.received_more} /></div>
+    <div><${Differences} of=${of} label=${`Figures of ${of.agent}`} />
+      <${Received} agent=${of.agent} items=${of.received} more=${of.received_more} /></div>
     <div class="body"><${Output} agent=${of.agent} output=${of.output} /></div>
   </div>
 <//>`;
@@ -22,13 +24,16 @@ function Output({ agent, output }) {
     ${truncated && html`<p class="note small">Only its beginning is shown and compared.</p>`}
     ${diff
       ? html`<${Sides} diff=${diff} label=${`Difference of the answers of ${agent}`} />`
-      : html`<pre class="value" tabindex="0" role="region" aria-label=${`Answer of ${agent} in both runs`}>${after ?? before}</pre>`}
+      : html`<pre class="value" tabindex="0" role="region" aria-label=${`Answer of ${agent} in both runs`}>
+        ${after ?? before}</pre>`}
     ${diff && html`<details><summary class="small">Both answers in full</summary>
-      <div class="sides"><${Whole} name="Before" agent=${agent} text=${before} /><${Whole} name="After" agent=${agent} text=${after} /></div></details>`}`;
+      <div class="sides"><${Whole} name="Before" agent=${agent} text=${before} />
+        <${Whole} name="After" agent=${agent} text=${after} /></div></details>`}`;
 }
 
 const Whole = ({ name, agent, text }) => html`<div><h4 class="small soft">${name}</h4>
-  <pre class="value" tabindex="0" role="region" aria-label=${`${name}: the answer of ${agent}`}>${text ?? "–"}</pre></div>`;
+  <pre class="value" tabindex="0" role="region" aria-label=${`${name}: the answer of ${agent}`}>${text ?? "–"}</pre>
+    </div>`;
 
 const at = ({ version: number, times }) => (side) =>
   number[side] === null ? "–" : `version ${number[side]}${times[side] > 1 ? `, ${times[side]} times` : ""}`;
@@ -38,7 +43,10 @@ const compared = ({ is_same, version: { before, after } }) =>
 
 const Received = ({ agent, items, more }) => items.length === 0 ? null : html`
   <div class="scroll" tabindex="0" role="region" aria-label=${`What ${agent} received`}><table class="table">
-    <thead><tr><th scope="col">Received from</th><th scope="col">Before</th><th scope="col">After</th><th scope="col">Text</th></tr></thead>
-    <tbody>${items.map((each) => html`<tr key=${each.source}><th scope="row">${each.source}</th><td>${at(each)("before")}</td><td>${at(each)("after")}</td>
+    <thead><tr><th scope="col">Received from</th><th scope="col">Before</th><th scope="col">After</th>
+      <th scope="col">Text</th></tr></thead>
+    <tbody>${items.map((each) =>
+      html`<tr key=${each.source}><th scope="row">${each.source}</th><td>${at(each)("before")}</td>
+        <td>${at(each)("after")}</td>
       <td>${compared(each)}</td></tr>`)}</tbody></table></div>
   ${more && html`<p class="small soft">There are more than 100 sources.</p>`}`;

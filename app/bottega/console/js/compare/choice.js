@@ -21,21 +21,26 @@ export function Choice({ run, onChoose }) {
     event.preventDefault();
     onChoose(id);
   };
-  const alike = (each) => each.id !== run.id && each.id !== run.retry_of && each.agent === run.agent && each.graph === run.graph;
+  const alike = (each) => each.id !== run.id && each.id !== run.retry_of && each.agent === run.agent
+    && each.graph === run.graph;
   return html`<${Panel} title=${`Compare ${shortId(run.id)} with`}>
     <${Pages} path=${withQuery("/v1/runs", { agent: run.agent, order: "desc" })} what="runs">${(items) => {
       const others = items.filter(alike).sort((a, b) => !!relation(run, b) - !!relation(run, a));
       const all = [...(source.data ? [source.data] : []), ...others];
       return all.length === 0
-        ? html`<${Empty} title="There is no other run of it among the latest."><p>Run it again, or enter the id of any run.</p><//>`
+        ? html`<${Empty} title="There is no other run of it among the latest.">
+          <p>Run it again, or enter the id of any run.</p><//>`
         : html`<ul class="rows">${all.map((each) => html`<li key=${each.id}><div class="actions">
-            <${Button} kind="small" onClick=${() => onChoose(each.id)} aria-label=${`Compare with ${each.id}`}>Compare<//>
-            <span class="mono">${shortId(each.id)}</span> <${Status} value=${each.status} /> <span class="small soft">made <${Time} at=${each.created_at} /> · ${money(each.usage?.cost)}</span>
+            <${Button} kind="small" onClick=${() => onChoose(each.id)}
+              aria-label=${`Compare with ${each.id}`}>Compare<//>
+            <span class="mono">${shortId(each.id)}</span> <${Status} value=${each.status} /> <span
+              class="small soft">made <${Time} at=${each.created_at} /> · ${money(each.usage?.cost)}</span>
             ${relation(run, each) && html`<strong class="small">${relation(run, each)}</strong>`}
             ${each.input && html`<span class="small soft">${excerpt(each.input, 80)}</span>`}</div></li>`)}</ul>`;
     }}<//>
     <form class="body filters" onSubmit=${choose}>
-      <label class="grow">Id of a run <input class="mono" value=${id} onInput=${(e) => setId(e.target.value.trim().toLowerCase())} /></label>
+      <label class="grow">Id of a
+        run <input class="mono" value=${id} onInput=${(e) => setId(e.target.value.trim().toLowerCase())} /></label>
       <button class="button" disabled=${!UUID.test(id) || id === run.id}>Compare</button>
     </form>
   <//>`;

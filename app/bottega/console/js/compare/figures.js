@@ -25,8 +25,10 @@ export function change(before, after) {
 }
 
 /** A row for each figure that `of` has as `{before, after}`; `label`: for screen readers. */
-export const Differences = ({ of, label }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
-  <thead><tr><th scope="col">Figure</th><th scope="col" class="right">Before</th><th scope="col" class="right">After</th><th scope="col" class="right">Change</th></tr></thead>
+export const Differences = ({ of, label }) =>
+  html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
+  <thead><tr><th scope="col">Figure</th><th scope="col" class="right">Before</th>
+    <th scope="col" class="right">After</th><th scope="col" class="right">Change</th></tr></thead>
   <tbody>${ROWS.filter(([name]) => of[name]).map(([name, label, shown]) => html`<tr key=${name}>
     <th scope="row">${label}</th>
     <td class="right">${shown(of[name].before)}</td><td class="right">${shown(of[name].after)}</td>

@@ -34,7 +34,8 @@ export function parts(before, after) {
   let start = 0, end = 0;
   while (start < most && old[start] === now[start]) start++;
   while (end < most - start && old.at(-1 - end) === now.at(-1 - end)) end++;
-  const cut = (all) => [all.slice(0, start), all.slice(start, all.length - end), all.slice(all.length - end)].map((some) => some.join(""));
+  const cut = (all) => [all.slice(0, start), all.slice(start, all.length - end), all.slice(all.length - end)]
+    .map((some) => some.join(""));
   return [cut(old), cut(now)];
 }
 
@@ -51,8 +52,10 @@ function Line({ row, side, tag }) {
   return html`${start}<${tag}>${middle}</${tag}>${end}`;
 }
 
-export const Sides = ({ diff, label }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="differs">
+export const Sides = ({ diff, label }) =>
+  html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="differs">
   <thead><tr><th scope="col">Before</th><th scope="col">After</th></tr></thead>
   <tbody>${rowsOf(diff).map((row, i) => html`<tr key=${i} class=${row.kind}>
     <td class=${row.before === null ? "none" : ""}><${Line} row=${row} side="before" tag="del" /></td>
-    <td class=${row.after === null ? "none" : ""}><${Line} row=${row} side="after" tag="ins" /></td></tr>`)}</tbody></table></div>`;
+    <td class=${row.after === null ? "none" : ""}><${Line} row=${row} side="after" tag="ins" /></td></tr>`)}</tbody>
+      </table></div>`;

@@ -1,6 +1,7 @@
 /** Changes of a graph that is not stored yet. All functions are pure: they return another graph. */
 
-export const POLICIES = { final_response_only: "the answer", tool_results: "the answer and the tools' results", full_history: "the whole conversation" };
+export const POLICIES = { final_response_only: "the answer", tool_results: "the answer and the tools' results",
+  full_history: "the whole conversation" };
 
 /** The part of `GET /v1/graphs/{name}` that can be changed. */
 export const draftOf = ({ nodes, edges, ttl_s, output }) => ({ nodes, edges, ttl_s, ...(output ? { output } : {}) });
@@ -12,7 +13,8 @@ export const idOf = (edge) => `${edge.source}→${edge.target}`;
 
 export const has = (graph, agent) => graph.nodes.some((node) => nameOf(node) === agent);
 
-export const withNode = (graph, agent) => (has(graph, agent) ? graph : { ...graph, nodes: [...graph.nodes, { agent, ttl_s: null }] });
+export const withNode = (graph, agent) => (has(graph, agent) ? graph
+  : { ...graph, nodes: [...graph.nodes, { agent, ttl_s: null }] });
 
 export const withoutNode = (graph, agent) => ({
   ...graph,
@@ -37,11 +39,14 @@ export function cycleOf(graph, source, target) {
   return null;
 }
 
-export const withEdge = (graph, source, target, policy) => ({ ...graph, edges: [...graph.edges.filter((edge) => idOf(edge) !== idOf({ source, target })), { source, target, policy }] });
+export const withEdge = (graph, source, target, policy) => (
+  { ...graph, edges: [...graph.edges.filter((edge) => idOf(edge) !== idOf({ source, target })),
+    { source, target, policy }] });
 
 export const withoutEdge = (graph, id) => ({ ...graph, edges: graph.edges.filter((edge) => idOf(edge) !== id) });
 
-export const withPolicy = (graph, id, policy) => ({ ...graph, edges: graph.edges.map((edge) => (idOf(edge) === id ? { ...edge, policy } : edge)) });
+export const withPolicy = (graph, id, policy) => (
+  { ...graph, edges: graph.edges.map((edge) => (idOf(edge) === id ? { ...edge, policy } : edge)) });
 
 /** Move an agent in the list: of those that can work at the same time, the first one goes first. */
 export function moved(graph, agent, step) {
@@ -52,19 +57,23 @@ export function moved(graph, agent, step) {
   return { ...graph, nodes };
 }
 
-export const withTtl = (graph, agent, ttl_s) => ({ ...graph, nodes: graph.nodes.map((node) => (nameOf(node) === agent ? { ...node, ttl_s } : node)) });
+export const withTtl = (graph, agent, ttl_s) => (
+  { ...graph, nodes: graph.nodes.map((node) => (nameOf(node) === agent ? { ...node, ttl_s } : node)) });
 
 /** What a node or an edge decides, as JSON to be edited: all but its name, or its ends. */
 export function detailsOf(graph, id) {
   const node = graph.nodes.find((each) => nameOf(each) === id);
-  const { name, ttl_s, source, target, policy, ...details } = node ?? graph.edges.find((each) => idOf(each) === id) ?? {};
+  const { name, ttl_s, source, target, policy, ...details } = node ?? graph.edges.find((each) => idOf(each) === id)
+    ?? {};
   return details;
 }
 
 export const withDetails = (graph, id, details) => ({
   ...graph,
-  nodes: graph.nodes.map((node) => (nameOf(node) === id ? { name: nameOf(node), ttl_s: node.ttl_s, ...details } : node)),
-  edges: graph.edges.map((edge) => (idOf(edge) === id ? { source: edge.source, target: edge.target, policy: edge.policy, ...details } : edge)),
+  nodes: graph.nodes.map((node) => (nameOf(node) === id ? { name: nameOf(node), ttl_s: node.ttl_s, ...details }
+    : node)),
+  edges: graph.edges.map((edge) => (idOf(edge) === id
+    ? { source: edge.source, target: edge.target, policy: edge.policy, ...details } : edge)),
 });
 
 /** A condition in words; "": none. */
@@ -97,21 +106,27 @@ const USUAL = { type: "agent", join: "any", on_error: "fail" };
 /** What a node decides beyond the usual, as JSON; "": nothing. */
 function decided(graph, id) {
   const { agent, ...details } = detailsOf(graph, id);
-  const found = Object.fromEntries([...(agent && agent !== id ? [["agent", agent]] : []), ...Object.entries(details).filter(([name, value]) => USUAL[name] !== value)]);
+  const found = Object.fromEntries(
+    [...(agent && agent !== id ? [["agent", agent]] : []), ...Object.entries(details)
+      .filter(([name, value]) => USUAL[name] !== value)]);
   return Object.keys(found).length ? JSON.stringify(found) : "";
 }
 
 /** What differs between two graphs, in a few words each. */
 export function changes(before, after) {
   const words = (graph) => new Map([
-    ...graph.nodes.map((node) => [`${node.type ?? "agent"} ${nameOf(node)}`, [node.ttl_s ? `expires after ${node.ttl_s} s` : "", decided(graph, nameOf(node))].filter(Boolean).join(", ")]),
-    ...graph.edges.map((edge) => [`${edge.source} → ${edge.target}`, [POLICIES[edge.policy], conditionOf(edge)].filter(Boolean).join(", if ")]),
+    ...graph.nodes.map((node) => [`${node.type ?? "agent"} ${nameOf(node)}`,
+      [node.ttl_s ? `expires after ${node.ttl_s} s` : "", decided(graph, nameOf(node))].filter(Boolean).join(", ")]),
+    ...graph.edges.map((edge) => [`${edge.source} → ${edge.target}`, [POLICIES[edge.policy], conditionOf(edge)]
+      .filter(Boolean).join(", if ")]),
   ]);
   const [old, now] = [words(before), words(after)];
   return [
     ...[...now.keys()].filter((name) => !old.has(name)).map((name) => `+ ${name}`),
     ...[...old.keys()].filter((name) => !now.has(name)).map((name) => `− ${name}`),
-    ...[...now].filter(([name, about]) => old.has(name) && old.get(name) !== about).map(([name, about]) => `${name}: ${about || "never expires"}`),
-    ...(before.nodes.map(nameOf).join() !== after.nodes.map(nameOf).join() && before.nodes.length === after.nodes.length && after.nodes.every((node) => has(before, nameOf(node))) ? ["another order"] : []),
+    ...[...now].filter(([name, about]) => old.has(name) && old.get(name) !== about)
+      .map(([name, about]) => `${name}: ${about || "never expires"}`),
+    ...(before.nodes.map(nameOf).join() !== after.nodes.map(nameOf).join() && before.nodes.length === after.nodes.length
+      && after.nodes.every((node) => has(before, nameOf(node))) ? ["another order"] : []),
   ];
 }

@@ -4,7 +4,8 @@ import { useState } from "preact/hooks";
 import { html } from "../html.js";
 import { Button, Empty, Link, Panel } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
-import { conditionOf, cycleOf, detailsOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withDetails, withEdge, withNode, withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
+import { conditionOf, cycleOf, detailsOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withDetails, withEdge, withNode,
+  withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
 
 const USUAL = "final_response_only";
 
@@ -26,13 +27,21 @@ export function Editor({ graph, agents, onChange }) {
   const nodes = graph.nodes.map((node) => {
     const [id, isBad] = [nameOf(node), isUnknown(agents, node.agent)];
     const kind = node.router ? "router, " : node.agent ? "" : `${node.type}, `;
-    return { id, label: `${id}\n${isBad ? "no such agent" : `${kind}level ${level.get(id) + 1}`}`, classes: [...(isBad ? ["bad"] : []), ...(chosen === id ? ["chosen"] : [])] };
+    return { id, label: `${id}\n${isBad ? "no such agent" : `${kind}level ${level.get(id) + 1}`}`,
+      classes: [...(isBad ? ["bad"] : []), ...(chosen === id ? ["chosen"] : [])] };
   });
-  const edges = graph.edges.map((edge) => ({ id: idOf(edge), ...edge, label: [edge.policy === USUAL ? "" : edge.policy.replaceAll("_", " "), conditionOf(edge)].filter(Boolean).join(", "), classes: chosen === idOf(edge) ? ["chosen"] : [] }));
+  const edges = graph.edges.map(
+    (edge) => ({ id: idOf(edge), ...edge,
+      label: [edge.policy === USUAL ? "" : edge.policy.replaceAll("_", " "), conditionOf(edge)].filter(Boolean)
+      .join(", "), classes: chosen === idOf(edge) ? ["chosen"] : [] }));
   return html`
-    <${Panel} title="Drawing" actions=${html`<span class="small soft">Pull a line from one agent to another to connect them</span>`}>
+    <${Panel} title="Drawing"
+      actions=${html`<span class="small soft">Pull a line from one agent to another to connect them</span>`}>
       ${nodes.length
-        ? html`<div class="graph"><${Canvas} nodes=${nodes} edges=${edges} onNode=${setChosen} onEdge=${setChosen} onConnect=${(source, target) => connect(source, target)} label="The graph; the tables below say the same, and change it." /></div>`
+        ? html`<div class="graph">
+          <${Canvas} nodes=${nodes} edges=${edges} onNode=${setChosen} onEdge=${setChosen}
+            onConnect=${(source, target) => connect(source, target)}
+            label="The graph; the tables below say the same, and change it." /></div>`
         : html`<${Empty} title="The graph is empty."><p>Add its agents below.</p><//>`}
       ${refused && html`<p class="note bad" role="alert">${refused}</p>`}
     <//>
@@ -40,7 +49,8 @@ export function Editor({ graph, agents, onChange }) {
       <${Agents} ...${{ graph, agents, level, chosen, setChosen, change }} />
       <${Edges} ...${{ graph, chosen, setChosen, change, connect }} />
     </div>
-    ${chosen && (has(graph, chosen) || graph.edges.some((edge) => idOf(edge) === chosen)) && html`<${Details} key=${chosen} ...${{ graph, chosen, change }} />`}`;
+    ${chosen && (has(graph, chosen) || graph.edges.some((edge) => idOf(edge) === chosen))
+      && html`<${Details} key=${chosen} ...${{ graph, chosen, change }} />`}`;
 }
 
 /** Leave the focus at the table whose row is removed. */
@@ -65,7 +75,8 @@ function Details({ graph, chosen, change }) {
   return html`<${Panel} title=${`What ${chosen} decides`}>
     <div class="body form">
       <label>As JSON: of a node router, type, tool, ask and so on; of an edge when or else
-        <textarea rows="8" spellcheck=${false} value=${text} onInput=${(e) => setTyped(e.target.value)}></textarea></label>
+        <textarea rows="8" spellcheck=${false} value=${text} onInput=${(e) => setTyped(e.target.value)}></textarea>
+          </label>
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <${Button} disabled=${typed === null} onClick=${keep}>Take over<//>
     </div>
@@ -83,30 +94,42 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
   return html`<${Panel} title="Agents">
     <div class="body"><form class="filters" onSubmit=${add}>
       <label class="grow">Add an agent
-        <input value=${name} list="graph-agents" required pattern="[a-z][a-z0-9_\\-]{0,63}" title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off" onInput=${(e) => setName(e.target.value)} /></label>
-      <datalist id="graph-agents">${(agents ?? []).filter((each) => !has(graph, each)).map((each) => html`<option value=${each} />`)}</datalist>
+        <input value=${name} list="graph-agents" required pattern="[a-z][a-z0-9_\\-]{0,63}"
+          title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off"
+          onInput=${(e) => setName(e.target.value)} /></label>
+      <datalist id="graph-agents">
+        ${(agents ?? []).filter((each) => !has(graph, each)).map((each) => html`<option value=${each} />`)}</datalist>
       <button class="button">Add</button>
     </form></div>
     <div class="scroll" tabindex="-1"><table class="table">
-      <thead><tr><th scope="col">Agent</th><th scope="col">Level</th><th scope="col">Expires after (s)</th><th scope="col"><span class="hidden">Changes</span></th></tr></thead>
-      <tbody>${graph.nodes.map((node, at) => [nameOf(node), node, at]).map(([agent, { ttl_s, agent: own }, at]) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
-        <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>${agent}</button>
+      <thead><tr><th scope="col">Agent</th><th scope="col">Level</th><th scope="col">Expires after (s)</th>
+        <th scope="col"><span class="hidden">Changes</span></th></tr></thead>
+      <tbody>${graph.nodes.map((node, at) => [nameOf(node), node, at])
+        .map(([agent, { ttl_s, agent: own }, at]) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
+        <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>
+          ${agent}</button>
           ${isUnknown(agents, own) && html`<span class="small bad-text"> no such agent</span>`}</td>
         <td class="numbers">${level.get(agent) + 1}</td>
-        <td><${Seconds} value=${ttl_s} label=${`Seconds until what ${agent} says expires`} onChange=${(seconds) => change(withTtl(graph, agent, seconds))} /></td>
+        <td><${Seconds} value=${ttl_s} label=${`Seconds until what ${agent} says expires`}
+          onChange=${(seconds) => change(withTtl(graph, agent, seconds))} /></td>
         <td class="right"><span class="actions end-of-row">
-          <${Button} kind="small ghost" disabled=${at === 0} aria-label=${`${agent} earlier`} onClick=${() => change(moved(graph, agent, -1))}>↑<//>
-          <${Button} kind="small ghost" disabled=${at === graph.nodes.length - 1} aria-label=${`${agent} later`} onClick=${() => change(moved(graph, agent, 1))}>↓<//>
-          <${Button} kind="small" aria-label=${`Remove ${agent}`} onClick=${(e) => (keepFocus(e), change(withoutNode(graph, agent)))}>Remove<//></span></td></tr>`)}</tbody>
+          <${Button} kind="small ghost" disabled=${at === 0} aria-label=${`${agent} earlier`}
+            onClick=${() => change(moved(graph, agent, -1))}>↑<//>
+          <${Button} kind="small ghost" disabled=${at === graph.nodes.length - 1} aria-label=${`${agent} later`}
+            onClick=${() => change(moved(graph, agent, 1))}>↓<//>
+          <${Button} kind="small" aria-label=${`Remove ${agent}`}
+            onClick=${(e) => (keepFocus(e), change(withoutNode(graph, agent)))}>Remove<//></span></td></tr>`)}</tbody>
     </table></div>
-    <p class="small soft">Each level reads only from levels before it. Within a level the order of this table counts.</p>
+    <p class="small soft">Each level reads only from levels before it. Within a level the order of this table
+      counts.</p>
   <//>`;
 }
 
 /** A number that is told when its field is left; what is typed stays while the page is drawn again. */
 function Seconds({ value, label, onChange }) {
   const [typed, setTyped] = useState(null);
-  return html`<input class="short" type="number" min="1" max="31536000" placeholder="never" value=${typed ?? value ?? ""} aria-label=${label} onInput=${(e) => setTyped(e.target.value)}
+  return html`<input class="short" type="number" min="1" max="31536000" placeholder="never"
+    value=${typed ?? value ?? ""} aria-label=${label} onInput=${(e) => setTyped(e.target.value)}
     onChange=${(e) => (setTyped(null), onChange(e.target.value ? Number(e.target.value) : null))} />`;
 }
 
@@ -118,8 +141,10 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
     event.preventDefault();
     if (connect(wanted.source, wanted.target, wanted.policy)) setWanted({ source: "", target: "", policy: USUAL });
   };
-  const choice = (label, name) => html`<label>${label} <select required value=${wanted[name]} onChange=${(e) => set({ [name]: e.target.value })}>
-    <option value="">agent</option>${names.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`;
+  const choice = (label, name) =>
+    html`<label>${label} <select required value=${wanted[name]} onChange=${(e) => set({ [name]: e.target.value })}>
+    <option value="">agent</option>${names.map((each) => html`<option value=${each}>${each}</option>`)}</select>
+      </label>`;
   return html`<${Panel} title="Edges">
     <div class="body"><form class="filters" onSubmit=${add}>
       ${choice("From", "source")} ${choice("To", "target")}
@@ -128,24 +153,32 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
     </form></div>
     ${graph.edges.length
       ? html`<div class="scroll" tabindex="-1"><table class="table">
-        <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Passes on</th><th scope="col"><span class="hidden">Changes</span></th></tr></thead>
-        <tbody>${graph.edges.map((edge) => html`<tr key=${idOf(edge)} class=${chosen === idOf(edge) || chosen === edge.source || chosen === edge.target ? "chosen" : ""}>
+        <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Passes on</th>
+          <th scope="col"><span class="hidden">Changes</span></th></tr></thead>
+        <tbody>${graph.edges.map(
+          (edge) => html`<tr key=${idOf(edge)}
+            class=${chosen === idOf(edge) || chosen === edge.source || chosen === edge.target ? "chosen" : ""}>
           <td>${edge.source}</td><td>${edge.target}</td>
-          <td><${Policy} value=${edge.policy} label=${`What passes from ${edge.source} to ${edge.target}`} onFocus=${() => setChosen(idOf(edge))} onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} /></td>
-          <td class="right"><${Button} kind="small" aria-label=${`Remove ${edge.source} to ${edge.target}`} onClick=${(e) => (keepFocus(e), change(withoutEdge(graph, idOf(edge))))}>Remove<//></td></tr>`)}</tbody>
+          <td><${Policy} value=${edge.policy} label=${`What passes from ${edge.source} to ${edge.target}`}
+            onFocus=${() => setChosen(idOf(edge))}
+            onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} /></td>
+          <td class="right"><${Button} kind="small" aria-label=${`Remove ${edge.source} to ${edge.target}`}
+            onClick=${(e) => (keepFocus(e), change(withoutEdge(graph, idOf(edge))))}>Remove<//></td></tr>`)}</tbody>
       </table></div>`
       : html`<${Empty} title="No agent reads from another yet." />`}
     <p class="small soft">An edge passes what its source says to its target, before the target's first model call.</p>
   <//>`;
 }
 
-const Policy = ({ value, label, onChange, onFocus }) => html`<select value=${value} aria-label=${label} onFocus=${onFocus} onChange=${(e) => onChange(e.target.value)}>
+const Policy = ({ value, label, onChange, onFocus }) =>
+  html`<select value=${value} aria-label=${label} onFocus=${onFocus} onChange=${(e) => onChange(e.target.value)}>
   ${Object.entries(POLICIES).map(([name, words]) => html`<option value=${name}>${words}</option>`)}</select>`;
 
 /** A link to the page where the agents of a graph are made. */
 export const MissingAgents = ({ graph, agents }) => {
   const missing = agents === null ? [] : graph.nodes.filter(({ agent }) => isUnknown(agents, agent));
   return missing.length
-    ? html`<p class="note">A run of this graph is refused until there are agents of these names: ${missing.map(({ agent }) => agent).join(", ")}. <${Link} path=${["agents"]}>Make them<//></p>`
+    ? html`<p class="note">A run of this graph is refused until there are agents of these
+      names: ${missing.map(({ agent }) => agent).join(", ")}. <${Link} path=${["agents"]}>Make them<//></p>`
     : null;
 };

@@ -9,27 +9,41 @@ import { isFinal } from "../run/state.js";
 import { Learnt } from "./learnt.js";
 
 const HELD_BACK = new Set(["withheld", "control"]);
-const arm = (name) => (HELD_BACK.has(name) ? `held back (${name})` : name.startsWith("reported") ? "told by a client" : `given (${name})`);
+const arm = (name) => (HELD_BACK.has(name) ? `held back (${name})` : name.startsWith("reported") ? "told by a client"
+  : `given (${name})`);
 const ended = (found) => found.status === "done" || found.status === "failed";
-const none = (found) => (found.status === "pending" ? "It is being looked at." : found.status ? "Nothing was learnt from it." : "The run is not over, or it left no episode.");
+const none = (found) => (found.status === "pending" ? "It is being looked at." : found.status
+  ? "Nothing was learnt from it." : "The run is not over, or it left no episode.");
 
 export function Given({ id }) {
   const run = useData(url`/v1/runs/${id}`, { everyMs: 3000, ended: ({ status }) => isFinal(status) });
   const learning = useData(url`/v1/runs/${id}/learning`, { everyMs: 3000, ended });
   return html`<${Loaded} from=${run} what="the run">${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>
-      <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status} value=${shown.status} /> outcome ${shown.outcome.value.toLowerCase()}${shown.outcome.source && ` by ${shown.outcome.source}`}</p></div></div>
+      <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status}
+        value=${shown.status} /> outcome ${shown.outcome.value.toLowerCase()}
+          ${shown.outcome.source && ` by ${shown.outcome.source}`}</p></div></div>
     <${Loaded} from=${learning} what="what was learnt">${(found) => html`
-      ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}${found.next_at && html`; tried again <${Time} at=${found.next_at} />`}</p>`}
+      ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}
+        ${found.next_at && html`; tried again <${Time} at=${found.next_at} />`}</p>`}
       <${Panel} title="Patterns that were tried on it"><${Tried} items=${found.applications} /><//>
       <${Panel} title="What was learnt from it"><${Learnt} of=${found} empty=${none(found)} /><//>
-      ${found.candidates.length > 0 && html`<${Panel} title="Patterns that were found in it"><ul class="rows">${found.candidates.map((each) => html`<li key=${each.id}><${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">${each.category.toLowerCase()}, ${each.state.toLowerCase().replace("_", " ")}</span></li>`)}</ul><//>`}`}<//>`}<//>`;
+      ${found.candidates.length > 0
+        && html`<${Panel} title="Patterns that were found in it">
+          <ul class="rows">${found.candidates.map(
+            (each) => html`<li key=${each.id}>
+              <${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">
+                ${each.category.toLowerCase()}, ${each.state.toLowerCase().replace("_", " ")}</span></li>`)}</ul>
+                  <//>`}`}<//>`}<//>`;
 }
 
 function Tried({ items }) {
   if (!items.length) return html`<${Empty} title="No pattern fitted this run." />`;
-  return html`<${Table} label="Patterns tried on the run" head=${["Pattern", "Was it given?", "Followed?", "Went well?", "When"]}>${items.map((each) => html`<tr key=${each.pattern_id}>
-    <td><${Link} path=${["memory", "patterns", each.pattern_id]}>${each.name}<//> <span class="small soft">version ${each.version}</span></td><td>${arm(each.arm)}</td>
+  return html`<${Table} label="Patterns tried on the run"
+    head=${["Pattern", "Was it given?", "Followed?", "Went well?", "When"]}>
+    ${items.map((each) => html`<tr key=${each.pattern_id}>
+    <td><${Link} path=${["memory", "patterns", each.pattern_id]}>${each.name}<//> <span
+      class="small soft">version ${each.version}</span></td><td>${arm(each.arm)}</td>
     <td>${said(each.followed)}</td><td>${said(each.good)}</td><td><${Time} at=${each.at} /></td></tr>`)}<//>`;
 }
 

@@ -14,34 +14,55 @@ export function Scheduler() {
     <${Figures}>
       <${Figure} name="Workers" value=${count(workers.length)} />
       <${Figure} name="Runs under way" value=${count(sum(workers, (each) => each.pool.runs))} />
-      <${Figure} name="Task slots busy" value=${count(sum(workers, (each) => each.pool.busy))} note=${`of ${count(sum(workers, (each) => each.pool.size))}`} />
-      <${Figure} name="Tasks waiting for a slot" value=${count(sum(workers, (each) => each.pool.queued))} note=${`${count(sum(workers, (each) => each.tenant.queued))} of them yours`} />
-      <${Figure} name="Parked tasks" value=${count(sum(workers, (each) => each.pool.parked))} note="they wait for other tasks" />
+      <${Figure} name="Task slots busy" value=${count(sum(workers, (each) => each.pool.busy))}
+        note=${`of ${count(sum(workers, (each) => each.pool.size))}`} />
+      <${Figure} name="Tasks waiting for a slot" value=${count(sum(workers, (each) => each.pool.queued))}
+        note=${`${count(sum(workers, (each) => each.tenant.queued))} of them yours`} />
+      <${Figure} name="Parked tasks" value=${count(sum(workers, (each) => each.pool.parked))}
+        note="they wait for other tasks" />
     <//>
-    <div class="columns"><${Panel} title="Queued runs"><${Queue} rows=${runs} /><//><${Panel} title="Limits"><${Quotas} quotas=${quotas} /><//></div>
+    <div class="columns"><${Panel} title="Queued runs"><${Queue} rows=${runs} /><//>
+      <${Panel} title="Limits"><${Quotas} quotas=${quotas} /><//></div>
     <${Panel} title="Workers">${workers.length
-      ? html`<${Table} label="Workers" head=${["Worker", "Up since", "Last seen", "#Runs", "#Slots busy", "#Waiting", "#Parked", "Your open breakers"]}>
-        ${workers.map((each) => html`<tr key=${each.id}><td class="mono small">${each.id}</td><td><${Time} at=${each.started_at} /></td><td><${Time} at=${each.seen_at} /></td>
-          <td class="right">${count(each.pool.runs)}</td><td class="right">${count(each.pool.busy)} of ${count(each.pool.size)}</td>
+      ? html`<${Table} label="Workers"
+        head=${["Worker", "Up since", "Last seen", "#Runs", "#Slots busy", "#Waiting", "#Parked",
+          "Your open breakers"]}>
+        ${workers.map((each) => html`<tr key=${each.id}><td class="mono small">${each.id}</td>
+          <td><${Time} at=${each.started_at} /></td><td><${Time} at=${each.seen_at} /></td>
+          <td class="right">${count(each.pool.runs)}</td>
+            <td class="right">${count(each.pool.busy)} of ${count(each.pool.size)}</td>
           <td class="right">${count(each.pool.queued)}</td><td class="right">${count(each.pool.parked)}</td>
-          <td>${each.tenant.breakers.length ? each.tenant.breakers.map((breaker) => html`<p class="small bad-text">${breaker.agent} in run <span class="mono">${breaker.run_id}</span>: ${breaker.state} after ${count(breaker.failures)} failures${breaker.retry_after_ms != null ? `, tried again in ${duration(breaker.retry_after_ms)}` : ""}</p>`) : "–"}</td></tr>`)}<//>`
-      : html`<${Empty} title="No worker is up: runs wait."><p>Start one with <code>bottega worker</code>.</p><//>`}<//>`}<//>`;
+          <td>${each.tenant.breakers.length
+            ? each.tenant.breakers.map(
+              (breaker) => html`<p class="small bad-text">
+                ${breaker.agent} in run <span class="mono">${breaker.run_id}
+                  </span>: ${breaker.state} after ${count(breaker.failures)} failures${breaker.retry_after_ms != null
+                  ? `, tried again in ${duration(breaker.retry_after_ms)}` : ""}</p>`) : "–"}</td></tr>`)}<//>`
+      : html`<${Empty} title="No worker is up: runs wait."><p>Start one with <code>bottega worker</code>.</p><//>`}
+        <//>`}<//>`;
 }
 
 function Queue({ rows }) {
   if (!rows.length) return html`<${Empty} title="No run is queued." />`;
   const most = Math.max(...rows.map((each) => each.queued));
-  return html`<${Table} label="Queued runs by priority" head=${["Priority", "Runs", "#Number", "The oldest waits since"]}>
-    ${rows.map((each) => html`<tr key=${each.priority}><td>${each.priority}</td><td class="wide-cell"><${Meter} of=${each.queued} most=${most} /></td>
+  return html`<${Table} label="Queued runs by priority"
+    head=${["Priority", "Runs", "#Number", "The oldest waits since"]}>
+    ${rows.map((each) => html`<tr key=${each.priority}><td>${each.priority}</td>
+      <td class="wide-cell"><${Meter} of=${each.queued} most=${most} /></td>
       <td class="right">${count(each.queued)}</td><td><${Time} at=${each.oldest_at} /></td></tr>`)}<//>`;
 }
 
-const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)", cost_per_day: "Cost today (UTC), USD", storage_bytes: "Stored, in bytes" };
+const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)",
+  cost_per_day: "Cost today (UTC), USD", storage_bytes: "Stored, in bytes" };
 
 const Quotas = ({ quotas }) => html`<${Table} label="Limits" head=${["Limit", "Used", "#Number"]}>
-  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td><td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
-    <td class="right">${amount(each, each.used)} of ${each.limit == null ? "no limit" : amount(each, each.limit)}</td></tr>`)}<//>`;
+  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td>
+    <td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
+    <td class="right">${amount(each, each.used)} of ${each.limit == null ? "no limit" : amount(each, each.limit)}</td>
+      </tr>`)}<//>`;
 
 const amount = (quota, value) => (quota.name === "cost_per_day" ? Number(value).toFixed(2) : count(Number(value)));
 
-const Meter = ({ of, most }) => html`<span class="stack" aria-hidden="true"><i class="bar model" style=${{ width: `${Math.min(100, (100 * of) / Math.max(1e-9, most))}%` }}></i></span>`;
+const Meter = ({ of, most }) =>
+  html`<span class="stack" aria-hidden="true">
+    <i class="bar model" style=${{ width: `${Math.min(100, (100 * of) / Math.max(1e-9, most))}%` }}></i></span>`;

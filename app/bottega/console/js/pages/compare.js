@@ -17,7 +17,8 @@ export function Compare({ id, query }) {
   const [chooses, setChooses] = useState(false);
   const run = useData(url`/v1/runs/${id}`);
   if (run.error?.status === 404) {
-    return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//></p>`;
+    return html`<div class="head"><h1>There is no such run</h1></div>
+      <p><${Link} path=${["runs"]}>Show all runs<//></p>`;
   }
   // The older run is the "before"; ids begin with their time.
   const choose = (chosen) => {
@@ -31,7 +32,8 @@ export function Compare({ id, query }) {
         <${Button} onClick=${() => go(["runs", other, "compare"], { with: id })}>Swap<//>
         <${Button} onClick=${() => setChooses(!chooses)} aria-expanded=${chooses}>Choose another run<//></div>`}
     </div>
-    ${(!other || chooses) && html`<${Loaded} from=${run} what="the run">${(found) => html`<${Choice} run=${found} onChoose=${choose} />`}<//>`}
+    ${(!other || chooses) && html`<${Loaded} from=${run} what="the run">
+      ${(found) => html`<${Choice} run=${found} onChoose=${choose} />`}<//>`}
     ${other && html`<${Both} key=${`${id} ${other}`} id=${id} other=${other} />`}`;
 }
 
@@ -41,7 +43,8 @@ const isOver = ({ before, after }) => isFinal(before.status) && isFinal(after.st
 const hasAsked = (found) => asked(found) === null || found.agents.some((each) => each.agent === asked(found));
 
 function Both({ id, other }) {
-  const found = usePages(withQuery(url`/v1/runs/${id}/diff`, { with: other }), { of: "agents", isEnough: hasAsked, everyMs: 3000, ended: isOver });
+  const found = usePages(withQuery(url`/v1/runs/${id}/diff`, { with: other }),
+    { of: "agents", isEnough: hasAsked, everyMs: 3000, ended: isOver });
   return html`<${Loaded} from=${found} what="the comparison">${(both) => {
     const { before, after, total, agents, next_cursor: cursor } = both;
     const all = [...agents].sort((a, b) => (b.agent === asked(both)) - (a.agent === asked(both)));
@@ -57,5 +60,6 @@ function Both({ id, other }) {
 const Side = ({ name, run }) => html`<section class="panel side" aria-label=${name}>
   <p class="small soft">${name}</p>
   <p><${Link} path=${["runs", run.id]}>${run.agent ?? run.graph}<//> <${Status} value=${run.status} /></p>
-  <p class="small soft"><span class="mono">${run.id}</span> <${Copy} text=${run.id} label="Copy id" /> made <${Time} at=${run.created_at} /></p>
+  <p class="small soft"><span class="mono">${run.id}</span> <${Copy} text=${run.id} label="Copy id" /> made <${Time}
+    at=${run.created_at} /></p>
 </section>`;

@@ -7,7 +7,8 @@ import { Report, Reports } from "../memory/reports.js";
 import { Tabs } from "../parts/basics.js";
 import { go } from "../router.js";
 
-const VIEWS = { episodes: [Episodes, Episode], patterns: [Patterns, Pattern], runs: [Episodes, Given], reports: [Reports, Report] };
+const VIEWS = { episodes: [Episodes, Episode], patterns: [Patterns, Pattern], runs: [Episodes, Given],
+  reports: [Reports, Report] };
 const TABS = [["episodes", "Episodes"], ["patterns", "Patterns"], ["reports", "Reports"]];
 
 export function Memory({ rest: [part = "episodes", id], query }) {
@@ -15,5 +16,6 @@ export function Memory({ rest: [part = "episodes", id], query }) {
   const chosen = part === "runs" || !(part in VIEWS) ? "episodes" : part;
   return html`<div class="head"><h1>Memory</h1></div>
     <${Tabs} tabs=${TABS} chosen=${chosen} onChoose=${(name) => go(["memory", name])} label="Parts of memory" />
-    <div role="tabpanel" aria-label=${chosen} class="stacked"><${id ? one : all} key=${id} id=${id} query=${query} /></div>`;
+    <div role="tabpanel" aria-label=${chosen} class="stacked"><${id ? one : all} key=${id} id=${id} query=${query} />
+      </div>`;
 }

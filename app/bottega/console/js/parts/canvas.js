@@ -5,7 +5,8 @@ import { html } from "../html.js";
 import { Loading } from "./basics.js";
 
 const FLASH_MS = 1600;
-const SHADES = ["surface", "line", "line-strong", "text", "text-soft", "accent", "accent-soft", ...["ok", "busy", "wait", "bad"].flatMap((tone) => [tone, `${tone}-soft`])];
+const SHADES = ["surface", "line", "line-strong", "text", "text-soft", "accent", "accent-soft",
+  ...["ok", "busy", "wait", "bad"].flatMap((tone) => [tone, `${tone}-soft`])];
 const WIDTH = 168, HEIGHT = 46, COLUMN = 230, LINE = 84;
 
 /** Return a function that gives a colour of the design as the canvas needs it: light or dark. */
@@ -26,24 +27,35 @@ function styles() {
   const base = {
     shape: "round-rectangle", width: WIDTH, height: HEIGHT, "background-color": colour("surface"), "border-width": 1.5,
     "border-color": colour("line-strong"), label: "data(label)", color: colour("text"), "font-size": 12,
-    "font-family": css.getPropertyValue("--sans"), "text-wrap": "wrap", "text-valign": "center", "text-max-width": 156, "line-height": 1.3,
+    "font-family": css.getPropertyValue("--sans"), "text-wrap": "wrap", "text-valign": "center", "text-max-width": 156,
+      "line-height": 1.3,
   };
   return [
     { selector: "node", style: base },
-    ...["ok", "busy", "wait", "bad"].map((tone) => ({ selector: `node.${tone}`, style: { "border-color": colour(tone), "background-color": colour(`${tone}-soft`) } })),
+    ...["ok", "busy", "wait", "bad"]
+      .map((tone) => ({ selector: `node.${tone}`,
+        style: { "border-color": colour(tone), "background-color": colour(`${tone}-soft`) } })),
     { selector: "node.chosen, node.aim", style: { "border-width": 3, "border-color": colour("accent") } },
     { selector: "node.aim", style: { "background-color": colour("accent-soft") } },
-    { selector: "edge", style: { width: 1.5, "curve-style": "round-segments", "segment-weights": "data(weights)", "segment-distances": "data(distances)", "segment-radii": 24, "edge-distances": "node-position", "target-arrow-shape": "triangle", "arrow-scale": 0.9, "line-color": colour("line-strong"), "target-arrow-color": colour("line-strong"), label: "data(label)", "font-size": 10.5, color: colour("text-soft"), "text-background-color": colour("surface"), "text-background-opacity": 1, "text-background-padding": 2 } },
-    { selector: "edge.call", style: { "line-style": "dashed", "line-color": colour("line"), "target-arrow-color": colour("line") } },
-    { selector: "edge.flowed, edge.chosen", style: { width: 2, "line-color": colour("accent"), "target-arrow-color": colour("accent") } },
+    { selector: "edge", style: { width: 1.5, "curve-style": "round-segments", "segment-weights": "data(weights)",
+      "segment-distances": "data(distances)", "segment-radii": 24, "edge-distances": "node-position",
+      "target-arrow-shape": "triangle", "arrow-scale": 0.9, "line-color": colour("line-strong"),
+      "target-arrow-color": colour("line-strong"), label: "data(label)", "font-size": 10.5, color: colour("text-soft"),
+      "text-background-color": colour("surface"), "text-background-opacity": 1, "text-background-padding": 2 } },
+    { selector: "edge.call", style: { "line-style": "dashed", "line-color": colour("line"),
+      "target-arrow-color": colour("line") } },
+    { selector: "edge.flowed, edge.chosen",
+      style: { width: 2, "line-color": colour("accent"), "target-arrow-color": colour("accent") } },
     { selector: "edge.flash", style: { width: 5, color: colour("accent") } },
   ];
 }
 
 /**
- * `nodes`: `[{id, label, classes}]`; `edges`: `[{id, source, target, label, classes, seq}]`: an edge lights up when its `seq` grows.
+ * `nodes`: `[{id, label, classes}]`; `edges`: `[{id, source, target, label, classes, seq}]`: an edge lights up when
+ * its `seq` grows.
  *
- * `onNode` and `onEdge` get the id of what is clicked; `onConnect` gets two ids when a line is pulled from node to node.
+ * `onNode` and `onEdge` get the id of what is clicked; `onConnect` gets two ids when a line is pulled from node to
+ * node.
  */
 export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
   const box = useRef(null);
@@ -65,7 +77,8 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
 
   useEffect(() => {
     if (!library) return undefined;
-    const cy = library.cytoscape({ container: box.current, style: styles(), minZoom: 0.15, maxZoom: 2, autoungrabify: true });
+    const cy = library.cytoscape(
+      { container: box.current, style: styles(), minZoom: 0.15, maxZoom: 2, autoungrabify: true });
     cy.on("tap", "node", ({ target }) => told.current.onNode?.(target.id()));
     cy.on("tap", "edge", ({ target }) => told.current.onEdge?.(target.id()));
     if (told.current.onConnect) pullLines(cy, (source, target) => told.current.onConnect(source, target));
@@ -84,7 +97,8 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
   useEffect(() => {
     if (library && drawn.current.cy) draw(drawn.current, nodes, edges, library);
   }, [library, nodes, edges]);
-  return html`<div class="canvas" ref=${box} role="img" aria-label=${label}></div>${!library && html`<${Loading} what="the graph" />`}`;
+  return html`<div class="canvas" ref=${box} role="img" aria-label=${label}></div>
+    ${!library && html`<${Loading} what="the graph" />`}`;
 }
 
 /** Call `connect` when the mouse is pressed on one node and released on another. */
@@ -116,7 +130,8 @@ function draw(drawn, nodes, edges, { dagre }) {
     }
     for (const { id, source, target, label, classes, seq = 0 } of edges) {
       let element = cy.getElementById(id);
-      if (element.empty()) element = cy.add({ group: "edges", data: { id, source, target, weights: [0.5], distances: [0] } });
+      if (element.empty()) element = cy.add(
+        { group: "edges", data: { id, source, target, weights: [0.5], distances: [0] } });
       element.data("label", label);
       element.classes([...classes, ...(element.hasClass("flash") ? ["flash"] : [])]);
       if (drawn.shape && seq > (drawn.seqs.get(id) ?? 0)) {
@@ -132,7 +147,8 @@ function draw(drawn, nodes, edges, { dagre }) {
 }
 
 function arrange(cy, nodes, edges, dagre) {
-  const layout = new dagre.graphlib.Graph({ multigraph: true }).setGraph({ rankdir: "LR", nodesep: LINE - HEIGHT, ranksep: COLUMN - WIDTH }).setDefaultEdgeLabel(() => ({}));
+  const layout = new dagre.graphlib.Graph({ multigraph: true })
+    .setGraph({ rankdir: "LR", nodesep: LINE - HEIGHT, ranksep: COLUMN - WIDTH }).setDefaultEdgeLabel(() => ({}));
   for (const { id } of nodes) layout.setNode(id, { width: WIDTH, height: HEIGHT });
   for (const edge of edges) layout.setEdge(edge.source, edge.target, {}, edge.id);
   dagre.layout(layout);

@@ -42,5 +42,8 @@ function changed(old, next) {
 export function Diff({ before, after }) {
   const lines = lineDiff(before, after);
   if (lines.every((each) => each.kind === "same")) return html`<p class="state">No difference.</p>`;
-  return html`<pre class="diff" tabindex="0" role="region" aria-label="Difference">${lines.map(({ kind, line }) => html`<span class=${kind}><span class="hidden">${WORDS[kind]}</span><span aria-hidden="true">${SIGNS[kind]} </span>${line}${"\n"}</span>`)}</pre>`;
+  return html`<pre class="diff" tabindex="0" role="region" aria-label="Difference">
+    ${lines.map(({ kind, line }) =>
+      html`<span class=${kind}><span class="hidden">${WORDS[kind]}</span><span aria-hidden="true">${SIGNS[kind]} </span>
+        ${line}${"\n"}</span>`)}</pre>`;
 }

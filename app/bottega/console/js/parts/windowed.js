@@ -34,6 +34,8 @@ export function Windowed({ items, rowHeight, row, label, follow = false, role = 
   for (let i = first; i < last; i++) rows.set(i, kept.get(i) ?? row(items[i], i));
   made.current = { row, items, rows };
   return html`<div class="windowed" ref=${box} onScroll=${onScroll} tabindex="0" role=${role} aria-label=${label}>
-    <div class="windowed-rows" style=${{ height: `${items.length * rowHeight}px`, paddingTop: `${first * rowHeight}px` }} role="presentation">${[...rows.values()]}</div>
+    <div class="windowed-rows"
+      style=${{ height: `${items.length * rowHeight}px`, paddingTop: `${first * rowHeight}px` }} role="presentation">
+      ${[...rows.values()]}</div>
   </div>`;
 }

@@ -16,11 +16,14 @@ export function EventList({ events, last, follow }) {
     const text = wanted.trim().toLowerCase();
     return text ? events.filter((each) => `${each.type} ${each.agent ?? ""}`.toLowerCase().includes(text)) : events;
   }, [events, last, wanted]);
-  const row = (event) => html`<div key=${event.seq} class=${`event-row ${open?.seq === event.seq ? "chosen" : ""}`} style=${{ height: `${ROW}px` }} role="listitem">
+  const row = (event) => html`<div key=${event.seq} class=${`event-row ${open?.seq === event.seq ? "chosen" : ""}`}
+    style=${{ height: `${ROW}px` }} role="listitem">
     <button type="button" aria-pressed=${open?.seq === event.seq} onClick=${() => setOpen(event)}>
-      <span class="numbers soft">${event.seq}</span><span class="numbers soft wide">${time(event.at)}</span><code>${event.type}</code><span>${event.agent ?? ""}</span></button></div>`;
+      <span class="numbers soft">${event.seq}</span><span class="numbers soft wide">${time(event.at)}</span>
+        <code>${event.type}</code><span>${event.agent ?? ""}</span></button></div>`;
   return html`<div class="events">
-    <label class="body">Only events whose type or agent contains <input value=${wanted} onInput=${(e) => setWanted(e.target.value)} placeholder="tool" /></label>
+    <label class="body">Only events whose type or agent contains <input value=${wanted}
+      onInput=${(e) => setWanted(e.target.value)} placeholder="tool" /></label>
     <${Windowed} items=${shown} rowHeight=${ROW} row=${row} label="Events" follow=${follow} />
     ${open && html`<div class="body"><h3>${open.seq} ${open.type}</h3><${Value} value=${open.data} /></div>`}
   </div>`;

@@ -35,17 +35,26 @@ export function Flows({ state, last }) {
   const all = useMemo(() => [...state.flows, ...state.recalled].sort((a, b) => a.seq - b.seq), [state, last]);
   const published = useMemo(() => publicationsOf(state), [state, last]);
   if (!number && !published.length) return html`<${Empty} title="Nothing has flowed between agents yet." />`;
-  const row = (flow) => html`<div key=${flow.seq} class=${`event-row ${open?.seq === flow.seq ? "chosen" : ""}`} style=${{ height: `${ROW}px` }} role="listitem">
+  const row = (flow) => html`<div key=${flow.seq} class=${`event-row ${open?.seq === flow.seq ? "chosen" : ""}`}
+    style=${{ height: `${ROW}px` }} role="listitem">
     <button type="button" aria-pressed=${open?.seq === flow.seq} onClick=${() => setOpen(flow)}>
-      <span class="numbers soft small">${duration(flow.at - (state.startedAt ?? flow.at))}</span><span><strong>${flow.source}</strong> → <strong>${flow.target}</strong></span>
+      <span class="numbers soft small">${duration(flow.at - (state.startedAt ?? flow.at))}</span>
+        <span><strong>${flow.source}</strong> → <strong>${flow.target}</strong></span>
       <span class="small soft">${kindOf(flow)}</span></button></div>`;
-  const publication = (each) => html`<div key=${each.key} class="event-row" style=${{ height: `${ROW}px` }} role="listitem">
-    <p class="line"><strong>${each.source}</strong> <span class="small soft">version ${each.version}, ${each.at === null ? "of an earlier run" : `after ${duration(each.at - state.startedAt)}`}</span> received by ${[...each.receivers].map(times).join(", ") || "nobody"}</p></div>`;
+  const publication = (each) =>
+    html`<div key=${each.key} class="event-row" style=${{ height: `${ROW}px` }} role="listitem">
+    <p class="line"><strong>${each.source}</strong> <span
+      class="small soft">version ${each.version}, ${each.at === null ? "of an earlier run"
+        : `after ${duration(each.at - state.startedAt)}`}</span> received by ${[...each.receivers].map(times).join(", ")
+          || "nobody"}</p></div>`;
   return html`<div class="events">
-    ${published.length > 0 && html`<div class="published"><${Windowed} items=${published} rowHeight=${ROW} row=${publication} label="Publications" /></div>`}
+    ${published.length > 0 && html`<div class="published">
+      <${Windowed} items=${published} rowHeight=${ROW} row=${publication} label="Publications" /></div>`}
     <${Windowed} items=${all} rowHeight=${ROW} row=${row} label="What flowed" />
     ${open
-      ? html`<div class="body"><h3>${open.source} → ${open.target} <span class="small soft">${kindOf(open)}</span></h3><${Value} value=${state.textOf(open.data)} /></div>`
+      ? html`<div class="body"><h3>${open.source} → ${open.target} <span
+        class="small soft">${kindOf(open)}</span></h3>
+        <${Value} value=${state.textOf(open.data)} /></div>`
       : html`<p class="body small soft">Choose one to read its text.</p>`}
   </div>`;
 }

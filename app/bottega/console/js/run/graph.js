@@ -7,7 +7,8 @@ import { Canvas } from "../parts/canvas.js";
 
 /** Between two drawings: each measures and paints every text that has changed. */
 const DRAWN_EVERY_MS = 200;
-const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad", timeout: "bad", cancelled: "quiet", skipped: "quiet", idle: "quiet" };
+const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad",
+  timeout: "bad", cancelled: "quiet", skipped: "quiet", idle: "quiet" };
 const WORST = ["streaming", "running", "waiting", "queued", "failed", "timeout", "cancelled", "completed"];
 
 /** Nodes by agent, and edges: those of the run's graph, and calls. */
@@ -44,7 +45,8 @@ export function elementsOf(state, graph) {
   for (const [name, node] of nodes) {
     const decided = state.nodes.get(name);
     node.reason = decided?.reason ?? null;
-    node.status = decided?.status === "skipped" ? "skipped" : WORST.find((status) => node.tasks.some((task) => task.status === status)) ?? "idle";
+    node.status = decided?.status === "skipped" ? "skipped"
+      : WORST.find((status) => node.tasks.some((task) => task.status === status)) ?? "idle";
   }
   return { nodes, edges };
 }
@@ -72,7 +74,9 @@ function useSeldom(make, key, ms) {
 /** Nodes and edges as the canvas needs them, and the agents with their tasks. */
 function drawing(state, graph, chosen) {
   const found = elementsOf(state, graph);
-  const nodes = [...found.nodes].map(([id, node]) => ({ id, label: labelOf(id, node), classes: [COLOURS[node.status], ...(chosen === id ? ["chosen"] : [])] }));
+  const nodes = [...found.nodes]
+    .map(([id, node]) => ({ id, label: labelOf(id, node),
+      classes: [COLOURS[node.status], ...(chosen === id ? ["chosen"] : [])] }));
   const edges = [...found.edges.values()].map((edge) => ({
     ...edge,
     label: edge.flows ? `v${edge.version}${edge.flows > 1 ? ` · ${edge.flows} ×` : ""}` : "",
@@ -91,12 +95,16 @@ function Published({ state, node }) {
 
 /** `graph`: of `GET /v1/runs/{id}/graph`, or null; `chosen`: an agent's name. */
 export function Graph({ state, graph, chosen, onChoose }) {
-  const { agents, nodes, edges } = useSeldom(() => drawing(state, graph, chosen), `${state.last} ${graph !== null} ${chosen}`, DRAWN_EVERY_MS);
+  const { agents, nodes, edges } =
+    useSeldom(() => drawing(state, graph, chosen), `${state.last} ${graph !== null} ${chosen}`, DRAWN_EVERY_MS);
   return html`<div class="graph">
-    <${Canvas} nodes=${nodes} edges=${edges} onNode=${onChoose} label="The graph of the agents; the list below says the same." />
+    <${Canvas} nodes=${nodes} edges=${edges} onNode=${onChoose}
+      label="The graph of the agents; the list below says the same." />
     <ul class="agents">${[...agents].map(([agent, node]) => html`<li key=${agent}>
-      <button type="button" class=${`button small ${chosen === agent ? "primary" : ""}`} aria-pressed=${chosen === agent} disabled=${!node.tasks.length} onClick=${() => onChoose(agent)}>
-        ${agent}${node.tasks.length > 1 ? ` × ${node.tasks.length}` : ""}: ${node.status === "idle" ? "not called" : node.status}</button>
+      <button type="button" class=${`button small ${chosen === agent ? "primary" : ""}`}
+        aria-pressed=${chosen === agent} disabled=${!node.tasks.length} onClick=${() => onChoose(agent)}>
+        ${agent}${node.tasks.length > 1 ? ` × ${node.tasks.length}` : ""}: ${node.status === "idle" ? "not called"
+          : node.status}</button>
       ${node.reason && html`<span class="small soft"> ${node.reason}</span>`}</li>`)}</ul>
     ${chosen && html`<${Published} state=${state} node=${chosen} />`}
   </div>`;

@@ -17,23 +17,37 @@ export function Prompt({ run, task, call, onChoose }) {
   if (chosen === null) return html`<${Empty} title="No model call yet." />`;
   return html`
     <label class="choice">Model call <select value=${chosen} onChange=${(e) => onChoose(Number(e.target.value))}>
-      ${task.calls.map((each) => html`<option value=${each.call}>${each.call}${each.model ? ` · ${each.model}` : ""}</option>`)}</select></label>
+      ${task.calls.map((each) =>
+        html`<option value=${each.call}>
+          ${each.call}${each.model ? ` · ${each.model}` : ""}</option>`)}</select></label>
     <${Loaded} from=${found} what="the prompt">${(prompt) => html`
-      <p class="small soft">${prompt.version && `version ${prompt.version} of the agent · `}${prompt.model}${params(prompt.params)}</p>
-      ${prompt.shortened && html`<p class="note small">The working memory shortened it to about ${count(prompt.shortened.tokens)} tokens: ${count(prompt.shortened.shrunk)} results as summaries, ${count(prompt.shortened.left)} messages left out.</p>`}
+      <p class="small soft">${prompt.version && `version ${prompt.version} of the agent · `}${prompt.model}
+        ${params(prompt.params)}</p>
+      ${prompt.shortened && html`<p
+        class="note small">The working memory shortened it to
+          about ${count(prompt.shortened.tokens)} tokens: ${count(prompt.shortened.shrunk)} results as
+          summaries, ${count(prompt.shortened.left)} messages left out.</p>`}
       ${prompt.messages.map((each, i) => html`<${Piece} key=${i} message=${each} />`)}
       ${prompt.more && html`<p class="note small">Messages in between are not shown.</p>`}
-      <details class="tool"><summary>Tools and sub-agents <span class="small soft">${count(prompt.tools.length)}</span></summary>
-        ${prompt.tools.length ? prompt.tools.map((tool) => html`<h3 key=${tool.name}><code>${tool.name}</code> ${tool.type}</h3>
-          ${tool.description && html`<p class="small">${tool.description}</p>`}${tool.parameters && html`<${Value} value=${tool.parameters} />`}`) : html`<p class="small soft">None of its definition.</p>`}
+      <details class="tool"><summary>Tools and sub-agents <span class="small soft">${count(prompt.tools.length)}</span>
+        </summary>
+        ${prompt.tools.length ? prompt.tools.map(
+          (tool) => html`<h3 key=${tool.name}><code>${tool.name}</code> ${tool.type}</h3>
+          ${tool.description && html`<p class="small">${tool.description}</p>`}
+            ${tool.parameters && html`<${Value} value=${tool.parameters} />`}`)
+              : html`<p class="small soft">None of its definition.</p>`}
       </details>`}<//>`;
 }
 
 const params = (given) => Object.entries(given).map(([name, value]) => ` · ${name} ${JSON.stringify(value)}`).join("");
 
 const Piece = ({ message }) => html`<div class=${`message ${message.role}`}>
-  <p class="small soft"><strong>${message.role}</strong> · ${ORIGINS[message.origin]}${message.source ? ` ${message.source}, version ${message.version}` : ""}${message.name ? ` ${message.name}` : ""}</p>
+  <p class="small soft"><strong>${message.role}</strong> · ${ORIGINS[message.origin]}
+    ${message.source ? ` ${message.source}, version ${message.version}` : ""}${message.name ? ` ${message.name}` : ""}
+    </p>
   ${message.content && html`<pre class="text">${message.content}</pre>`}
   ${message.parts.filter((part) => part.type !== "text").map((part) => html`<p class="small">[${part.type}]</p>`)}
-  ${message.tool_calls.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
+  ${message.tool_calls.map(
+    (call) => html`<p class="small">calls <code>${call.name}</code> <code>
+      ${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
 </div>`;

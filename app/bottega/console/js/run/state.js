@@ -6,7 +6,8 @@
  */
 
 /** The status of a run by its last event. */
-export const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout", "run.cancelled": "cancelled" };
+export const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout",
+  "run.cancelled": "cancelled" };
 const ENDED = new Set(["completed", "failed", "timeout", "cancelled"]);
 
 export const isFinal = (status) => ENDED.has(status);
@@ -137,13 +138,15 @@ export class RunState {
     else if (area === "subagent") this.#dispatched(task, what, data, at);
     else if (area === "interrupt") this.#interrupt(task, what, data, at);
     else if (type === "memory.injected") {
-      const flow = { seq: event.seq, at, source: data.edge?.[0] ?? data.source, target: task.node ?? task.agent, version: data.version, data };
+      const flow = { seq: event.seq, at, source: data.edge?.[0] ?? data.source, target: task.node ?? task.agent,
+        version: data.version, data };
       this.flows.push(flow);
       task.received.push(flow);
     } else if (type === "memory.published") {
       this.published.push({ agent: data.node ?? task.agent, version: data.version, at, data });
     } else if (type === "context.recalled") {
-      const item = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data, isRecalled: true };
+      const item = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data,
+        isRecalled: true };
       this.recalled.push(item);
       task.received.push(item);
     }
@@ -246,7 +249,8 @@ export class RunState {
 
   #interrupt(task, what, data, at) {
     if (what === "created") {
-      this.interrupts.set(data.interrupt_id, { ...data, id: data.interrupt_id, task: task.key, agent: task.agent, status: "pending", at });
+      this.interrupts.set(data.interrupt_id,
+        { ...data, id: data.interrupt_id, task: task.key, agent: task.agent, status: "pending", at });
       task.spans.push({ kind: "person", from: at, to: null, label: data.tool, id: data.interrupt_id });
       return;
     }

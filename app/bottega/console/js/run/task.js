@@ -96,7 +96,8 @@ const Received = ({ task, state }) => task.received.length === 0
   : task.received.map((item) => html`<details class="tool" key=${item.seq} open=${task.received.length < 3}>
       <summary>${item.isRecalled ? "recalled from" : "from"} <strong>${item.source}</strong> <span
         class="small soft">version ${item.version}${item.data.policy ? ` · ${item.data.policy}`
-          : ""}${item.data.score != null ? ` · likeness ${item.data.score}` : ""}${item.data.arm ? ` · ${item.data.arm}`
+          : ""}${item.data.score != null ? ` · likeness ${item.data.score}` : ""}${item.data.arm
+            ? ` · ${item.data.arm}`
             : ""}</span></summary>
       <${Value} value=${state.textOf(item.data)} /></details>`);
 
@@ -105,8 +106,8 @@ function Messages({ run, task }) {
   return html`<${Pages} path=${path} what="messages" everyMs=${isFinal(task.status) ? 0 : 3000}>
     ${(items) => items.length
     ? items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
-        <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}${each.source ? ` · from ${each.source}`
-          : ""}</p>
+        <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}
+          ${each.source ? ` · from ${each.source}` : ""}</p>
         ${each.content && html`<pre class="text">${each.content}</pre>`}
         ${each.tool_calls?.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>
           ${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}

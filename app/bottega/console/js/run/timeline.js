@@ -16,7 +16,8 @@ const KINDS = { queue: "waiting in the queue", model: "model", tool: "tool", per
 /** The rows of the tree whose task has a status and a text in its name; "" stands for any. */
 function chosenRows(rows, status, text) {
   const wanted = text.trim().toLowerCase();
-  return rows.filter(({ task }) => (!status || task.status === status) && (!wanted || `${task.agent} ${task.title}`.toLowerCase().includes(wanted)));
+  return rows.filter(({ task }) => (!status || task.status === status)
+    && (!wanted || `${task.agent} ${task.title}`.toLowerCase().includes(wanted)));
 }
 
 /** `state`: RunState; `now`: end of the time axis in ms; `chosen`: key of a task. */
@@ -32,18 +33,24 @@ export function Timeline({ state, now, chosen, onChoose }) {
   const at = axis(from, now, idle);
   const place = (time) => `${100 * at(time)}%`;
   const width = (a, b) => `max(2px, ${100 * Math.max(0, at(b) - at(a))}%)`;
-  const bar = (each, i) => html`<i key=${i} class=${`bar ${each.kind}`} title=${`${KINDS[each.kind]}: ${each.label ?? ""} ${duration((each.to ?? now) - each.from)}`}
+  const bar = (each, i) => html`<i key=${i} class=${`bar ${each.kind}`}
+    title=${`${KINDS[each.kind]}: ${each.label ?? ""} ${duration((each.to ?? now) - each.from)}`}
     style=${{ left: place(each.from), width: width(each.from, each.to ?? now) }}></i>`;
   const row = ({ task, depth }) => {
-    const spans = task.queuedAt ? [{ kind: "queue", from: task.queuedAt, to: task.startedAt ?? task.endedAt }, ...task.spans] : task.spans;
+    const spans = task.queuedAt
+      ? [{ kind: "queue", from: task.queuedAt, to: task.startedAt ?? task.endedAt }, ...task.spans] : task.spans;
     const lasted = duration(task.startedAt && (task.endedAt ?? now) - task.startedAt);
-    return html`<div key=${task.key} class=${`task-row ${chosen === task.key ? "chosen" : ""}`} style=${{ height: `${ROW}px` }} role="listitem">
-      <button type="button" class="task-name" style=${{ paddingLeft: `${8 + depth * 16}px` }} aria-pressed=${chosen === task.key} onClick=${() => onChoose(task.key)}>
+    return html`<div key=${task.key} class=${`task-row ${chosen === task.key ? "chosen" : ""}`}
+      style=${{ height: `${ROW}px` }} role="listitem">
+      <button type="button" class="task-name" style=${{ paddingLeft: `${8 + depth * 16}px` }}
+        aria-pressed=${chosen === task.key} onClick=${() => onChoose(task.key)}>
         <span class="name">${task.title || task.agent}</span> <${Status} value=${task.status} /></button>
       <span class="numbers small soft">${lasted}</span>
       <span class="numbers small soft wide">${tokens(task.tokens)}</span>
       <span class="numbers small soft wide">${money(task.cost)}</span>
-      <span class="track" aria-hidden="true">${idle.map((each) => html`<i class="idle" style=${{ left: place(each.from), width: width(each.from, each.to) }}></i>`)}${spans.map(bar)}</span>
+      <span class="track" aria-hidden="true">
+        ${idle.map((each) => html`<i class="idle" style=${{ left: place(each.from), width: width(each.from, each.to) }}>
+          </i>`)}${spans.map(bar)}</span>
     </div>`;
   };
   const rows = state.tree();
@@ -51,15 +58,22 @@ export function Timeline({ state, now, chosen, onChoose }) {
   return html`<div class="timeline">
     ${rows.length >= FEW && html`<form class="filters body" onSubmit=${(e) => e.preventDefault()}>
       <label>Status <select value=${status} onChange=${(e) => setStatus(e.target.value)}>
-        <option value="">any</option>${STATUSES.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>
+        <option value="">any</option>${STATUSES.map((each) => html`<option value=${each}>${each}</option>`)}</select>
+          </label>
       <label>Task or agent <input type="search" value=${text} onInput=${(e) => setText(e.target.value)} /></label>
       <span class="small soft" role="status">${shown.length} of ${rows.length} tasks</span></form>`}
-    <div class="task-row names" aria-hidden="true"><span>Task</span><span>Time</span><span class="wide">Tokens</span><span class="wide">Cost</span>
+    <div class="task-row names" aria-hidden="true"><span>Task</span><span>Time</span><span class="wide">Tokens</span>
+      <span class="wide">Cost</span>
       <span class="axis">${idle.length
-        ? idle.map((each) => html`<span style=${{ left: place((each.from + each.to) / 2) }}>${duration(each.to - each.from)}</span>`)
-        : html`<span>0</span><span style=${{ left: "50%" }}>${duration(span / 2)}</span>`}<span class="last">${duration(span)}</span></span></div>
+        ? idle.map((each) => html`<span style=${{ left: place((each.from + each.to) / 2) }}>
+          ${duration(each.to - each.from)}</span>`)
+        : html`<span>0</span><span style=${{ left: "50%" }}>${duration(span / 2)}</span>`}
+          <span class="last">${duration(span)}</span></span></div>
     <${Windowed} items=${shown} rowHeight=${ROW} row=${row} label="Tasks" />
-    <p class="legend small soft">${Object.entries(KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}
-      ${found.length > 0 && html`<label class="check"><input type="checkbox" checked=${squeezed} onChange=${(e) => setSqueezed(e.target.checked)} /> Shorten times without work</label>`}</p>
+    <p class="legend small soft">
+      ${Object.entries(KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}
+      ${found.length > 0 && html`<label class="check">
+        <input type="checkbox" checked=${squeezed} onChange=${(e) => setSqueezed(e.target.checked)} /> Shorten times
+        without work</label>`}</p>
   </div>`;
 }
