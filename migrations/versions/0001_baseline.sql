@@ -492,8 +492,10 @@ CREATE TABLE runs (
     -- See goals.
     success_criteria jsonb NOT NULL DEFAULT '[]',
     -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version},
-    -- "mcp_servers": {name: version}}
+    -- "mcp_servers": {name: version}}; of a draft "draft", too: {"definition", "model"}
     pinned jsonb NOT NULL,
+    -- True: it tries a definition that is not stored; lists, series and sums of usage leave it out.
+    draft boolean NOT NULL GENERATED ALWAYS AS (pinned ? 'draft') STORED,
     -- {agent: {"params": {…}}}: parameters of models, merged with the agent's own.
     overrides jsonb NOT NULL DEFAULT '{}',
     -- Of the answer, in place of the agent's own.

@@ -150,6 +150,7 @@ runs = _table(
     "parent_task batch fork_of given",
     number="priority token_budget carried_seq attempt last_seq messages child_limit",
     real="timeout_s queue_timeout_s",
+    flag="draft",
     time="created_at queued_at cancel_requested_at started_at deadline ended_at",
 )
 run_waits = _table("run_waits", uuid="tenant_id run_id", text="reason", time="since until")

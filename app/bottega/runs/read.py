@@ -309,6 +309,7 @@ class RunFilter:
         created_after, created_before: exclusive.
         metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
             string, or the number, boolean or null that it spells.
+        draft: whether only drafts are listed, or only runs of stored definitions.
         search: what else must hold, of the newest runs that meet all other conditions.
     """
 
@@ -321,6 +322,7 @@ class RunFilter:
     created_after: datetime | None = None
     created_before: datetime | None = None
     metadata: Sequence[tuple[str, str]] = ()
+    draft: bool = False
     search: "RunSearch | None" = None
 
 
@@ -429,6 +431,8 @@ async def page(
     """List runs by age: the page after ``after``; ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES))
     conditions = [runs.c.tenant_id == tenant_id]
+    if wanted.parent_run_id is None:
+        conditions.append(runs.c.draft.is_(wanted.draft))
     if wanted.metadata and wanted.search is not None:
         found = await _with_metadata(connection, wanted, None, True, SEARCHED_RUNS)
         conditions.append(runs.c.id == any_(bindparam("found", found, type_=ARRAY(Uuid))))

@@ -525,6 +525,9 @@ class RunQuery(ViewQuery):
         Query(description=f"Its last model call failed and will be repeated. {_SEARCHED}"),
     ] = None
     rated: Annotated[bool | None, Query(description=f"A person rated it. {_SEARCHED}")] = None
+    draft: Annotated[
+        bool, Query(description="Only runs of drafts of agents, which are not listed else.")
+    ] = False
 
     def filters(self) -> read.RunFilter:
         search = read.RunSearch(
@@ -548,6 +551,7 @@ class RunQuery(ViewQuery):
             created_after=self.created_after,
             created_before=self.created_before,
             metadata=pairs_of(self.metadata),
+            draft=self.draft,
         )
 
 

@@ -406,6 +406,8 @@ class RunSummary(Answer):
     """Events and usage that a fork took over from that run; null: it is no fork."""
     parent_run_id: UUID | None = None
     """Set: a child run of it."""
+    draft: bool = False
+    """True: it tries a definition of its agent that is not stored."""
     learning: LearningStatus | None
     """Status of learning from the run; null: it is not over, or left no episode."""
     created_at: datetime

@@ -51,7 +51,7 @@ END $$;
 
 -- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
 -- spent, with their child runs, by agent, model, session, day, key or user, in the order of these.
--- Their ids are between p_first and p_last.
+-- Their ids are between p_first and p_last. Drafts do not count.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid
 ) RETURNS TABLE (
@@ -78,6 +78,6 @@ CREATE OR REPLACE FUNCTION usage_by(
         agent text, model text, input bigint, output bigint, cached bigint, reasoning bigint,
         estimated boolean, cost jsonb)
     WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last AND r.parent_run_id IS NULL
-      AND r.created_at >= p_since AND r.created_at < p_until
+      AND NOT r.draft AND r.created_at >= p_since AND r.created_at < p_until
     GROUP BY 1
 $$;
