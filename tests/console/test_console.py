@@ -100,39 +100,6 @@ async def test_a_person_approves_and_answers_in_the_run(console: Console) -> Non
     assert "the red one" in str(said)
 
 
-async def test_tasks_wait_and_go_on_in_the_state_of_a_run(console: Console) -> None:
-    events = [
-        ("run.started", None, None, {"attempt": 1}),
-        ("agent.started", None, "lead", {"depth": 0}),
-        ("agent.started", "t", "clerk", {"depth": 1}),
-        ("agent.waiting", "t", "clerk", {"attempt": 1}),
-        ("run.waiting", None, None, {"reason": "person", "interrupts": ["i"]}),
-        ("run.resumed", None, None, {"attempt": 2}),
-        ("agent.resumed", "t", "clerk", {"attempt": 2}),
-        ("agent.completed", "t", "clerk", {"output": "yes"}),
-    ]
-    page = await console.open()
-    found = await page.evaluate(
-        """async (events) => {
-            const { RunState } = await import("/console/js/run/state.js");
-            const state = new RunState();
-            return events.map(([type, task_id, agent, data], i) => {
-                const at = new Date(i).toISOString();
-                state.apply({ seq: i + 1, type, task_id, agent, data, at, parent_task_id: null });
-                return [state.status, ...[...state.tasks.values()].map((task) => task.status)];
-            });
-        }""",
-        events,
-    )
-    assert found[3:] == [
-        ["running", "running", "waiting"],
-        ["waiting", "waiting", "waiting"],
-        ["running", "running", "waiting"],
-        ["running", "running", "running"],
-        ["running", "running", "completed"],
-    ]
-
-
 @pytest.mark.deep
 async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("Then not."))

@@ -1,42 +1,10 @@
 """A run's timeline and what follows a run: long waits, many tasks, another question."""
 
-from typing import Any
-
 import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
 from tests.fake_model import text
-
-
-async def test_long_times_without_work_take_little_room(console: Console) -> None:
-    page = await console.open()
-    found: Any = await page.evaluate(
-        """async () => {
-            const { axis, idleTimes } = await import("/console/js/run/scale.js");
-            const span = (kind, from, to) => ({ kind, from, to });
-            const asked = { spans: [span("model", 0, 1000), span("person", 1000, 90000)] };
-            const after = { spans: [span("tool", 90000, null)] };
-            const idle = idleTimes([asked, after], 0, 91000);
-            const place = axis(0, 91000, idle);
-            const even = axis(0, 91000, []);
-            return {
-                idle,
-                places: [0, 1000, 90000, 91000].map(place),
-                ordered: [0, 500, 1000, 45000, 90000, 90500, 91000].map(place),
-                even: even(45500),
-                short: idleTimes([{ spans: [span("model", 0, 9), span("tool", 50, 99)] }], 0, 99),
-                none: idleTimes([{ spans: [span("queue", 0, 60000)] }], 0, 60000),
-            };
-        }"""
-    )
-    assert found["idle"] == [{"from": 1000, "to": 90000}]
-    assert found["short"] == found["none"] == []
-    assert found["even"] == 0.5
-    begin, idle_from, idle_to, end = found["places"]
-    assert (begin, end) == (0, 1)
-    assert 0.05 < idle_to - idle_from < 0.1
-    assert found["ordered"] == sorted(found["ordered"])
 
 
 @pytest.mark.deep

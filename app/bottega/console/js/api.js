@@ -1,6 +1,8 @@
 /** Requests to the public API, and the key or the person's token that they are sent with. */
 import { signal } from "@preact/signals";
 
+/** @typedef {import("#api").components["schemas"]} Schemas Bodies of requests and answers, by their names in OpenAPI. */
+
 /** Path below which a proxy serves the API and this console; mostly empty. */
 export const ROOT = new URL("..", document.baseURI).pathname.slice(0, -1);
 const KEPT = `bottega.key${ROOT}`, SIGNED_IN = `bottega.person${ROOT}`;
@@ -53,8 +55,17 @@ export class ApiError extends Error {
   }
 }
 
-/** Send a request; return the answer's JSON, or null if it has none. `body`: a form, or what is sent as JSON. */
+/**
+ * Send a request; return the answer's JSON, or null if it has none. `body`: a form, or what is sent as JSON.
+ *
+ * @param {string} method
+ * @param {string} path
+ * @param {unknown} [body]
+ * @param {{signal?: AbortSignal, headers?: Record<string, string>}} [options]
+ * @returns {Promise<any>}
+ */
 export async function call(method, path, body, { signal: abort, headers } = {}) {
+  /** @type {{method: string, headers: Record<string, string>, signal: AbortSignal, body?: BodyInit}} */
   const options = { method, headers: { Accept: "application/json", ...headers }, signal: abort };
   const used = key.value;
   if (used) options.headers.Authorization = `Bearer ${used}`;

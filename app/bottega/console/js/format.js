@@ -40,6 +40,7 @@ export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
 export const clock = (at) =>
   new Date(at).toDateString() === new Date().toDateString() ? dayTime.format(new Date(at)) : exact(at);
 
+/** @type {[number, Intl.RelativeTimeFormatUnit, number][]} */
 const STEPS = [
   [60, "second", 1],
   [3600, "minute", 60],

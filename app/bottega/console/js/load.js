@@ -18,6 +18,9 @@ const unread = (path) => ({ path, data: null, error: null, retries: false, loadi
  * Returns `{data, error, retries, loading, reload}`. Old data stay while new ones are read, or cannot
  * be. `retries`: what failed is read again. `reload` returns a promise: true after it was read.
  * A null path reads nothing. `from` reads a path; it may not depend on the drawing.
+ *
+ * @param {string | null} path
+ * @param {{everyMs?: number, ended?: (data: any) => boolean, from?: (path: string) => Promise<any>}} [options]
  */
 export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
   const [kept, setState] = useState(unread(path));

@@ -14,6 +14,9 @@ const places = new Map();
  * is sent with the same key the next time, so that the server does it once; another request has
  * another key. `lost(body)` returns the path of the request with this body whose answer was lost, or null.
  * `place`: a name under which the key is kept while another page is shown.
+ *
+ * @param {string} [place]
+ * @returns {[(path: string, body?: object) => Promise<any>, (body?: object) => string | null]}
  */
 export function usePostOnce(place) {
   const own = useRef({ last: null });

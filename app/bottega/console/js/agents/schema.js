@@ -23,9 +23,9 @@ const GROUPS = {
 export function fieldsOf(schema) {
   const known = new Set(Object.values(GROUPS).flat());
   const others = Object.keys(schema.properties).filter((name) => !known.has(name));
-  return [...Object.entries(GROUPS), ["Other", others]]
-    .map(([title, names]) => [title, names.filter((name) => name in schema.properties)
-      .map((name) => field(name, schema))]);
+  return Object.entries({ ...GROUPS, Other: others })
+    .map(([title, names]) => /** @type {[string, any[]]} */ ([title, names.filter((name) => name in schema.properties)
+      .map((name) => field(name, schema))]));
 }
 
 /** `{name, label, help, kind, choices, least, most, isRequired, mayBeNull, usual}`. */

@@ -25,7 +25,7 @@ export function Choice({ run, onChoose }) {
     && each.graph === run.graph;
   return html`<${Panel} title=${`Compare ${shortId(run.id)} with`}>
     <${Pages} path=${withQuery("/v1/runs", { agent: run.agent, order: "desc" })} what="runs">${(items) => {
-      const others = items.filter(alike).sort((a, b) => !!relation(run, b) - !!relation(run, a));
+      const others = items.filter(alike).sort((a, b) => Number(!!relation(run, b)) - Number(!!relation(run, a)));
       const all = [...(source.data ? [source.data] : []), ...others];
       return all.length === 0
         ? html`<${Empty} title="There is no other run of it among the latest.">

@@ -2,6 +2,7 @@
 import { count, duration, money, tokens } from "../format.js";
 import { html } from "../html.js";
 
+/** @type {[string, string, (value: any) => string][]} */
 const ROWS = [
   ["tokens", "Tokens", tokens], ["cost", "Cost", money], ["duration_ms", "Time", duration],
   ["model_calls", "Model calls", count], ["tool_calls", "Tool calls", count], ["queries", "Times asked", count],

@@ -76,7 +76,12 @@ export const withDetails = (graph, id, details) => ({
     ? { source: edge.source, target: edge.target, policy: edge.policy, ...details } : edge)),
 });
 
-/** A condition in words; "": none. */
+/**
+ * A condition in words; "": none.
+ *
+ * @param {{when?: any, else?: boolean}} node
+ * @returns {string}
+ */
 export function conditionOf({ when, else: isElse }) {
   if (isElse) return "else";
   if (!when) return "";

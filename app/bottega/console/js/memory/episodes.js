@@ -17,6 +17,14 @@ const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
 export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
   ${(value ?? "UNKNOWN").toLowerCase()}</span>`;
 
+/**
+ * The texts of a form's fields by their names.
+ *
+ * @param {HTMLFormElement} form
+ * @returns {Record<string, string>}
+ */
+const fieldsOf = (form) => Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value)]));
+
 /** Whose episodes are shown: of a user, of a session, else all; without the scope `admin`, those of neither. */
 function whoseOf({ user, session_id }) {
   if (user || session_id) return { user, session_id };
@@ -30,7 +38,7 @@ export function Episodes({ query }) {
   const whose = whoseOf(query);
   const search = async (event) => {
     event.preventDefault();
-    const { text, by, outcome } = Object.fromEntries(new FormData(event.currentTarget));
+    const { text, by, outcome } = fieldsOf(event.currentTarget);
     const turn = ++asked.current;
     setError(null);
     if (!text.trim()) return setFound(null);

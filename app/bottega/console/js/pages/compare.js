@@ -47,7 +47,7 @@ function Both({ id, other }) {
     { of: "agents", isEnough: hasAsked, everyMs: 3000, ended: isOver });
   return html`<${Loaded} from=${found} what="the comparison">${(both) => {
     const { before, after, total, agents, next_cursor: cursor } = both;
-    const all = [...agents].sort((a, b) => (b.agent === asked(both)) - (a.agent === asked(both)));
+    const all = [...agents].sort((a, b) => Number(b.agent === asked(both)) - Number(a.agent === asked(both)));
     return html`
       <div class="sides"><${Side} name="Before" run=${before} /><${Side} name="After" run=${after} /></div>
       <${Panel} title="In all"><${Differences} of=${total} label="Figures of the runs" /><//>

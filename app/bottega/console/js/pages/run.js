@@ -26,7 +26,12 @@ import { follow, go, useTitle } from "../router.js";
 
 const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
 
-/** The run's state, as its events come; `cut`: after how many of them, for playback. */
+/**
+ * The run's state, as its events come; and how it is connected.
+ *
+ * @param {string} id
+ * @returns {[RunState, string]}
+ */
 function useRunState(id) {
   const [, redraw] = useState(0);
   const state = useMemo(() => new RunState(), [id]);

@@ -47,7 +47,7 @@ export function Time({ at }) {
 export const Button = ({ kind = "", busy = false, needs, children, ...rest }) => may(needs) && html`
   <button type="button" class="button ${kind}" aria-disabled=${busy} aria-busy=${busy} ...${rest}>${children}</button>`;
 addEventListener("click", (event) => {
-  if (!event.target.closest?.('[aria-disabled="true"]')) return;
+  if (!(event.target instanceof Element) || !event.target.closest('[aria-disabled="true"]')) return;
   event.preventDefault(); // a form is not sent again, by Enter either
   event.stopImmediatePropagation();
 }, true);

@@ -60,12 +60,14 @@ function styles() {
 export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
   const box = useRef(null);
   const drawn = useRef({ cy: null, shape: "", seqs: new Map() });
-  const told = useRef({});
+  const told = useRef(/** @type {any} */ ({}));
   told.current = { onNode, onEdge, onConnect };
   const [library, setLibrary] = useState(null);
   useEffect(() => {
     let left = false;
-    Promise.all([import("cytoscape"), import("@dagrejs/dagre")]).then(([cytoscape, dagre]) => {
+    /** @type {Promise<any[]>} */
+    const libraries = Promise.all([import("cytoscape"), import("@dagrejs/dagre")]);
+    libraries.then(([cytoscape, dagre]) => {
       if (!left) setLibrary({ cytoscape: cytoscape.default, dagre: dagre.default });
     });
     return () => {

@@ -7,7 +7,7 @@ export function Dialog({ title, onClose, children }) {
   const box = useRef(null);
   useEffect(() => {
     const dialog = box.current;
-    const before = document.activeElement;
+    const before = /** @type {HTMLElement | null} */ (document.activeElement);
     dialog.showModal();
     return () => {
       dialog.close();

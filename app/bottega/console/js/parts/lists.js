@@ -7,7 +7,9 @@ import { useData } from "../load.js";
 import { Button, Failure, Loaded } from "./basics.js";
 
 const LIMIT = 50;
+/** @type {(answer: any) => boolean} */
 const always = () => true;
+/** @type {(item: any) => boolean} */
 const never = () => false;
 
 /**
@@ -17,6 +19,10 @@ const never = () => false;
  * Args:
  *   of: name of the list in an answer, which holds the items of all these pages.
  *   isEnough: of an answer; while it is false, more pages are read unasked. It may not depend on the drawing.
+ *
+ * @param {string} path
+ * @param {{of?: string, isEnough?: (answer: any) => boolean, everyMs?: number,
+ *   ended?: (data: any) => boolean}} [options]
  */
 export function usePages(path, { of = "items", isEnough = always, ...options } = {}) {
   const paged = withQuery(path, { limit: LIMIT });

@@ -9,12 +9,19 @@ const lasted = (run) =>
 
 const OUTCOMES = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "–", UNKNOWN: "–" };
 
+/** @typedef {import("../api.js").Schemas["RunSummary"]} RunSummary */
+
 /** What a run was worth, if anybody said so, and who did. */
 const worth = ({ value, source }) => (source ? `${OUTCOMES[value]} (${source})` : "–");
 
-/** A run by what was asked; its id, which nobody remembers, only where nothing was. */
+/**
+ * A run by what was asked; its id, which nobody remembers, only where nothing was.
+ *
+ * @param {RunSummary} run
+ */
 export const titleOf = (run, most = 90) => excerpt(run.question, most) || `${run.agent ?? run.graph}, without a text`;
 
+/** @param {{runs: RunSummary[]}} properties */
 export const RunTable = ({ runs }) => html`<div class="scroll" tabindex="0" role="region" aria-label="Runs">
   <table class="table">
     <thead><tr><th scope="col">Question</th><th scope="col">Agent</th><th scope="col">User</th>

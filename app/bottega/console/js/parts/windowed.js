@@ -12,7 +12,7 @@ import { html } from "../html.js";
 export function Windowed({ items, rowHeight, row, label, follow = false, role = "list" }) {
   const box = useRef(null);
   const atEnd = useRef(true);
-  const made = useRef({});
+  const made = useRef(/** @type {any} */ ({}));
   const [view, setView] = useState({ top: 0, height: 600 });
   useEffect(() => {
     const observer = new ResizeObserver(([entry]) => setView((old) => ({ ...old, height: entry.contentRect.height })));

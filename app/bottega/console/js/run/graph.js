@@ -58,7 +58,7 @@ const labelOf = (agent, node) => {
 
 /** What `make` returns; it is called again when `key` changes, but not more often than every `ms`. */
 function useSeldom(make, key, ms) {
-  const kept = useRef({ at: -Infinity });
+  const kept = useRef({ at: -Infinity, key: undefined, value: undefined });
   const [, redraw] = useState(0);
   const now = performance.now();
   if (kept.current.key !== key && now >= kept.current.at + ms) kept.current = { at: now, key, value: make() };

@@ -57,7 +57,8 @@ export function watch(runId, { onEvents, onState }) {
     }
     if (stopped) return;
     const scheme = location.protocol === "https:" ? "wss" : "ws";
-    socket = new WebSocket(`${scheme}://${location.host}${ROOT}` + url`/v1/runs/${runId}/ws?after=${after}`, protocols);
+    const path = url`/v1/runs/${runId}/ws?after=${after}`;
+    socket = new WebSocket(`${scheme}://${location.host}${ROOT}${path}`, protocols);
     let ended = false;
     socket.onopen = () => {
       pause = FIRST_PAUSE_MS;

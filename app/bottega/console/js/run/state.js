@@ -218,7 +218,7 @@ export class RunState {
     const same = (each) => each.call === data.call && each.id === data.tool_call_id;
     let tool = task.tools.findLast(same);
     if (what === "started") {
-      if (!tool || tool.status !== "asked") task.tools.push((tool = { call: data.call, id: data.tool_call_id }));
+      if (tool?.status !== "asked") task.tools.push((tool = { call: data.call, id: data.tool_call_id }));
       Object.assign(tool, { name: data.name, arguments: data.arguments, status: "running", from: at, to: null, seq });
       task.spans.push({ kind: "tool", from: at, to: null, label: data.name, id: `${data.call}:${data.tool_call_id}` });
       return;

@@ -1,0 +1,54 @@
+/** Facts about a call that waits for a person. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { factsOf, mentions, saidByUser } from "../../../app/bottega/console/js/parts/approval_facts.js";
+
+test("a value is found in the forms that people write", () => {
+  const cases = [
+    ["I paid 20 EUR.", 20, true],
+    ["I paid 20.00 EUR.", 20, true],
+    ["I paid 20,50 EUR", 20.5, true],
+    ["I paid 1,234.50", 1234.5, true],
+    ["I paid 1 234,50", 1234.5, true],
+    ["I paid 20.50 EUR", 20, false],
+    ["I paid 50.00 EUR", 49.999, false],
+    ["I paid 120 EUR", 20, false],
+    ["I paid 20 EUR.", 200, false],
+    ["order a-17, please", "A-17", true],
+    ["order A-171", "A-17", false],
+    ["", "A-17", false],
+  ];
+  for (const [text, value, has] of cases) assert.equal(mentions(text, value), has, `${text} ${value}`);
+});
+
+const call = { id: "1", kind: "approval", tool: "refund", user: "ada", status: "pending" };
+const asked = { ...call, arguments: { "order.id": "A-17", amount: 500 } };
+
+test("facts are of what users said, and what people decided", () => {
+  const text = saidByUser([
+    { role: "assistant", content: "I refund 500 for A-17 now." },
+    { role: "user", content: "Please refund A-17." },
+  ]);
+  const once = { ...asked, id: "2", run_id: "r", status: "resolved" };
+  const approved = { decision: "approve", arguments: { "order.id": "A-17", amount: 5 } };
+  const cases = [
+    [{ resolution: approved }, 'was approved with other arguments: {"order.id":"A-17","amount":5}'],
+    [{ resolution: { decision: "approve" } }, "was approved"],
+    [{ resolution: { decision: "deny" } }, "was denied"],
+    [{ resolution: { result: 1 } }, "was answered"],
+    [{ status: "expired" }, "expired"],
+    [{ kind: "client_tool", resolution: { result: 1 } }, null],
+  ];
+  for (const [more, became] of cases) {
+    const about = became ? [[null, `the same call for ada ${became}`]] : [];
+    assert.deepEqual(factsOf(asked, text, [{ ...once, ...more }]).map((each) => [each.name, each.text]),
+      [["amount", "amount 500 is not in the user's messages"], ...about]);
+  }
+});
+
+test("nothing is missing from texts that nobody here knows", () => {
+  for (const unknown of [[], [{ role: "user", content: "", parts: [{ type: "file" }] }]]) {
+    assert.deepEqual(factsOf(asked, saidByUser(unknown), []), []);
+  }
+});

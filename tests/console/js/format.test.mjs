@@ -1,0 +1,40 @@
+/** Numbers, amounts and times as text. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ago, duration, excerpt, money, plain, tokens } from "../../../app/bottega/console/js/format.js";
+
+test("an amount shows its first digit that is not zero", () => {
+  const of = (amount, complete = true) => money({ amount, currency: "USD", complete });
+  assert.equal(of("0.000123"), "0.00012 USD");
+  assert.equal(of("12.345"), "12.35 USD");
+  assert.equal(of("0", false), "no price");
+  assert.equal(of("1", false), "≥ 1.00 USD");
+  assert.equal(money(null), "–");
+});
+
+test("a length of time has two units at most", () => {
+  assert.deepEqual(
+    [-5, 999, 1500, 61_000, 3_660_000, 50 * 3_600_000].map(duration),
+    ["0 ms", "999 ms", "1.5 s", "1 min 1 s", "1 h 1 min", "2 d 2 h"],
+  );
+  assert.equal(duration(null), "–");
+});
+
+test("a time is told from now", () => {
+  const now = Date.parse("2026-01-02T00:00:00Z");
+  assert.equal(ago("2026-01-01T23:57:00Z", now), "3 min. ago");
+  assert.equal(ago("2026-01-04T00:00:00Z", now), "in 2 days");
+  assert.equal(ago(null), "–");
+});
+
+test("large counts are short, small ones exact", () => {
+  assert.deepEqual([9999, 10_000, null].map(tokens), ["9,999", "10K", "–"]);
+});
+
+test("an input is the text of its parts", () => {
+  const input = [{ role: "user", content: [{ type: "text", text: "What is this?" }, { type: "image", file: "f" }] }];
+  assert.equal(plain(input), "What is this?\n[image]");
+  assert.equal(excerpt("a\n  b", 9), "a b");
+  assert.equal(excerpt("abcdef", 4), "abc…");
+});
