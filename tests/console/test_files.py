@@ -92,6 +92,21 @@ async def test_its_files_are_public_and_revalidated(
         assert (await stranger.get("/console")).headers["location"].endswith("/console/")
 
 
+async def test_its_page_names_files_that_a_browser_keeps(shared: Running) -> None:
+    page = (await shared.client.get("/console/")).text
+    own = re.findall(r'(?:href|src)="(\w[^"]+)"', page) + re.findall(r'"\./([^"]+)"', page)
+    assert len(own) > 15
+    version = own[0].split("/")[0]
+    for address in own:
+        assert address.startswith(f"{version}/")
+        kept = await shared.client.head(f"/console/{address}")
+        assert kept.status_code == 200
+        assert kept.headers["cache-control"] == "public, max-age=31536000, immutable"
+    module = own[-1].removeprefix(version)
+    for other in (f"/console{module}", f"/console/{'0' * 16}{module}"):  # of another release
+        assert (await shared.client.head(other)).headers["cache-control"] == "no-cache"
+
+
 async def test_its_files_are_compressed_once(
     shared: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

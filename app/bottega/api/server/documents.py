@@ -25,8 +25,11 @@ from bottega.api.errors import problem_response
 
 CHECK = "no-cache"
 """Cache-Control of documents: a browser keeps its copy, and asks each time if it is current."""
+LASTING = "public, max-age=31536000, immutable"
+"""Cache-Control of addresses that name their content: a browser never asks again."""
 _NO_GZIP = re.compile(r"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 _READ = ("GET", "HEAD")
+_VERSIONED = re.compile(r"([0-9a-f]{16})/(?=.)")
 _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".md": "text/markdown"}
 
 
@@ -43,27 +46,32 @@ class Document:
         self._body = body
         self._media_type = media_type
         self._tag = f'"{sha256(body).hexdigest()[:32]}"'
-        self._headers = {"Cache-Control": CHECK, "Vary": "Accept-Encoding", **(headers or {})}
+        self._headers = {"Vary": "Accept-Encoding", **(headers or {})}
 
     @cached_property
     def gzipped(self) -> bytes:
         """The body, compressed."""
         return gzip.compress(self._body, mtime=0)
 
-    def answer(self, request: Request) -> Response:
-        """Answer GET or HEAD: 304 if the client's copy is current."""
+    def answer(self, request: Request, caching: str = CHECK) -> Response:
+        """Answer GET or HEAD: 304 if the client's copy is current.
+
+        Args:
+            caching: the Cache-Control of the answer.
+        """
         sent = request.headers
         if request.method not in _READ:
             return _not_allowed(request.method)
+        known = {**self._headers, "Cache-Control": caching, "ETag": self._tag}
         if _is_current(sent.get("if-none-match", ""), self._tag):
-            return Response(status_code=304, headers={**self._headers, "ETag": self._tag})
+            return Response(status_code=304, headers=known)
         packed = _takes_gzip(sent.get("accept-encoding", ""))
         # Compressed, it is another representation: equivalent, not the same bytes.
         fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
         body = self.gzipped if packed else self._body
         return Response(
             body,
-            headers={"ETag": self._tag, **self._headers, **fields},
+            headers={**known, **fields},
             media_type=self._media_type,
         )
 
@@ -97,16 +105,22 @@ class LateDocument:
 class DocumentFolder:
     """ASGI application that answers with the files of a folder, read once.
 
+    A file is also below its ``version``, for browsers to keep without asking. Below another
+    version, which a page of another release names, it is the present file, to be checked.
+
     Args:
         pattern: of the files; ``**`` matches folders.
+
+    Attributes:
+        version: hash of all files, so that a module and those that it imports belong together.
     """
 
     def __init__(self, folder: Path, pattern: str = "**/*") -> None:
-        self._files = {
-            str(path.relative_to(folder)): Document(path.read_bytes(), _type_of(path))
-            for path in sorted(folder.glob(pattern))
-            if path.is_file()
-        }
+        paths = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        bodies = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        self._files = {name: Document(body, _type_of(Path(name))) for name, body in bodies.items()}
+        content = "".join(f"{name}\0{sha256(body).hexdigest()}\0" for name, body in bodies.items())
+        self.version = sha256(content.encode()).hexdigest()[:16]
 
     def with_index(self, page: Document) -> "DocumentFolder":
         """Return the same files, and a page at the folder itself."""
@@ -117,11 +131,13 @@ class DocumentFolder:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         name = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
-        document = self._files.get(name)
+        versioned = _VERSIONED.match(name)
+        version = versioned[1] if versioned else ""
+        document = self._files.get(name[versioned.end() :] if versioned else name)
         if document is None:
             answer = problem_response(404, "not_found", "there is no such file")
         else:
-            answer = document.answer(request)
+            answer = document.answer(request, LASTING if version == self.version else CHECK)
         await answer(scope, receive, send)
 
 
@@ -206,13 +222,17 @@ _MODULES = {
     "@dagrejs/dagre": "dagre.mjs",
 }
 """Files in ``vendor``, by the name that other modules import."""
+_OWN_FILE = re.compile(r'(?:href|src)="(?=\w)')
+"""Before the address of a file of the console in its page."""
 
 
 def add_console(app: FastAPI) -> None:
     """Add the console's pages, with a policy that allows only their own scripts and styles."""
-    imports = {name: f"./vendor/{file}" for name, file in _MODULES.items()}
+    files = _files()
+    imports = {name: f"./{files.version}/vendor/{file}" for name, file in _MODULES.items()}
     modules = json.dumps({"imports": imports})
     html = (FILES / "index.html").read_text().replace("{{modules}}", modules)
+    html = _OWN_FILE.sub(rf"\g<0>{files.version}/", html)
     digest = b64encode(sha256(modules.encode()).digest()).decode()
     policy = (
         f"default-src 'self'; script-src 'self' 'sha256-{digest}'; img-src 'self' data: blob:; "
@@ -224,7 +244,7 @@ def add_console(app: FastAPI) -> None:
     async def without_slash() -> RedirectResponse:
         return RedirectResponse(f"{CONSOLE}/")
 
-    app.mount(CONSOLE, _files().with_index(page))
+    app.mount(CONSOLE, files.with_index(page))
 
 
 def wants_page(request: Request) -> bool:

@@ -1,7 +1,11 @@
 /** Requests to the public API, and the key or the person's token that they are sent with. */
 import { signal } from "@preact/signals";
 
-/** @typedef {import("#api").components["schemas"]} Schemas Bodies of requests and answers, by their names in OpenAPI. */
+/**
+ * Bodies of requests and answers, by their names in the OpenAPI document.
+ *
+ * @typedef {import("#api").components["schemas"]} Schemas
+ */
 
 /** Path below which a proxy serves the API and this console; mostly empty. */
 export const ROOT = new URL("..", document.baseURI).pathname.slice(0, -1);
