@@ -25,7 +25,13 @@ from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, keeping, open_memory_services
-from bottega.outgoing import Descriptors, Outgoing, open_outgoing, raise_limit, warn_when_exhausted
+from bottega.outgoing import (
+    Descriptors,
+    Outgoing,
+    open_outgoing,
+    raise_limit,
+    warn_when_exhausted,
+)
 from bottega.redaction import read_words
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import RUN_TIMEOUT_S
@@ -119,14 +125,14 @@ async def open_service(
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
         services = Services()
-        key_cache = _keys(settings, database, listener)
+        keys = _keys(settings, database, listener)
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
                 descriptors=partial(warn_when_exhausted, descriptors),
                 **_of_every_process(settings, database, listener, memory_services),
             ),
-            open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,
+            open_outgoing(settings, url, database, listener, keys.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
         ):
             stack.enter_context(exporting())
@@ -136,22 +142,22 @@ async def open_service(
                 listener,
                 wakeups := WakeupFeed(listener),
                 RunStreams(database.pool, wakeups),
-                key_cache,
+                keys,
                 memory_services.memory,
                 memory_services.patterns,
                 _files(settings, database, listener, memory_services),
                 descriptors,
                 outgoing,
-                Scraping(settings, database.pool, key_cache),
+                Scraping(settings, database.pool, keys),
                 services,
                 working=worker,
                 pins=_pins(settings),
                 sign_in=_sign_in(settings, database),
             )
             if api:
-                await key_cache.is_open()
+                await keys.is_open()
                 await stack.enter_async_context(
-                    services.running(streams=service.streams.run, keys=key_cache.run)
+                    services.running(streams=service.streams.run, keys=keys.run)
                 )
                 stack.callback(service.wakeups.close)
             if worker:
@@ -361,7 +367,8 @@ async def _models(
 
     traffic = Traffic(service.database.pool, worker_id)
     lookups = service.outgoing.egress.lookups
-    opening = open_models(service.settings, budgets, secrets, traffic, lookups)
+    hosts = service.outgoing.model_hosts
+    opening = open_models(service.settings, budgets, secrets, hosts, traffic, lookups)
     running = service.services.running(limits=traffic.shares.run)
     async with running, opening as models:
         yield models

@@ -15,7 +15,7 @@ import structlog
 
 from bottega.clock import utcnow
 from bottega.db.connect import connect
-from bottega.db.embedded import default_data_dir
+from bottega.db.embedded import data_folder
 from bottega.db.engine import Database
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
@@ -242,4 +242,4 @@ def object_store_of(settings: Settings) -> str | None:
     """
     if settings.objects_url is not None or settings.database_url is not None:
         return settings.objects_url
-    return ((settings.data_dir or default_data_dir()).expanduser().absolute() / "objects").as_uri()
+    return (data_folder(settings.data_dir) / "objects").as_uri()

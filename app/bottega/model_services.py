@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +37,7 @@ from bottega.lookups import NameLookups
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.subagents.child import PATIENCE_S
-from bottega.tools.guard import AllowList, check_address
+from bottega.tools.guard import HostGuard, ModelHosts
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 PROBE = "provider:test"
@@ -68,6 +67,7 @@ class Described:
     Attributes:
         tenant_id: whose stored secrets it may send; ``None``: it is the operator's.
         more: further fields of :class:`ServerSpec`.
+        hosts: of tenants' servers; ``None``: it is the operator's.
     """
 
     name: str
@@ -76,11 +76,13 @@ class Described:
     tenant_id: UUID | None
     tenant: str
     more: Mapping[str, Any]
+    hosts: ModelHosts | None = None
 
     async def state(self, *, fresh: bool = False) -> object:
+        allowed = None if self.hosts is None else await self.hosts.allowed()
         if not any(named_secrets(self.provider)):
-            return None
-        return await self.secrets.state(self.tenant_id, fresh=fresh)
+            return allowed
+        return allowed, await self.secrets.state(self.tenant_id, fresh=fresh)
 
     async def spec(self) -> ServerSpec:
         """Describe the server, with the present values of its secrets.
@@ -94,7 +96,10 @@ class Described:
         else:
             secret = self.secrets.bound(self.tenant_id, self.tenant, url)
         values = {name: await secret(name) for name in named_secrets(self.provider)}
-        return spec_of(self.name, self.provider, values, **self.more)
+        more = dict(self.more)
+        if self.hosts is not None:
+            more["guard"] = HostGuard(httpx2.URL(url).host, await self.hosts.allowed())
+        return spec_of(self.name, self.provider, values, **more)
 
 
 class ModelServices:
@@ -104,6 +109,7 @@ class ModelServices:
         budgets: the accounts of tenants, which pay for the calls.
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
         secrets: those that providers send.
+        hosts: of tenants' own servers.
         traffic: limits of providers, and breakers; ``None``: all calls pass.
         lookups: of the names of tenants' own servers; ``None``: the system's resolver.
     """
@@ -114,6 +120,7 @@ class ModelServices:
         budgets: DayBudgets,
         default: ServerSpec | None,
         secrets: SecretLookup,
+        hosts: ModelHosts,
         traffic: Traffic | None = None,
         lookups: NameLookups | None = None,
     ) -> None:
@@ -122,7 +129,7 @@ class ModelServices:
         self._lookups = lookups
         self._settings = settings
         self._secrets = secrets
-        self._allowed = AllowList.parse(settings.egress_allow)
+        self._hosts = hosts
         self._servers = Servers()
         self._default = default
         self._operators: dict[str, Provider] = {
@@ -280,18 +287,11 @@ class ModelServices:
         return models[0] if models else self._settings.default_model
 
     def _of_tenant(self, tenant_id: UUID, tenant: str, name: str, provider: Provider) -> Described:
-        host = httpx2.URL(provider["base_url"]).host
-        allowed = self._allowed
-
-        def guard(address: str) -> None:
-            if not allowed.has_name(host):
-                check_address(host, ip_address(address), allowed)
-
-        more: dict[str, Any] = {"is_own": True, "guard": guard}
+        more: dict[str, Any] = {"is_own": True}
         more["timeout_s"] = self._settings.model_timeout_s
         if self._lookups is not None:
             more["look_up"] = partial(self._lookups.addresses, tenant)
-        return Described(name, provider, self._secrets, tenant_id, tenant, more)
+        return Described(name, provider, self._secrets, tenant_id, tenant, more, self._hosts)
 
 
 def named_secrets(provider: Provider) -> Iterator[str]:
@@ -338,6 +338,7 @@ async def open_models(
     settings: Settings,
     budgets: DayBudgets,
     secrets: SecretLookup,
+    hosts: ModelHosts,
     traffic: Traffic | None = None,
     lookups: NameLookups | None = None,
 ) -> AsyncIterator[ModelServices]:
@@ -356,7 +357,7 @@ async def open_models(
             default = with_openai(
                 ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
             )
-        services = ModelServices(settings, budgets, default, secrets, traffic, lookups)
+        services = ModelServices(settings, budgets, default, secrets, hosts, traffic, lookups)
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from bottega.db.embedded import folder_of
 from bottega.db.engine import Database
 from bottega.events.listener import NotifyListener
 from bottega.logs import clean_of_tenants
 from bottega.secrets import rows as secret_rows
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.settings import Settings, keyring, secrets
-from bottega.tools.guard import AllowList
+from bottega.tools.guard import ModelHosts
 
 log = structlog.get_logger(__name__)
 
@@ -86,11 +87,13 @@ class Outgoing:
     egress: "Egress"
     secrets: SecretLookup
     mcp: "McpAccess"
+    model_hosts: ModelHosts
 
 
 @asynccontextmanager
 async def open_outgoing(
     settings: Settings,
+    url: str,
     database: Database,
     listener: NotifyListener,
     is_open: Callable[[], Awaitable[bool]],
@@ -99,13 +102,15 @@ async def open_outgoing(
     """Yield it, and close its connections at the end.
 
     Args:
+        url: of the database.
         is_open: returns true if the server has no keys.
     """
     from bottega.engine.mcp import McpAccess
     from bottega.mcp.servers import StdioCommand
     from bottega.tools.egress import Egress
 
-    lookup = SecretLookup(secret_rules(settings, is_open), partial(secret_rows.read, database.pool))
+    hosts = ModelHosts(settings.egress_allow, folder_of(url, settings.data_dir), is_open)
+    lookup = SecretLookup(secret_rules(settings, hosts), partial(secret_rows.read, database.pool))
     lookup.watch(listener)
     clean_of_tenants(lookup.of_name)
     commands = {
@@ -114,19 +119,15 @@ async def open_outgoing(
     }
     egress = Egress(settings.egress_allow, each=descriptors.calls_of_tenant)
     async with aclosing(egress):
-        yield Outgoing(egress, lookup, McpAccess(commands, lookup))
+        yield Outgoing(egress, lookup, McpAccess(commands, lookup), hosts)
 
 
-def secret_rules(settings: Settings, is_open: Callable[[], Awaitable[bool]]) -> SecretRules:
-    """Return what the operator has set about secrets.
-
-    Raises:
-        ValueError: the keys are none.
-    """
+def secret_rules(settings: Settings, hosts: ModelHosts) -> SecretRules:
+    """Return what the operator has set about secrets."""
     return SecretRules(
-        keyring=keyring(settings),
+        keyring=partial(keyring, settings, hosts.folder),
         environment=secrets,
         hosts=settings.hosts_of_secret,
-        allowed=AllowList.parse(settings.egress_allow),
-        is_open=is_open,
+        allowed=hosts.allowed,
+        is_open=hosts.is_open,
     )

@@ -18,7 +18,7 @@ from bottega.errors import InvalidInputError
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
-from bottega.tools.guard import AllowList
+from bottega.tools.guard import ModelHosts
 from bottega.tools.secrets import TenantSecrets
 from tests.claims import claim_of
 from tests.domain.scripted import ScriptedModel
@@ -70,12 +70,12 @@ class Counting:
         self.built = 0
         given = {} if secrets is None else secrets
         rules = SecretRules(
-            keyring=None,
+            keyring=lambda: None,
             environment=lambda: TenantSecrets(
                 {f"BOTTEGA_SECRET_{name}": value for name, value in given.items()}
             ),
             hosts=lambda tenant, name: (hosts or {}).get(name),
-            allowed=AllowList.parse(()),
+            allowed=ModelHosts((), None, true).allowed,
             is_open=true,
         )
         lookup = SecretLookup(rules, no_rows)

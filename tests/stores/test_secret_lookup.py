@@ -20,7 +20,7 @@ from bottega.secrets import lookup as lookup_module
 from bottega.secrets import rows
 from bottega.secrets.lookup import BELIEVED_S, SecretLookup, SecretRules
 from bottega.tenants import operator
-from bottega.tools.guard import AllowList
+from bottega.tools.guard import ModelHosts
 from bottega.tools.secrets import TenantSecrets
 from tests.waiting import until
 
@@ -44,10 +44,10 @@ class Ticks:
 
 def lookup(read: Read, ticks: Ticks | None = None) -> SecretLookup:
     rules = SecretRules(
-        keyring=RING,
+        keyring=lambda: RING,
         environment=lambda: TenantSecrets({}),
         hosts=lambda tenant, name: None,
-        allowed=AllowList.parse(()),
+        allowed=ModelHosts((), None, is_open).allowed,
         is_open=is_open,
     )
     return SecretLookup(rules, read, ticks or Ticks())

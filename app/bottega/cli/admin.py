@@ -352,11 +352,12 @@ def reencrypt() -> None:
 
 async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
     """Return how many secrets were changed, and how many no key opens."""
+    from bottega.db.embedded import folder_of
     from bottega.secrets import rows
     from bottega.settings import keyring
     from bottega.tenants import operator
 
-    keys = keyring(settings)
+    keys = keyring(settings, folder_of(url, settings.data_dir))
     if keys is None:
         raise ConflictError("set BOTTEGA_SECRETS_KEY to the new key, a comma and the old one")
     changed, unreadable, after = 0, 0, None
@@ -402,6 +403,7 @@ async def _show_probes(
     settings: "Settings", url: str, tenant: str, name: str, model: str | None
 ) -> bool:
     """Print what works; return true if all does."""
+    from bottega.db.embedded import folder_of
     from bottega.db.engine import open_database
     from bottega.engine.budget import DayBudgets
     from bottega.model_services import open_models, probes
@@ -410,6 +412,7 @@ async def _show_probes(
     from bottega.secrets.lookup import SecretLookup
     from bottega.services import Services
     from bottega.tenants import operator
+    from bottega.tools.guard import ModelHosts
 
     async def is_open() -> bool:
         return not await operator.keys_required(url)
@@ -420,10 +423,11 @@ async def _show_probes(
     table = table_of(("call", "works", "seconds", "problem"), prose=("problem",))
     works = True
     async with open_database(url, limits=settings.run_limits) as db:
-        secrets = SecretLookup(secret_rules(settings, is_open), partial(rows.read, db.pool))
+        hosts = ModelHosts(settings.egress_allow, folder_of(url, settings.data_dir), is_open)
+        secrets = SecretLookup(secret_rules(settings, hosts), partial(rows.read, db.pool))
         async with (
             DayBudgets(db.pool, settings.run_limits).kept(Services()) as budgets,
-            open_models(settings, budgets, secrets) as models,
+            open_models(settings, budgets, secrets, hosts) as models,
         ):
             provider = await models.named(name, own, tenant_id, tenant, model)
             async for probed in probes(provider):

@@ -38,7 +38,7 @@ from bottega.cli.scenarios import LEARNING, SUPPORT, USER, Scenario, is_ours
 from bottega.cli.terminal import listen
 from bottega.cli.transcript import Transcript
 from bottega.clock import monotonic
-from bottega.db.embedded import default_data_dir
+from bottega.db.embedded import data_folder
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.llm.demo_process import demo_model
 from bottega.settings import DEMO_MODEL_NAME, Settings
@@ -296,7 +296,7 @@ def _define(server: RemoteServer, scenario: Scenario) -> None:
 
 def _session(settings: Settings, *, resume: bool) -> str:
     """Return the session's name: that of the last chat, or a new one, which is kept."""
-    folder = (settings.data_dir or default_data_dir()).expanduser().absolute()
+    folder = data_folder(settings.data_dir)
     place = folder / "demo-support-session"
     if resume:
         with contextlib.suppress(OSError, ValueError):

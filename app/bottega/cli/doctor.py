@@ -287,9 +287,9 @@ async def _of_session(
 
 def _room(settings: "Settings", size: str) -> Check:
     """Check the disk of the embedded database."""
-    from bottega.db.embedded import default_data_dir
+    from bottega.db.embedded import data_folder
 
-    folder = (settings.data_dir or default_data_dir()).expanduser()
+    folder = data_folder(settings.data_dir)
     free = shutil.disk_usage(folder).free
     detail = f"{free / 1e9:.1f} GB free in {folder}; the database has {size}"
     hint = None if free > _LEAST_ROOM else "free some space, or set BOTTEGA_DATA_DIR elsewhere"
@@ -313,10 +313,11 @@ async def _writes(session: "asyncpg.Connection", size: str) -> Check:
 
 
 async def _secrets_key(settings: "Settings", url: str) -> Check:
+    from bottega.db.embedded import folder_of
     from bottega.settings import keyring
     from bottega.tenants import operator
 
-    keys = keyring(settings)
+    keys = keyring(settings, folder_of(url, settings.data_dir))
     try:
         async with operator.transaction(url) as tx:
             used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}

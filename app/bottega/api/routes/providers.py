@@ -32,7 +32,7 @@ from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.settings.providers import Dialect, ModelPrice, ProviderContent
 from bottega.tools.egress import refuse_inside
-from bottega.tools.guard import AllowList, EgressRefusedError, check_address
+from bottega.tools.guard import EgressRefusedError, check_address
 from bottega.tools.http import SecretHeader
 
 
@@ -170,7 +170,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
     Raises:
         InvalidInputError: ``egress_forbidden``.
     """
-    url, allowed = httpx2.URL(body.base_url), AllowList.parse(service.settings.egress_allow)
+    url, allowed = httpx2.URL(body.base_url), await service.outgoing.model_hosts.allowed()
     look_up = service.outgoing.egress.lookups.addresses
     try:
         refuse_inside(body.base_url, allowed)

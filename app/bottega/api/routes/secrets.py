@@ -1,5 +1,6 @@
 """Routes of a tenant's secrets."""
 
+import asyncio
 import re
 from datetime import datetime
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from bottega.api.schemas.base import Answer, Body, Page
 from bottega.api.shared.definitions import ETAG, IfMatch, if_match_version
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
+from bottega.db.embedded import make_secrets_key
 from bottega.errors import ConflictError, InvalidInputError
 from bottega.redaction import SHORTEST
 from bottega.sealing import Keyring
@@ -115,8 +117,15 @@ Name = Annotated[
 
 
 async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
-    """Return the keys, after the check of the caller's scopes."""
-    found = keyring(service.settings)
+    """Return the keys, after the check of the caller's scopes.
+
+    The only user of this machine gets one that is made now, in the data folder.
+    """
+    hosts = service.outgoing.model_hosts
+    found = keyring(service.settings, hosts.folder)
+    if found is None and hosts.folder is not None and await hosts.is_open():
+        await asyncio.to_thread(make_secrets_key, hosts.folder)
+        found = keyring(service.settings, hosts.folder)
     if found is None:
         raise ConflictError(
             "this server stores no secrets: its operator has to set BOTTEGA_SECRETS_KEY, the same "
@@ -137,7 +146,8 @@ KeyringDep = Annotated[Keyring, Depends(_keyring)]
         "Runs send the new value within 5 seconds, also those that go on. No response, log or "
         "event shows it. A value that is a word of this service, such as a status or a field's "
         "name, or a date or time: 422 `secret_is_vocabulary`. Without `BOTTEGA_SECRETS_KEY` on the "
-        "server: 409 `no_secrets_key`."
+        "server: 409 `no_secrets_key`, but not on loopback with the embedded database and without "
+        "keys, where a key is made in the data folder."
     ),
     response_model=Secret,
     responses={

@@ -27,7 +27,6 @@ from bottega.errors import InvalidInputError, VersionConflictError
 from bottega.secrets import rows
 from bottega.secrets.hosts import refuse_environment, refuse_stored
 from bottega.tenants import audit
-from bottega.tools.guard import AllowList
 
 _TAG = re.compile(r'"(\d{1,9})"')
 
@@ -420,7 +419,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
     settings = caller.service.settings
     stored = await rows.hosts_of(caller.tx, caller.tenant, [each.name for each in found])
     tenant = await _tenant_name(caller)
-    allowed = AllowList.parse(settings.egress_allow)
+    allowed = await caller.service.outgoing.model_hosts.allowed()
     is_open = caller.principal.is_local
     for each in found:
         try:
