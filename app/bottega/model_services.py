@@ -3,6 +3,7 @@
 Probes are small calls that show what a model server can do.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
 from bottega.background.checks import SuccessChecks
 from bottega.clock import monotonic
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.definitions.agents import DEFAULT, listed, named_by
+from bottega.definitions.agents import DEFAULT, DEMO, listed, named_by
 from bottega.definitions.pinned import PinnedModels
 from bottega.engine.budget import DayBudgets
 from bottega.engine.plugins import success_checks
@@ -58,6 +59,28 @@ class Fixed:
 
     async def spec(self) -> ServerSpec:
         return self.found
+
+
+class DemoSource:
+    """A :class:`SpecSource` of the demo model, which starts with its first use.
+
+    Args:
+        start: starts it and returns its base URL; it runs as long as this process.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[str]]) -> None:
+        self._start = start
+        self._starting = asyncio.Lock()
+        self._base_url: str | None = None
+
+    async def state(self, *, fresh: bool = False) -> object:
+        return None
+
+    async def spec(self) -> ServerSpec:
+        async with self._starting:
+            if self._base_url is None:
+                self._base_url = await self._start()
+        return ServerSpec(name="demo", base_url=self._base_url, api_key=NO_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,7 @@ class ModelServices:
         hosts: of tenants' own servers.
         traffic: limits of providers, and breakers; ``None``: all calls pass.
         lookups: of the names of tenants' own servers; ``None``: the system's resolver.
+        demo: the demo model, for drafts.
     """
 
     def __init__(
@@ -123,7 +147,9 @@ class ModelServices:
         hosts: ModelHosts,
         traffic: Traffic | None = None,
         lookups: NameLookups | None = None,
+        demo: SpecSource | None = None,
     ) -> None:
+        self._demo = demo
         self._budgets = budgets
         self._traffic = traffic
         self._lookups = lookups
@@ -251,7 +277,8 @@ class ModelServices:
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators
         name, model = named_by(reference, own.keys() | names)
-        if name not in own and name not in there:  # the reference must not mean another one now
+        # The reference must not mean another one now.
+        if name not in own and name not in there and name != DEMO:
             raise InvalidInputError(
                 f"the operator of this server has removed the provider '{name}'",
                 code="unknown_provider",
@@ -276,6 +303,9 @@ class ModelServices:
 
     def _operators_source(self, name: str) -> SpecSource:
         provider = self._operators.get(name)
+        if name == DEMO:
+            assert self._demo is not None
+            return self._demo
         if provider is None:
             assert self._default is not None
             return Fixed(self._default)
@@ -344,12 +374,16 @@ async def open_models(
 ) -> AsyncIterator[ModelServices]:
     """Open the model servers of a worker, and the demo model if no other is configured."""
     async with contextlib.AsyncExitStack() as stack:
-        base_url = settings.openai_base_url
-        if settings.uses_demo_model:
+
+        async def start_demo() -> str:
             from bottega.llm.demo_process import demo_model
 
             live = demo_model(latency_ms=250, token_delay_ms=10)
-            base_url = await stack.enter_async_context(live)
+            return await stack.enter_async_context(live)
+
+        base_url, demo = settings.openai_base_url, DemoSource(start_demo)
+        if settings.uses_demo_model:
+            base_url = (await demo.spec()).base_url
         default = None
         if not any(each.name == DEFAULT for each in settings.providers):
             given = settings.openai_api_key
@@ -357,7 +391,7 @@ async def open_models(
             default = with_openai(
                 ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
             )
-        services = ModelServices(settings, budgets, default, secrets, hosts, traffic, lookups)
+        services = ModelServices(settings, budgets, default, secrets, hosts, traffic, lookups, demo)
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services

@@ -10,8 +10,9 @@ import pytest
 from pydantic_core import from_json
 
 from bottega.api.routes.graphs import DryRuns
-from bottega.dry_run.result import MOST_CHARACTERS, NOT_CALLED
+from bottega.dry_run.result import MOST_CHARACTERS
 from bottega.dry_run.result import dry_run as made
+from bottega.dry_run.tools import NOT_CALLED
 from bottega.errors import LimitedError, UnavailableError
 from tests.api.test_bad_input import problem
 from tests.rows import unchanged

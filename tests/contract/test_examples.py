@@ -186,6 +186,7 @@ async def _definitions(ask: Recorder) -> None:
     await ask.send_examples("replace_agent", {"name": "implementer"})
     for name, fields in AGENTS.items():
         await ask("create_agent", json={"name": name, "system_message": "You help.", **fields})
+    await ask.send_examples("create_draft_run", {"name": "clerk"})
     await ask.send_examples("create_graph")
     await ask.send_examples("replace_graph", {"name": "line"})
     await ask.send_examples("replace_graph", {"name": "line"})

@@ -156,6 +156,15 @@ def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Map
     return {**definition, **fields} if fields else definition
 
 
+DEMO = "~demo"
+"""The provider of drafts that ask no real model; no definition can have this name."""
+OF_DEMO: Mapping[str, Any] = {
+    **dict.fromkeys(("params", "recall", "approval")),
+    "model": f"{DEMO}/demo",
+    "success_check": [],
+}
+"""Fields of each agent of such a draft: it asks the demo model, and nobody else."""
+
 DEFAULT = "default"
 """Name of the provider of models that name none."""
 MOST_MODELS = 10

@@ -60,6 +60,12 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
             yield from (Pin(tenant_id, "graph", name, version) for version in versions)
 
 
+def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the definition that a run of a draft brings itself, by the name of its agent."""
+    draft = pinned.get("draft")
+    return {} if draft is None else {draft["agent"]: draft["definition"]}
+
+
 def pinned_graph(
     tenant_id: UUID, pinned: Mapping[str, Any], definitions: Mapping[Pin, Mapping[str, Any]]
 ) -> dict[str, Any] | None:

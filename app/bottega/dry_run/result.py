@@ -4,7 +4,7 @@ The team is that of a run, but with the demo model, without a server, and with t
 nothing. Notes say what each task was asked, received, sent to the model and answered.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,14 @@ from bottega.agents.messages import (
     StandardMessage,
     ToolCall,
     ToolMessage,
-    ToolResult,
     Usage,
 )
 from bottega.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
 from bottega.agents.query import Invoke, Query, Recorder
 from bottega.agents.shared_memory import AncestorRecall, RecallEmbedder
-from bottega.agents.tools import success_result
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import BuiltTeam, build_team
+from bottega.dry_run.tools import NOT_CALLED, NotCalled, harmless_tools
 from bottega.errors import BottegaError
 from bottega.graph.decisions import (
     Decision,
@@ -43,9 +42,8 @@ from bottega.llm.dialects.chat import chat
 from bottega.llm.server import ServerSpec
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_defined_subagents
-from bottega.tools.builtin import ToolDeps, build_tool
+from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
-from bottega.tools.mcp import model_name, tools_in
 
 PROMPT = "prompt"
 """Key of the sent messages in an answer's metadata."""
@@ -213,29 +211,6 @@ def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-NOT_CALLED = "This is a dry run: the tool was not called."
-_HARMLESS = frozenset(("calculator", "current_time", "read_shared_memory"))
-
-
-class NotCalled(ToolBase):
-    """A tool that models see as it is, and that does nothing."""
-
-    timeout_s = None
-    idempotent = True
-    local = True
-
-    def __init__(self, name: str, description: str, parameters: dict[str, Any]) -> None:
-        self.name = name
-        self.description = description
-        self._parameters = parameters
-
-    def create_schema(self) -> dict[str, Any]:
-        return self._parameters
-
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        return success_result(tool_call, NOT_CALLED)
-
-
 async def team_of(
     definitions: Mapping[str, Mapping[str, Any]],
     graph: SharedMemoryGraph,
@@ -256,8 +231,10 @@ async def team_of(
     async def equip(
         name: str, definition: Mapping[str, Any]
     ) -> tuple[LLMProvider, Sequence[ToolBase]]:
-        tools = definition["tools"]
-        return provider, [made for tool in tools for made in _tools(tool, deps, mcp_servers)]
+        found: list[ToolBase] = []
+        for tool in definition["tools"]:
+            found += harmless_tools(tool, deps, mcp_servers)
+        return provider, found
 
     asked_nobody = {name: {**each, "approval": None} for name, each in definitions.items()}
     built = await build_team(asked_nobody, graph, roots, equip, with_async=True)
@@ -288,28 +265,6 @@ def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
         }
         for tool in agent.registered_tools
     ]
-
-
-def _tools(
-    definition: Mapping[str, Any],
-    deps: ToolDeps,
-    mcp_servers: Mapping[str, Mapping[str, Any]],
-) -> Iterator[ToolBase]:
-    if definition["type"] == "mcp":
-        server = definition["server"]
-        for tool in tools_in(definition, mcp_servers[server]):
-            name = model_name(server, tool["name"])
-            yield NotCalled(name, tool["description"], tool["input_schema"])
-        return
-    made = build_tool(definition, None, deps, lambda _: _no_secret)
-    if definition["type"] != "builtin" or made.name not in _HARMLESS:
-        made = NotCalled(made.name, made.description, made.schema.parameters)
-    made.approval = None
-    yield made
-
-
-async def _no_secret(name: str) -> str:
-    raise AssertionError("a dry run sends nothing")
 
 
 MOST_CHARACTERS = 4_000_000

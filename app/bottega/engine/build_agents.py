@@ -27,6 +27,7 @@ from bottega.agents.subagent import FreshCopies
 from bottega.agents.tools import ApprovalPort
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import Definitions, Member, build_team
+from bottega.dry_run.tools import harmless_tools
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.mcp import McpAccess, McpSession, mcp_tools
 from bottega.errors import InvalidInputError
@@ -171,7 +172,7 @@ class CompiledTeam:
             if changed := run.overrides.get(agent.agent_name):
                 _override(agent, member.definition, changed)
             own = set(map(id, agent.registered_tools))
-            for configure in dependencies.configure:
+            for configure in () if run.is_demo else dependencies.configure:
                 configure(agent, member.definition)
             rule = member.definition.get("approval")
             if rule is not None and (approval := approval_of(rule)):
@@ -481,7 +482,9 @@ def _tools(
     server = partial(dependencies.mcp.server, tenant_id, tenant)
     found: list[ToolBase] = []
     for tool in definition["tools"]:
-        if tool["type"] == "mcp":
+        if run.is_demo:
+            found += harmless_tools(tool, deps, run.mcp_servers)
+        elif tool["type"] == "mcp":
             pinned = run.mcp_servers[tool["server"]]
             found += mcp_tools(tool, pinned, server, approval, known)
         else:

@@ -12,8 +12,8 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
-from bottega.definitions.agents import overridden
-from bottega.definitions.pinned import Pin, PinnedDefinitions, pinned_graph, pins_of
+from bottega.definitions.agents import DEMO, OF_DEMO, overridden
+from bottega.definitions.pinned import Pin, PinnedDefinitions, draft_of, pinned_graph, pins_of
 from bottega.tenants.limits import Payer
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5)"
@@ -48,7 +48,7 @@ class ClaimedRun:
         overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
         output_schema: JSON Schema of the answer; ``None``: the agent's own.
         demands: its ``goals``, ``constraints`` and ``success_criteria``.
-        agents: pinned definitions of all its agents, by name.
+        agents: pinned definitions of all its agents, by name; at first only that of a draft.
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that it uses.
         mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
@@ -132,7 +132,7 @@ class ClaimedRun:
             "base": None if values["base"] is None else UUID(values["base"]),
             "demands": {name: values[name] for name in DEMAND_TITLES},
             "pins": tuple(pins_of(tenant_id, values["pinned"])),
-            "agents": {},
+            "agents": draft_of(values["pinned"]),
             "providers": {},
             "mcp_servers": {},
             "payer": Payer(**paid) if (paid := values["pinned"].get("payer")) else None,
@@ -148,6 +148,7 @@ class ClaimedRun:
         """Return it with its own definitions among these."""
         kinds = ("agent", "graph", "provider", "mcp_server")
         found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+        found["agent"] |= self.agents
         for pin in self.pins:
             if pin in definitions:
                 found[pin.kind][pin.name] = definitions[pin]
@@ -156,6 +157,8 @@ class ClaimedRun:
             name: overridden(definition, self.overrides.get(name, {}))
             for name, definition in found["agent"].items()
         }
+        if self.is_demo:
+            agents = {name: {**definition, **OF_DEMO} for name, definition in agents.items()}
         return replace(
             self,
             agents=agents,
@@ -163,6 +166,11 @@ class ClaimedRun:
             mcp_servers=found["mcp_server"],
             graph=graph,
         )
+
+    @property
+    def is_demo(self) -> bool:
+        """True if it asks no real model and calls nothing outside."""
+        return DEMO in self.operators
 
     @property
     def elapsed_s(self) -> float:

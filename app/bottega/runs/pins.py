@@ -6,14 +6,14 @@ input, and their prices are known if it may only cost so much.
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
 from cachetools import LRUCache
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from bottega import metrics
 from bottega.agents.params import merged
@@ -21,6 +21,8 @@ from bottega.agents.parts import FileContent, Part
 from bottega.definitions import store
 from bottega.definitions.agents import (
     DEFAULT,
+    DEMO,
+    OF_DEMO,
     TASK_TOOLS,
     KnownProvider,
     ModelName,
@@ -229,6 +231,7 @@ _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
 _MOST_AGENTS = 20_000
 _READ = "SELECT read_pins($1, $2, $3, $4)::text"
+_READ_DRAFT = "SELECT read_pins($1, $2, NULL, NULL, $3)::text"
 _Key = tuple[UUID, str | None, str | None, int | None]
 _ANY = MappingProxyType({DEFAULT: KnownProvider(None, "chat")})
 
@@ -243,7 +246,7 @@ class Pins:
     """Versions that a run keeps.
 
     Attributes:
-        epoch: of the tenant's definitions; the versions are current while it is.
+        epoch: of the tenant's definitions, if it has any; the versions are current while it is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``, with the
             tenant's own providers that its agents use, and those of the operator. If the graph
@@ -258,7 +261,7 @@ class Pins:
         expose: the façades that the agent which it starts with is shown by; None: all.
     """
 
-    epoch: UUID
+    epoch: UUID | None
     pinned: dict[str, Any]
     first: Sequence[str]
     memory: str
@@ -317,6 +320,27 @@ class PinCache:
         pins = _pins(found, agent, graph, self._operators, self._default_model)
         self._known[key] = pins
         return pins
+
+    async def of_draft(
+        self, driver: asyncpg.Pool | asyncpg.Connection, tenant_id: UUID, draft: Mapping[str, Any]
+    ) -> Pins:
+        """Return the pins of a run of a definition that is not stored, which they hold.
+
+        Args:
+            draft: ``agent`` (its name), ``definition`` and ``model`` (``demo`` or ``real``).
+
+        Raises:
+            UnknownAgentError, InvalidInputError: as :meth:`find`.
+        """
+        agent, operators = draft["agent"], self._operators
+        sent = to_json(draft["definition"]).decode()
+        found = from_json(await driver.fetchval(_READ_DRAFT, tenant_id, agent, sent))
+        if draft["model"] == "demo":
+            operators = {DEMO: KnownProvider(None, "chat")}
+            agents = found["agents"]
+            found["agents"] = {name: agents[name] | OF_DEMO | {"judges": []} for name in agents}
+        pins = _pins(found, agent, None, operators, self._default_model)
+        return replace(pins, pinned=pins.pinned | {"draft": draft})
 
     def forget(
         self, tenant_id: UUID, agent: str | None, graph: str | None, version: int | None = None
@@ -386,9 +410,8 @@ def _pins(
     ways = None if agent is None else found["agents"][agent]["expose"]
     expose = None if ways is None else frozenset(ways)
     scope = None if agent is None else found["agents"][agent]["memory_scope"]
-    return Pins(
-        UUID(found["epoch"]), pinned, first, memory, scope, params, tools, dialects, used, expose
-    )
+    epoch = None if found["epoch"] is None else UUID(found["epoch"])
+    return Pins(epoch, pinned, first, memory, scope, params, tools, dialects, used, expose)
 
 
 def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:

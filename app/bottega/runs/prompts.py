@@ -13,6 +13,7 @@ from bottega.db.tables import run_events
 from bottega.definitions import kinds
 from bottega.definitions.agents import overridden
 from bottega.definitions.graphs import to_graph
+from bottega.definitions.pinned import draft_of
 from bottega.engine.replay import ANALYSIS, MEMORY_PREFIXES, TaskReplay, replay_run
 from bottega.errors import NotFoundError
 from bottega.events.types import Event, EventType
@@ -184,17 +185,17 @@ def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]
 async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dict[str, Row]:
     """Return the pinned definitions of an agent and of its sub-agents."""
     pinned: Mapping[str, int] = run["pinned"]["agents"]
-    found: dict[str, Row] = {}
-    missing = [agent] if agent in pinned else []
-    while missing:
+    found: dict[str, Row] = dict(draft_of(run["pinned"]))
+    wanted: Sequence[str] = [agent]
+    for _ in ("agent", "sub-agents"):
+        missing = [name for name in wanted if name in pinned and name not in found]
         versions = kinds.AGENTS.versions.c
         query = select(versions.name, versions.definition).where(
             versions.tenant_id == run["tenant_id"],
             tuple_(versions.name, versions.version).in_([(each, pinned[each]) for each in missing]),
         )
         found |= {row.name: row.definition for row in await connection.execute(query)}
-        names = [] if len(found) > 1 else _subagents(found.get(agent, {}))
-        missing = [name for name in names if name in pinned and name not in found]
+        wanted = _subagents(found.get(agent, {}))
     return found
 
 

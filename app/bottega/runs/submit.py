@@ -121,6 +121,7 @@ class NewRun:
         way: the façade by which it comes, which must show its agent; ``None``: our own API.
         made_files: files that were made of data in its input; they are deleted with it.
         batch: of a batch: ``concurrency``, ``on_error`` and ``total``.
+        draft: of a draft: see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
 
     mode: str
@@ -151,6 +152,7 @@ class NewRun:
     version: int | None
     way: str | None
     batch: dict[str, Any] | None = None
+    draft: dict[str, Any] | None = None
 
     @classmethod
     def of(
@@ -256,7 +258,10 @@ async def _checked(
     limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
     """Return a run's values with its pinned versions, and the epoch of those."""
-    found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
+    if new.draft is None:
+        found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
+    else:
+        found = await pins.of_draft(pool, tenant_id, new.draft)
     if new.way is not None and found.expose is not None and new.way not in found.expose:
         raise UnknownAgentError(
             f"no such agent: '{new.agent}' (its `expose` does not name {new.way})",
@@ -270,7 +275,7 @@ async def _checked(
     if new.cost_budget is not None:
         await refuse_unpriced(found.models)
     memory = stricter(new.memory, found.memory)
-    values = {name: getattr(new, name) for name in _FIELDS}
+    values = {name: getattr(new, name) for name in _FIELDS if name != "draft"}  # it is pinned
     used = OFF if memory == "off" else _memory_used(new, found.memory_scope, shared=pins.shared)
     pinned = limits.pinned(found.pinned)
     return values | {"pinned": pinned, "memory": memory, "memory_used": used}, found.epoch

@@ -2,9 +2,13 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
+from fastapi import Response
+from pydantic import ConfigDict
+
+from bottega.api.errors import headers, problems
 from bottega.api.routes.providers import known_providers, possible_names
 from bottega.api.schemas.agents import (
     Agent,
@@ -15,7 +19,19 @@ from bottega.api.schemas.agents import (
     PythonCheck,
     SchemaCheck,
 )
-from bottega.api.shared.definitions import Caller, DefinitionRoutes, Sending, refuse_foreign
+from bottega.api.schemas.base import Body
+from bottega.api.schemas.parts import RunInput
+from bottega.api.schemas.runs import NewRun, Run
+from bottega.api.shared.definitions import (
+    Caller,
+    DefinitionName,
+    DefinitionRoutes,
+    Sending,
+    refuse_foreign,
+)
+from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
+from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.new_runs import submit
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.definitions.agents import listed, named_by, refuse_circle, refuse_stateful
@@ -124,3 +140,67 @@ router = DefinitionRoutes(
     check=check_patterns_of,
     more_fields=_with_limits,
 ).router()
+
+
+class NewDraftRun(Body):
+    """A run of a definition that is not stored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "definition": {"system_message": "You are a clerk. Be brief."},
+                    "input": "Where is my parcel?",
+                    "model": "demo",
+                }
+            ]
+        }
+    )
+
+    definition: AgentContent
+    """The agent as it is tried; its name is in the path."""
+    input: RunInput
+    """The question, or the messages of a conversation, as of a run."""
+    model: Literal["demo", "real"] = "demo"
+    """`demo`: the demo model answers for all its agents; nobody approves, no memory is read, and
+    tools with effects are not called. `real`: it is a run like others, that reads memory."""
+
+
+@router.post(
+    "/{name}/draft-runs",
+    operation_id="create_draft_run",
+    summary="Try a definition of an agent without storing it",
+    description=(
+        "Starts a run (`draft` is true) of the agent as the body defines it, whether or not one of "
+        "this name exists; its sub-agents are the stored ones. It leaves no episode, does no "
+        "success checks, and is in no list of runs but that with `draft=true`, nor in series and "
+        "sums of usage; its tokens count in the limits of the tenant."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the run.")},
+)
+async def create_draft_run(
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: DefineTenant,
+    principal: PrincipalDep,
+    name: DefinitionName,
+    body: NewDraftRun,
+    response: Response,
+) -> Any:
+    asked = NewRun(agent=name, input=body.input, memory="off" if body.model == "demo" else "read")
+    try:
+        await check_patterns_of(service, tenant, body.definition)
+        async with service.database.begin(tenant) as tx:
+            caller = Caller(service, tx, tenant, principal)
+            stored = await prepare(caller, name, body.definition)
+        definition = stored | {"success_check": []}
+        draft = {"agent": name, "definition": definition, "model": body.model}
+        run = await submit(service, principal, asked, await once.sent(), draft=draft)
+    except InvalidInputError as error:
+        if error.pointer is not None and not error.pointer.startswith("/input"):
+            error.pointer = f"/definition{error.pointer.removeprefix('/agent')}"
+        raise
+    response.headers["Location"] = f"/v1/runs/{run['id']}"
+    return run

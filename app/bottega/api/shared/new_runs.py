@@ -61,12 +61,14 @@ async def submit(
     *,
     channel: str | None = None,
     before: Callable[[AsyncConnection], Awaitable[object]] | None = None,
+    draft: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.submit.submit` does.
 
     Args:
         channel: the façade by which it comes, which must show its agent; None: our own API.
         before: called in the transaction that stores it: a refusal undoes what this stored.
+        draft: the definition of its agent; see :meth:`bottega.runs.pins.PinCache.of_draft`.
 
     Raises:
         BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
@@ -75,7 +77,7 @@ async def submit(
     database, tenant, limits = service.database, principal.tenant_id, principal.limits
     if principal.token is not None:
         principal.token.need_run_of(body.agent, body.graph, body.session_id)
-    async with _checked(service, principal, body, channel) as (new, stored):
+    async with _checked(service, principal, body, channel, draft) as (new, stored):
 
         @repeated
         async def store() -> dict[str, Any]:
@@ -103,7 +105,11 @@ async def submit(
 
 @asynccontextmanager
 async def _checked(
-    service: Service, principal: Principal, body: NewRun, channel: str | None = None
+    service: Service,
+    principal: Principal,
+    body: NewRun,
+    channel: str | None,
+    draft: dict[str, Any] | None,
 ) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
     """Yield the run to submit; tell the input, too, which run was accepted."""
     tenant, settings = principal.tenant_id, service.settings
@@ -122,6 +128,7 @@ async def _checked(
     )
     async with files as stored:
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
+        asked["draft"] = draft
         asked["user"] = owner.user
         new = submitting.NewRun.of(
             asked,

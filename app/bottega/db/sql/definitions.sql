@@ -55,7 +55,7 @@ REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 -- reachable agent, the tenant's providers and MCP servers that these may name; and the epoch.
 -- p_version: of the agent, or of the graph if there is no agent; NULL: the current one.
 CREATE OR REPLACE FUNCTION read_pins(
-    p_tenant uuid, p_agent text, p_graph text, p_version integer
+    p_tenant uuid, p_agent text, p_graph text, p_version integer, p_draft jsonb DEFAULT NULL
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
@@ -85,11 +85,13 @@ BEGIN
             SELECT node FROM graphs_in
             CROSS JOIN jsonb_array_elements(graphs_in.definition -> 'nodes') AS node
         ), reached(name, version, definition) AS (
+            SELECT p_agent, 0, p_draft WHERE p_draft IS NOT NULL
+            UNION
             SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
               ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = CASE
                 WHEN a.name = p_agent THEN coalesce(p_version, a.version) ELSE a.version END
             WHERE a.tenant_id = p_tenant AND a.deleted_at IS NULL AND (
-                a.name = p_agent OR a.name = ANY(ARRAY(SELECT node ->> 'agent' FROM nodes)))
+                a.name = p_agent AND p_draft IS NULL OR a.name = ANY(ARRAY(SELECT node ->> 'agent' FROM nodes)))
             UNION
             SELECT a.name, v.version, v.definition FROM reached
             CROSS JOIN jsonb_array_elements_text(
