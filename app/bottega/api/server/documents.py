@@ -220,6 +220,8 @@ _MODULES = {
     "@preact/signals-core": "signals-core.mjs",
     "cytoscape": "cytoscape.mjs",
     "@dagrejs/dagre": "dagre.mjs",
+    "marked": "marked.mjs",
+    "dompurify": "dompurify.mjs",
 }
 """Files in ``vendor``, by the name that other modules import."""
 _OWN_FILE = re.compile(r'(?:href|src)="(?=\w)')

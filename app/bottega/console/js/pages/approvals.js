@@ -10,6 +10,7 @@ import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/b
 import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
 import { usePages } from "../parts/lists.js";
+import { Markdown } from "../parts/markdown.js";
 import { go } from "../router.js";
 
 const EVERY_MS = 3000;
@@ -98,7 +99,9 @@ function One({ asked, isThere, others, onDone }) {
       actions=${html`<${Link} path=${["runs", asked.run_id]}>The run<//>`}>
       <${Loaded} from=${own} what="what was said">${() => html`<div class="body">
         ${said.slice(0, SHOWN_MESSAGES).reverse().map((each) => html`<div class=${`said ${each.role}`}
-          key=${`${each.run_id} ${each.seq}`}><pre class="text">${plain(each.content)}</pre></div>`)}
+          key=${`${each.run_id} ${each.seq}`}>${each.role === "assistant"
+            ? html`<${Markdown} text=${plain(each.content)} />`
+            : html`<pre class="text">${plain(each.content)}</pre>`}</div>`)}
         ${!said.length && html`<p class="soft">Nothing was said.</p>`}</div>`}<//><//>
     <${Panel} kind="asked-now">
       <${Decision} interrupt=${asked} facts=${facts} byKey=${isRead} isThere=${isThere} onDone=${onDone} /><//>

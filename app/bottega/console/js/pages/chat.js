@@ -11,6 +11,7 @@ import { Button, Empty, Link, Loaded, Loading, Panel, Stale, Status, Time } from
 import { Conversations } from "../parts/conversations.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
+import { Markdown } from "../parts/markdown.js";
 import { watch } from "../run/live.js";
 import { isFinal, RunState } from "../run/state.js";
 import { go } from "../router.js";
@@ -196,7 +197,8 @@ function Said({ message }) {
   if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p><pre
     class="value">${message.content}</pre>`;
   return html`<div class=${`said ${message.role} ${message.discarded ? "discarded" : ""}`}>
-    ${message.content && html`<pre class="text">${message.content}</pre>`}
+    ${message.content && (message.role === "assistant" ? html`<${Markdown} text=${message.content} />`
+      : html`<pre class="text">${message.content}</pre>`)}
     ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url}
       part=${part} />`)}
     ${message.tool_calls?.map((call) => html`<p class="small soft">calls <code>${call.name}</code> <code>

@@ -8,6 +8,7 @@ import { useData } from "../load.js";
 import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/basics.js";
 import { useKeys } from "../parts/keys.js";
 import { Filter } from "../parts/lists.js";
+import { Markdown } from "../parts/markdown.js";
 import { go } from "../router.js";
 import { Rating, textOf } from "../run/story.js";
 
@@ -58,7 +59,7 @@ function Queue({ runs, more }) {
         <p class="small soft">${run.agent ?? run.graph}${run.user && ` · user ${run.user}`} ·${" "}
           <${Time} at=${run.created_at} /></p></div><//>
     <${Panel} title="Answer">
-      <div class="body"><pre class="text story" tabindex="0">${textOf(run.output)}</pre></div>
+      <div class="body"><${Markdown} key=${run.id} text=${textOf(run.output)} kind="story" /></div>
       <div class="body" ref=${box}><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div><//>
     </div>`;
 }

@@ -108,7 +108,7 @@ export function Loaded({ from, what, children }) {
 }
 
 /** Copy a text; false: the browser refused. Without HTTPS browsers have only the old way. */
-async function copied(text, button) {
+export async function copied(text, button) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   // Beside the button: outside of an open dialog nothing can be selected.
   const field = button.parentNode.appendChild(document.createElement("textarea"));

@@ -6,6 +6,7 @@ import { clock, count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Link, Panel } from "../parts/basics.js";
+import { Markdown } from "../parts/markdown.js";
 import { may } from "../person.js";
 import { alike, brokenVersion, diagnose } from "./diagnosis.js";
 import { isFinal } from "./state.js";
@@ -23,7 +24,7 @@ export const Question = ({ run }) => html`<${Panel} title="Question">
 export const Answer = ({ run, answer, moves, isPlayed, onRated }) => html`<${Panel} title="Answer"
   actions=${answer && html`<${Copy} text=${answer} />`}>
   ${answer
-    ? html`<div class="body"><pre class="text story" tabindex="0">${answer}</pre></div>`
+    ? html`<div class="body"><${Markdown} text=${answer} kind="story" /></div>`
     : html`<p class="body soft">${moves || isPlayed ? "Not yet." : "There is none."}</p>`}
   ${!moves && may("run") && html`<div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div>`}
     <//>`;

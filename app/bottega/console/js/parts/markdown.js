@@ -1,0 +1,143 @@
+/** An agent's text as Markdown. All of it is hostile: no script, no style, no form, no address but those named here. */
+import DOMPurify from "dompurify";
+import { Marked } from "marked";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+import { fetchBlob, ROOT } from "../api.js";
+import { html } from "../html.js";
+import { Button, copied } from "./basics.js";
+
+/** A longer text is shown as it is: to render it would stop the page. */
+const LONGEST = 200_000;
+/** Headings of a text come below those of the page. */
+const TOP_HEADING = 3;
+const FILE = new RegExp(`^${ROOT}(/v1/files/[0-9a-f-]{36}/content)$`);
+/** Tags of HTML that a text may have, without attributes; all others are shown as text. */
+const PLAIN_TAG = /^<\/?(b|br|code|del|em|hr|i|ins|kbd|mark|p|s|small|strong|sub|sup|u)\s*\/?>$/i;
+const ALLOWED = {
+  ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "i", "img", "ins",
+    "kbd", "li", "mark", "ol", "p", "pre", "s", "small", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead",
+    "tr", "u", "ul"],
+  ALLOWED_ATTR: ["align", "alt", "href", "src", "start", "title"],
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: /** @type {true} */ (true),
+};
+
+const SIGNS = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
+const asText = (text) => text.replace(/[&<>]/g, (sign) => SIGNS[sign]);
+
+const marked = new Marked({
+  gfm: true,
+  renderer: {
+    heading({ tokens, depth }) {
+      const level = Math.min(TOP_HEADING + depth - 1, 6);
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
+    },
+    html: ({ text }) => text.replace(/<[^>]*>?/g, (tag) => (PLAIN_TAG.test(tag) ? tag : asText(tag))),
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+/** An address as the browser understands it; null: it is none. */
+function addressOf(text) {
+  try {
+    return new URL(text, document.baseURI);
+  } catch {
+    return null;
+  }
+}
+
+/** A link that leads out of the console in a tab of its own; a text instead if it does not lead out. */
+function openOutside(link) {
+  const text = link.getAttribute("href") ?? "";
+  if (!/^(https?:\/\/|mailto:)/i.test(text) || !addressOf(text)) {
+    link.removeAttribute("href");
+    return;
+  }
+  link.target = "_blank";
+  link.rel = "noopener noreferrer nofollow";
+}
+
+/** An image of this server; of another one only its address, so that nobody learns who reads the text. */
+function keepOwn(image) {
+  const at = addressOf(image.getAttribute("src") ?? "");
+  const alt = image.getAttribute("alt") || "image";
+  if (at?.origin === location.origin && /^(\/(?!\/)|https?:)/.test(image.getAttribute("src"))) {
+    image.alt = alt;
+    if (!FILE.test(at.pathname)) return;
+    image.removeAttribute("src");
+    fetchBlob(FILE.exec(at.pathname)[1]).then((blob) => {
+      image.src = URL.createObjectURL(blob);
+      image.onload = () => URL.revokeObjectURL(image.src);
+    }, () => image.replaceWith(alt));
+    return;
+  }
+  const link = document.createElement("a");
+  link.href = image.getAttribute("src") ?? "";
+  link.textContent = `${alt} (an image of ${at?.host || "nowhere"})`;
+  openOutside(link);
+  image.replaceWith(link);
+}
+
+/** What can be scrolled can be reached by keyboard; code can be copied. */
+function finishCode(block) {
+  block.tabIndex = 0;
+  const button = document.createElement("button");
+  const text = block.textContent;
+  Object.assign(button, { type: "button", className: "button small ghost", textContent: "Copy" });
+  button.onclick = async () => {
+    button.textContent = (await copied(text, button)) ? "Copied" : "Copy";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  };
+  const box = document.createElement("div");
+  box.className = "code";
+  block.replaceWith(box);
+  box.append(block, button);
+}
+
+/** True for an object or a list in JSON, such as the answer of an agent with a schema. */
+function isJson(text) {
+  if (!/^\s*[[{]/.test(text)) return false;
+  try {
+    return typeof JSON.parse(text) === "object";
+  } catch {
+    return false;
+  }
+}
+
+/** A text as elements; null: it is no Markdown, too long or too deep, and shown as it is. */
+export function rendered(text) {
+  if (text.length > LONGEST || isJson(text)) return null;
+  let made;
+  try {
+    made = DOMPurify.sanitize(/** @type {string} */ (marked.parse(text)), ALLOWED);
+  } catch {
+    return null; // such as thousands of quotes within each other
+  }
+  for (const link of made.querySelectorAll("a")) openOutside(link);
+  for (const image of made.querySelectorAll("img")) keepOwn(image);
+  for (const block of made.querySelectorAll("pre")) finishCode(block);
+  for (const table of made.querySelectorAll("table")) table.tabIndex = 0;
+  return made;
+}
+
+/** Rendered or, one click away, as it came. `kind`: a class. */
+export function Markdown({ text, kind = "" }) {
+  const [isRaw, setRaw] = useState(false);
+  const [isPlain, setPlain] = useState(false);
+  const box = useRef(null);
+  const shown = isRaw || isPlain;
+  useEffect(() => setPlain(false), [text]);
+  useLayoutEffect(() => {
+    if (shown) return;
+    const made = rendered(text);
+    if (made) box.current.replaceChildren(made);
+    else setPlain(true);
+  }, [text, shown]);
+  return html`<div class="answer">
+    ${shown ? html`<pre key="raw" class="text ${kind}" tabindex=${kind ? 0 : null}>${text}</pre>`
+      : html`<div key="rendered" class="text markdown ${kind}" tabindex=${kind ? 0 : null} ref=${box}></div>`}
+    ${!isPlain && html`<${Button} kind="small ghost" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>Raw<//>`}
+  </div>`;
+}
