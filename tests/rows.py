@@ -5,7 +5,9 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-IN_BACKGROUND = ("last_sweep", "last_sum", "storage_changes", "tenant_storage")
+IN_BACKGROUND = (
+    *("last_sweep", "last_sum", "storage_changes", "tenant_storage", "metric_rollups"),
+)
 """Tables whose rows change by themselves."""
 
 

@@ -192,8 +192,27 @@ CREATE TABLE tenant_storage (
 CREATE TABLE storage_changes (
     tenant_id uuid NOT NULL,
     kind text NOT NULL,
-    bytes bigint NOT NULL
+    bytes bigint NOT NULL,
+    -- The run whose end it is, for the figures over time; null: another change.
+    ended_run uuid
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+
+-- Figures over time: see rollups.sql.
+CREATE TABLE metric_rollups (
+    tenant_id uuid NOT NULL,
+    span text NOT NULL,
+    by text NOT NULL,
+    -- Start of the minute, or of the hour.
+    at timestamptz NOT NULL,
+    -- Of an agent, a version, a model or a code; "all", or "other".
+    key text NOT NULL,
+    sums jsonb NOT NULL,
+    CONSTRAINT pk_metric_rollups PRIMARY KEY (tenant_id, span, by, at, key),
+    CONSTRAINT fk_metric_rollups_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_metric_rollups_span CHECK (span IN ('minute', 'hour')),
+    CONSTRAINT ck_metric_rollups_by CHECK (by IN ('all', 'agent', 'version', 'model', 'code'))
+) WITH (fillfactor = 70);  -- each page of ended runs updates the rows of now: leave room beside them
+CREATE INDEX ix_metric_rollups_at ON metric_rollups (span, at);
 
 -- When a process last added them up: one row.
 CREATE UNLOGGED TABLE last_sum (

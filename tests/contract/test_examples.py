@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _SECRETS = (
     (re.compile(r"whsec_[A-Za-z0-9+/=]{44}"), "whsec_<44 characters>"),
     (re.compile(r"127\.0\.0\.1:\d+"), "tools.example.com"),
 )
-_MEASURED = ("duration_ms", "waited_ms", "duration_s", "ms", "expires_s")
+_MEASURED = ("duration_ms", "first_token_ms", "waited_ms", "duration_s", "ms", "expires_s")
 
 AGENTS: Mapping[str, dict[str, Any]] = {
     "requirements": {"description": "States what is needed."},
@@ -380,10 +381,26 @@ async def _files(ask: Recorder) -> None:
     await ask("delete_file", at)
 
 
+async def _figures(ask: Recorder) -> None:
+    """Ask for figures over time, once the runs so far are in them."""
+
+    async def rolled_up() -> bool:
+        found = await ask.client.get("/v1/metrics/totals")
+        return bool(found.json()["items"])
+
+    await until(rolled_up)
+    now = datetime.now(UTC)
+    hour = {"from": now.isoformat(), "to": (now + timedelta(minutes=1)).isoformat()}
+    about = {"metric": "runs", "by": "version", "step": "1h", **hour}
+    await ask("get_metric_series", params=about)
+    await ask("get_metric_totals", params={"by": "version"})
+
+
 async def _operations(ask: Recorder) -> None:
     for name in ("get_scheduler", "list_audit_log"):
         await ask(name)
     await ask("sum_usage", params={"by": "model"})
+    await _figures(ask)
     admin = await ask("create_key", json={"name": "admin", "scopes": ["admin"]})
     ask.client.headers["authorization"] = f"Bearer {admin['key']}"
     for key in await ask.send_examples("create_key"):

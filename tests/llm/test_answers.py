@@ -188,6 +188,7 @@ async def test_text_streams_and_adds_up(model: FakeModel, asking: Asking) -> Non
     assert answer.content == "one two\n three"
     assert "".join(asking.deltas) == answer.content
     assert answer.tool_calls == ()
+    assert answer.metadata.pop("first_token_ms") >= 0
     assert answer.metadata == {"model": "some-model", "finish_reason": "stop"}
     assert answer.timestamp.utcoffset() is not None
 
@@ -491,6 +492,7 @@ async def test_a_refusal_is_the_answer(model: FakeModel, asking: Asking) -> None
     answer = await asking("hi")
 
     assert answer.content == "I cannot."
+    assert answer.metadata.pop("first_token_ms") >= 0
     assert answer.metadata == {"model": "some-model", "finish_reason": "stop", "refusal": True}
     assert "".join(asking.deltas) == "I cannot."
 

@@ -57,6 +57,7 @@ async def test_text_streams_and_adds_up(model: FakeResponses, asking: Asking) ->
     assert found.content == "one two three"
     assert "".join(asking.deltas) == found.content
     assert found.tool_calls == ()
+    assert found.metadata.pop("first_token_ms") >= 0
     assert found.metadata == {"model": "some-model", "finish_reason": "stop"}
     assert found.timestamp.utcoffset() is not None
 
@@ -180,6 +181,7 @@ async def test_a_refusal_is_the_answer(model: FakeResponses, asking: Asking) -> 
     found = await asking("hi")
 
     assert found.content == "I cannot."
+    assert found.metadata.pop("first_token_ms") >= 0
     assert found.metadata == {"model": "some-model", "finish_reason": "stop", "refusal": True}
     assert "".join(asking.deltas) == found.content
 

@@ -28,7 +28,7 @@ NEVER_FILLED = {  # by a run that is over
     *("run_heads", "run_queue", "run_waits", "run_inbox", "live_text", "budget_slices"),
     "run_children",
     *("model_shares", "retention"),
-    *("storage_changes", "tenant_storage"),
+    *("storage_changes", "tenant_storage", "metric_rollups"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
     "episode_failures",
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),
@@ -144,7 +144,7 @@ async def test_every_table_of_tenants_has_policies_and_they_bind_its_owner(
 ) -> None:
     rows = await owner.fetch(TABLES)
     assert len(rows) >= 19
-    of_users = {row["name"] for row in await owner.fetch(OF_USERS)}
+    of_users = {row["name"] for row in await owner.fetch(OF_USERS)} | {"metric_rollups"}
     assert of_users > {"runs", "sessions", "files", "interrupts", "run_steps", "episodes"}
     for row in rows:
         policies = 2 + (row["name"] in of_users)
@@ -154,6 +154,7 @@ async def test_every_table_of_tenants_has_policies_and_they_bind_its_owner(
         for row in await owner.fetch("SELECT * FROM pg_policies WHERE policyname = 'of_user'")
     }
     assert named.keys() == of_users
+    assert named.pop("metric_rollups") == "false"
     assert all("user_id = current_setting('bottega.user'" in each for each in named.values())
 
 

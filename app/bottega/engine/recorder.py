@@ -427,6 +427,7 @@ class JournalRecorder(Recorder):
             self._call_failed(query, call, error)
             raise
         del self._calls[query]
+        first_ms = message.metadata.get("first_token_ms")
         seq = self.tasks.add(
             query,
             EventType.LLM_COMPLETED,
@@ -434,6 +435,7 @@ class JournalRecorder(Recorder):
                 **about,
                 "try": call.failed_tries + 1,
                 **served_by(call.target),
+                **({} if first_ms is None else {"first_token_ms": first_ms}),
                 "message": data_of(message),
                 # As text, so that the server gets its keys back in the same order.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),

@@ -99,7 +99,7 @@ NODE_STATES = {
 AGENT_CHANGES = (EventType.AGENT_STARTED, EventType.AGENT_WAITING, EventType.AGENT_RESUMED)
 
 _LONGEST_TYPE = 100
-_SERVED = frozenset(("provider", "model"))
+_SERVED = frozenset(("provider", "model", "first_token_ms"))
 """Metadata of an answer that ``llm.completed`` has beside the message."""
 _AWAIT = "await_subagent"
 _OVER = frozenset(map(str, ENDS.values()))

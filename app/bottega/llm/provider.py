@@ -532,6 +532,8 @@ class ModelProvider:
             answer = await attempt(begins)
             outcome = answer.code if isinstance(answer, ModelError) else "ok"
             may_recover = not isinstance(answer, ModelError) or answer.retryable
+            if isinstance(answer, AssistantMessage) and first_at is not None:
+                answer.metadata["first_token_ms"] = round((first_at - began) * 1000)
             return answer
         finally:
             metrics.model_called(

@@ -84,7 +84,7 @@ _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
 # Episodes go before, with their dependent rows; there are no runs any more.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # They follow the rows that they count, and are removed with the tenant's own row.
-_COUNTS = ("storage_changes", "tenant_storage", "tenant_queues")
+_COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues")
 # What removed runs spent still counts against the budgets.
 _SPENT = text("""
     SELECT coalesce(jsonb_agg(s), '[]') FROM runs

@@ -3,7 +3,8 @@
 Pages are removed one by one, each in a transaction of its own that skips what others have locked.
 So any number of processes may do it at once, and a repetition after a crash continues.
 
-Storage of tenants: the sums that the quota and ``GET /v1/scheduler`` read.
+Storage of tenants, and figures over time: the sums that the quota, ``GET /v1/scheduler`` and
+``GET /v1/metrics/series`` read.
 """
 
 import asyncio
@@ -206,6 +207,6 @@ class StorageSums:
         await WorkLoop("storage", self.add_up, poll_s=_SUMS_POLL_S).run()
 
     async def add_up(self) -> float:
-        """Add up all changes so far; return the seconds until more may be due."""
-        await self.pool.execute(_SUM, _SUMS_POLL_S)
-        return float("inf")
+        """Add up a page of the changes so far; return the seconds until more may be due."""
+        has_more = await self.pool.fetchval(_SUM, _SUMS_POLL_S)
+        return 0.0 if has_more else float("inf")

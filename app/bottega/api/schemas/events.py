@@ -196,6 +196,8 @@ class LlmCompletedData(ModelCallData):
     usage: Usage
     """Tokens and cost of the call."""
     duration_ms: int | None = None
+    first_token_ms: int | None = None
+    """Milliseconds from the last try's request to the first piece of the answer."""
 
 
 class LlmFailedData(ModelCallData):

@@ -30,7 +30,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called by the process that has swept the queue. See to runs that wait for what does not come any
--- more, and delete expired keys, tickets, live text and workers: a page of each.
+-- more, and delete expired keys, tickets, figures, live text and workers: a page of each.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -53,6 +53,12 @@ BEGIN
         SELECT id FROM workers
         WHERE leased_until < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
     PERFORM forget_model_traffic();
+    DELETE FROM metric_rollups WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM metric_rollups
+        WHERE span = 'minute' AND at < now() - interval '30 days' LIMIT 2000));
+    DELETE FROM metric_rollups WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM metric_rollups
+        WHERE span = 'hour' AND at < now() - interval '366 days' LIMIT 2000));
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l
         -- Looked up one by one: a join may read all runs.

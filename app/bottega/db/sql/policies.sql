@@ -120,6 +120,10 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Figures over time are of all users together.
+DROP POLICY IF EXISTS of_user ON metric_rollups;
+CREATE POLICY of_user ON metric_rollups AS RESTRICTIVE TO bottega_user USING (false);
+
 -- Exceptions: the application does less with these.
 REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;

@@ -1,13 +1,18 @@
 -- What tenants store, in bytes: definitions, episodes, files, runs and sessions, without indexes.
 -- A change adds a row to storage_changes, which locks nothing; every few seconds a process sums the
--- rows up. So the sums are some seconds late, and no run waits for another one to be counted.
+-- rows up. So the sums are some seconds late, and no run waits for another one to be counted. The
+-- row of a run's end names the run: the same process adds it to the figures over time.
 
 -- Trigger on the tables that count; its argument is the kind. Note the change of bytes.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
     v_bytes bigint := 0;
+    v_ended uuid;
 BEGIN
+    IF TG_OP = 'UPDATE' AND TG_ARGV[0] = 'runs' THEN
+        v_ended := CASE WHEN OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL THEN NEW.id END;
+    END IF;
     IF TG_OP <> 'DELETE' THEN
         v_tenant := NEW.tenant_id;
         v_bytes := NEW.bytes;
@@ -18,8 +23,8 @@ BEGIN
         v_bytes := v_bytes - OLD.bytes;
     END IF;
     IF v_bytes <> 0 THEN
-        INSERT INTO storage_changes (tenant_id, kind, bytes)
-        VALUES (v_tenant, TG_ARGV[0], v_bytes);
+        INSERT INTO storage_changes (tenant_id, kind, bytes, ended_run)
+        VALUES (v_tenant, TG_ARGV[0], v_bytes, v_ended);
     END IF;
     RETURN NULL;
 END $$;
@@ -44,27 +49,38 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by every process, every few seconds. Add up the noted changes; one process at a time, and
--- then none for p_every_s seconds.
+-- Called by every process, every few seconds. Add up a page of the noted changes, and roll up the
+-- runs that ended with them; return whether there are more. One process at a time, and after the
+-- last page none for p_every_s seconds.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION sum_storage(p_every_s double precision) RETURNS void
+CREATE OR REPLACE FUNCTION sum_storage(p_every_s double precision) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_most constant integer := 1000;
+    v_noted storage_changes[];
 BEGIN
     IF EXISTS (SELECT FROM last_sum
                WHERE at BETWEEN now() - make_interval(secs => p_every_s) AND now())
         OR NOT pg_try_advisory_xact_lock(hashtext('sum_storage'))
     THEN
-        RETURN;
+        RETURN false;
+    END IF;
+    WITH noted AS (
+        DELETE FROM storage_changes
+        WHERE ctid = ANY (ARRAY(SELECT ctid FROM storage_changes LIMIT v_most)) RETURNING *
+    )
+    SELECT array_agg(n::storage_changes) INTO v_noted FROM noted n
+    JOIN tenants t ON t.id = n.tenant_id;  -- others are on their way out
+    INSERT INTO tenant_storage AS s (tenant_id, kind, bytes)
+    SELECT n.tenant_id, n.kind, sum(n.bytes) FROM unnest(v_noted) AS n GROUP BY 1, 2
+    ON CONFLICT (tenant_id, kind) DO UPDATE SET bytes = s.bytes + excluded.bytes;
+    PERFORM roll_up(n.tenant_id, array_agg(n.ended_run)) FROM unnest(v_noted) AS n
+    WHERE n.ended_run IS NOT NULL GROUP BY n.tenant_id;
+    IF cardinality(v_noted) = v_most THEN
+        RETURN true;
     END IF;
     INSERT INTO last_sum (at) VALUES (now()) ON CONFLICT (one) DO UPDATE SET at = excluded.at;
-    WITH noted AS (
-        DELETE FROM storage_changes RETURNING tenant_id, kind, bytes
-    )
-    INSERT INTO tenant_storage AS s (tenant_id, kind, bytes)
-    SELECT n.tenant_id, n.kind, sum(n.bytes) FROM noted n
-    JOIN tenants t ON t.id = n.tenant_id  -- others are on their way out
-    GROUP BY n.tenant_id, n.kind
-    ON CONFLICT (tenant_id, kind) DO UPDATE SET bytes = s.bytes + excluded.bytes;
+    RETURN false;
 END $$;
 
 -- Return the limit of a tenant's bytes if they are used up; else NULL.

@@ -1,0 +1,132 @@
+-- Figures over time. A row of metric_rollups has what the runs of a tenant that were accepted in
+-- one minute, or hour, came to: for all of them, and by agent, version, model and error code. It is
+-- an object of sums by name: runs, errors, tokens, cost, run_cost, and counts of times by bucket,
+-- such as "duration:27". A run is in it once it is over: sum_storage calls roll_up.
+
+-- Return the bucket of a time: four for each factor of two. Bucket b ends at 2 ^ (b / 4) seconds.
+CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT ceil(4 * log(2, greatest(1e-6, least(1e8, p_seconds))::numeric))::integer
+$$;
+
+-- Return the middle of the bucket in which a share of the times of a name lies; NULL: there are
+-- none. It differs from the time itself by less than a tenth.
+CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
+RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
+    SELECT 2 ^ ((bucket - 0.5) / 4) FROM (
+        SELECT bucket, sum(n) OVER (ORDER BY bucket) AS up_to, sum(n) OVER () AS total
+        FROM jsonb_each_text(p_sums) AS s(name, value)
+        CROSS JOIN LATERAL (
+            SELECT split_part(s.name, ':', 2)::double precision AS bucket, s.value::bigint AS n
+        ) AS b
+        WHERE s.name LIKE p_name || ':%') AS b
+    WHERE up_to >= ceil(p_share * total) ORDER BY bucket LIMIT 1
+$$;
+
+-- Called by sum_storage, by one process at a time. Add runs that have ended to their minute and
+-- hour. Of the keys of one minute, or hour, 199 have rows of their own; the others are in the row
+-- "other".
+CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_runs uuid[]) RETURNS void
+LANGUAGE sql AS $$
+    WITH ended AS MATERIALIZED (
+        SELECT r.*, r.parent_task IS NULL AS is_whole,  -- not a task of another run
+               coalesce(r.agent, r.graph) AS name,
+               coalesce(r.pinned #>> '{graph,version}',
+                        r.pinned -> 'agents' ->> r.agent) AS version,
+               CASE WHEN r.status IN ('failed', 'timeout') THEN r.error ->> 'code' END AS code
+        FROM runs r
+        WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs)
+          AND NOT r.draft AND r.mode <> 'batch'  -- its items count
+    ), calls AS MATERIALIZED (
+        SELECT r.id, h.head ->> 'agent' AS agent, h.data ->> 'model' AS model,
+               (h.data -> 'first_token_ms')::numeric / 1000 AS first_s
+        FROM ended r JOIN run_steps s ON s.tenant_id = p_tenant AND s.run_id = r.id
+             AND s.last_seq > r.carried_seq
+        CROSS JOIN LATERAL string_to_table(s.events, E'\n') AS l(line)
+        CROSS JOIN LATERAL (
+            SELECT (split_part(l.line, ',"data":', 1) || '}')::jsonb AS head,
+                   left(substr(l.line, strpos(l.line, ',"data":') + 8), -1)::jsonb AS data) AS h
+        WHERE l.line LIKE '{"type":"llm.started"%' OR l.line LIKE '{"type":"llm.completed"%'
+    ), measured(id, agent, model, name, value) AS (  -- of one call, or of a run
+        SELECT r.id, NULL, NULL, m.name, m.value FROM ended r CROSS JOIN LATERAL (
+            SELECT 'runs', 1::numeric
+            UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
+            UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
+            UNION ALL
+            SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at)), 1
+            UNION ALL
+            SELECT 'queue_wait:' || time_bucket(extract(epoch FROM started_at - created_at)), 1
+        ) AS m(name, value) WHERE r.is_whole AND m.name IS NOT NULL
+        UNION ALL
+        SELECT r.id, s.agent, s.model, m.name, m.value
+        FROM ended r CROSS JOIN LATERAL jsonb_to_recordset(r.spent || r.spent_beside) AS s(
+            agent text, model text, input numeric, output numeric, cost jsonb)
+        CROSS JOIN LATERAL (VALUES
+            ('tokens', s.input + s.output), ('cost', (s.cost ->> 'amount')::numeric)
+        ) AS m(name, value)
+        UNION ALL
+        SELECT id, agent, model, 'first_token:' || time_bucket(first_s), 1 FROM calls
+        WHERE first_s IS NOT NULL
+    ), keyed AS (
+        SELECT r.created_at, k.by, left(k.key, 300) AS key, m.name, m.value
+        FROM measured m JOIN ended r USING (id)
+        CROSS JOIN LATERAL (
+            SELECT 'all', 'all'
+            UNION ALL SELECT 'code', r.code
+            UNION ALL SELECT 'agent', coalesce(m.agent, r.name)
+            UNION ALL SELECT 'version', CASE
+                WHEN m.agent IS NULL THEN r.name || '@' || r.version
+                ELSE m.agent || '@' || (r.pinned -> 'agents' ->> m.agent) END
+            UNION ALL SELECT 'model', m.model WHERE m.agent IS NOT NULL
+            UNION ALL
+            SELECT DISTINCT 'model', c.model FROM calls c WHERE m.agent IS NULL AND c.id = r.id
+        ) AS k(by, key) WHERE k.key IS NOT NULL AND m.value <> 0
+    ), added AS (
+        SELECT s.span, s.at, k.by, k.key, k.name, sum(k.value) AS value
+        FROM keyed k CROSS JOIN LATERAL (VALUES
+            ('minute', date_bin('1 minute', k.created_at, 'epoch')),
+            ('hour', date_bin('1 hour', k.created_at, 'epoch'))) AS s(span, at)
+        GROUP BY 1, 2, 3, 4, 5
+    ), places AS (
+        SELECT n.*, o.key IS NOT NULL AS exists, o.rows + row_number() OVER (
+            PARTITION BY n.span, n.at, n.by, o.key IS NULL ORDER BY n.key) AS place
+        FROM (SELECT DISTINCT span, at, by, key FROM added) AS n
+        CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE o.key <> 'other') AS rows,
+                   max(o.key) FILTER (WHERE o.key = n.key) AS key
+            FROM metric_rollups o
+            WHERE o.tenant_id = p_tenant AND o.span = n.span AND o.by = n.by AND o.at = n.at) AS o
+    ), bounded AS (
+        SELECT a.span, a.by, a.at, CASE WHEN p.exists OR p.place < 200 THEN a.key ELSE 'other' END,
+               a.name, trim_scale(sum(a.value)) AS value
+        FROM added a JOIN places p USING (span, at, by, key) GROUP BY 1, 2, 3, 4, 5
+    )
+    INSERT INTO metric_rollups AS m (tenant_id, span, by, at, key, sums)
+    SELECT p_tenant, b.span, b.by, b.at, b.key, jsonb_object_agg(b.name, b.value)
+    FROM bounded AS b(span, by, at, key, name, value) GROUP BY 2, 3, 4, 5
+    ON CONFLICT (tenant_id, span, by, at, key) DO UPDATE SET sums = (
+        SELECT jsonb_object_agg(t.name, t.total) FROM (
+            SELECT s.name, trim_scale(sum(s.value::numeric)) AS total FROM (
+                SELECT * FROM jsonb_each_text(m.sums)
+                UNION ALL SELECT * FROM jsonb_each_text(excluded.sums)) AS s(name, value)
+            GROUP BY s.name) AS t)
+$$;
+
+-- Called by GET /v1/metrics/series and /v1/metrics/totals. Return the sums, of names like p_name,
+-- of each key and step that has any. It reads one row more than p_most; n is the number of rows.
+CREATE OR REPLACE FUNCTION read_rollups(
+    p_tenant uuid, p_span text, p_by text, p_name text, p_from timestamptz, p_to timestamptz,
+    p_step interval, p_most bigint
+) RETURNS TABLE (key text, at timestamptz, sums jsonb, n bigint) LANGUAGE sql STABLE AS $$
+    WITH found AS MATERIALIZED (
+        SELECT m.key, m.at, m.sums FROM metric_rollups m
+        WHERE m.tenant_id = p_tenant AND m.span = p_span AND m.by = p_by
+          AND m.at >= p_from AND m.at < p_to
+        LIMIT p_most + 1
+    )
+    SELECT s.key, s.at, jsonb_object_agg(s.name, s.total), (SELECT count(*) FROM found) FROM (
+        SELECT f.key, date_bin(p_step, f.at, p_from) AS at, e.name, sum(e.value::numeric) AS total
+        FROM found f CROSS JOIN LATERAL jsonb_each_text(f.sums) AS e(name, value)
+        WHERE e.name LIKE p_name GROUP BY 1, 2, 3) AS s
+    GROUP BY 1, 2 ORDER BY 1, 2
+$$;
