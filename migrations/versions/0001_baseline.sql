@@ -722,6 +722,8 @@ CREATE TABLE interrupts (
     -- JSON Schema of the answer or the arguments; null: any.
     schema jsonb,
     reason text,
+    -- {"arguments.NAME": number} above which a person confirms an approval; null: none.
+    confirm_above jsonb,
     -- The MCP server that asks; null: the agent.
     server text,
     -- The node of a graph that asks, and who may answer it: run, approve or user; null: a tool call.

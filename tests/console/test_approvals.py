@@ -234,3 +234,23 @@ async def current(page: Page, but: list[str] = []) -> str:  # noqa: B006 (it sta
         return (await page.locator(".inbox .chosen p").inner_text()).split(" ·")[0]
 
     return await until(user, lambda name: name not in but)
+
+
+async def test_a_large_amount_is_confirmed_in_a_dialog(console: Console) -> None:
+    rule = {"always": True, "confirm_above": {"arguments.amount": 1000}}
+    await console.define({**REFUND, "approval": rule})
+    run = await waiting(console, "Refund A-1, I paid 5000.", "A-1", 5000, "ada")
+    asked = (await console.server.client.get(f"/v1/interrupts?run_id={run}")).json()["items"]
+    assert asked[0]["confirm_above"] == {"arguments.amount": 1000}
+    page = await console.open("approvals")
+    await takes_keys(page)
+    await page.keyboard.press("a")
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("amount 5000 is above 1000")
+    await expect(dialog.get_by_role("button", name="Back")).to_be_focused()
+    assert await violations(page) == []
+    await page.keyboard.press("Enter")
+    await expect(dialog).to_have_count(0)
+    await page.get_by_role("button", name="Approve").click()
+    await dialog.get_by_role("button", name="Approve it").click()
+    await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()

@@ -63,9 +63,27 @@ def test_a_rule_says_why() -> None:
     assert "arguments.amount" in (when.reason({"amount": 500}) or "")
 
 
+@pytest.mark.parametrize("kind", [{"always": True}, {"when": AMOUNT}])
+def test_a_rule_names_numbers_to_confirm(kind: dict[str, Any]) -> None:
+    rule = kind | {"confirm_above": {"arguments.amount": 1000}}
+    check_approval(rule)
+    approval = approval_of(rule)
+    assert approval is not None
+    assert approval.confirm_above == {"arguments.amount": 1000}
+
+
 @pytest.mark.parametrize(
     "rule",
     [
+        {"confirm_above": {"arguments.amount": 1}},
+        *({"always": False}, {"always": 1}, {"always": True, "when": AMOUNT}),
+        *(
+            {"always": True, "confirm_above": wrong}
+            for wrong in (
+                *(None, {}, [], {"amount": 1}, {"arguments.x": "1"}, {"arguments.x": True}),
+                *({"arguments.x": float("inf")}, {f"arguments.x{n}": 1 for n in range(9)}),
+            )
+        ),
         *("sometimes", {}, [], 1, {"when": AMOUNT, "else": 1}, {"when": {}}, {"when": None}),
         {"when": AMOUNT | {"feature": "amount"}},
         {"when": AMOUNT | {"feature": "arguments."}},

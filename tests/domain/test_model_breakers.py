@@ -45,6 +45,7 @@ def test_repeated_failures_open_a_breaker(breakers: ModelBreakers, clock: Clock)
     assert breakers.held_s(KEY) == 0
     breakers.failed(KEY, DOWN, was_probe=False)
     assert breakers.held_s(KEY) > 1
+    assert breakers.cause(KEY) == "it is down"
     assert breakers.held_s(KEY._replace(model="another")) == 0
     stranger = KEY._replace(server=KEY.server._replace(tenant_id=uuid4()))
     assert breakers.held_s(stranger) == 0

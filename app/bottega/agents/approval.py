@@ -7,12 +7,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 from bottega.agents.messages import ToolCall, ToolResult, ToolStatus
 from bottega.conditions import Condition, ConditionCheck, can_compare, holds, tests_of
 from bottega.errors import InvalidInputError, shortened
 
+_KINDS = ({"always"}, {"when"})
+_MOST_THRESHOLDS = 8
 _FEATURE = re.compile(r"arguments(\.[^.\x00-\x1f]{1,64}){1,8}")
 _RULE = "a feature is arguments.NAME or arguments.NAME.NAME, with names of at most 64 characters"
 
@@ -24,10 +27,12 @@ class Approval:
     Attributes:
         when: condition on the arguments; ``None``: every call.
         why: what people read; else they read the condition.
+        confirm_above: numbers by feature: who approves a larger argument is asked once more.
     """
 
     when: Condition | None = None
     why: str | None = None
+    confirm_above: Mapping[str, float] | None = None
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call needs an approval; ``None``: it needs none.
@@ -46,23 +51,50 @@ class Approval:
 
 
 def check_approval(approval: Any) -> None:
-    """Validate a rule as JSON: ``never``, ``always`` or ``{when: condition}``.
+    """Validate a rule as JSON.
+
+    It is ``never``, ``always``, or an object with ``always: true`` or ``when: condition``, and
+    perhaps ``confirm_above: {feature: number}``.
 
     Raises:
         InvalidInputError: it is another, or the condition is not valid.
     """
     if approval in ("never", "always"):
         return
-    if not isinstance(approval, Mapping) or set(approval) != {"when"}:
-        raise InvalidInputError("expected 'never', 'always' or {\"when\": CONDITION}")
-    ConditionCheck(_FEATURE, _RULE).condition(approval["when"], "/when")
+    if not isinstance(approval, Mapping) or set(approval) - {"confirm_above"} not in _KINDS:
+        raise InvalidInputError(
+            "expected 'never', 'always', {\"always\": true} or {\"when\": CONDITION}, each object "
+            'perhaps with "confirm_above"'
+        )
+    if "when" in approval:
+        ConditionCheck(_FEATURE, _RULE).condition(approval["when"], "/when")
+    elif approval["always"] is not True:
+        raise InvalidInputError("expected true", pointer="/always")
+    if "confirm_above" in approval:
+        _check_thresholds(approval["confirm_above"])
+
+
+def _check_thresholds(thresholds: Any) -> None:
+    if not isinstance(thresholds, Mapping) or not 0 < len(thresholds) <= _MOST_THRESHOLDS:
+        raise InvalidInputError(
+            f"expected an object of one to {_MOST_THRESHOLDS} numbers by argument",
+            pointer="/confirm_above",
+        )
+    for feature, number in thresholds.items():
+        pointer = f"/confirm_above/{feature}"[:200]
+        if not _FEATURE.fullmatch(feature):
+            raise InvalidInputError(_RULE, pointer=pointer)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not isfinite(number):
+            raise InvalidInputError("expected a number", pointer=pointer)
 
 
 def approval_of(approval: Any, why: str | None = None) -> Approval | None:
     """Return a checked rule; ``None``: it asks for no approval."""
     if approval in (None, "never"):
         return None
-    return Approval(None if approval == "always" else approval["when"], why)
+    if approval == "always":
+        return Approval(why=why)
+    return Approval(approval.get("when"), why, approval.get("confirm_above"))
 
 
 def _value(arguments: Mapping[str, Any], feature: str) -> Any:
@@ -90,6 +122,7 @@ class Interrupt:
         question: for people; only of a question.
         schema: JSON Schema of the answer, or of an approval's arguments.
         reason: why an approval is needed.
+        confirm_above: as of :class:`Approval`.
         server: the MCP server that asks; ``None``: the agent does.
         node: the node of a graph that asks; ``None``: a tool call does.
         who: of a node: who may answer, ``run``, ``approve`` or ``user``.
@@ -100,6 +133,7 @@ class Interrupt:
     question: str | None = None
     schema: Mapping[str, Any] | None = None
     reason: str | None = None
+    confirm_above: Mapping[str, float] | None = None
     server: str | None = None
     expires_s: float = EXPIRES_S
     number: int = 0

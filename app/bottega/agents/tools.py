@@ -61,6 +61,10 @@ class AgentState(Protocol):
 class ApprovalPort(Protocol):
     """A rule that says which calls of a tool a person must approve."""
 
+    @property
+    def confirm_above(self) -> Mapping[str, float] | None:
+        """Numbers by argument above which a person is asked once more; ``None``: none."""
+
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call needs an approval; ``None``: it needs none."""
 
@@ -100,6 +104,7 @@ class ToolBase(ABC):
         return Interrupt(
             kind="approval",
             reason=reason,
+            confirm_above=self.approval.confirm_above,
             schema=self.schema.parameters,
             expires_s=self.expires_s,
         )

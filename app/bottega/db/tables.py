@@ -159,7 +159,7 @@ interrupts = _table(
     uuid="tenant_id id run_id task_id",
     text="agent kind status tool tool_call_id question reason server node who",
     number="call",
-    json="arguments schema resolved_by resolution",
+    json="arguments schema confirm_above resolved_by resolution",
     time="created_at expires_at resolved_at",
 )
 run_messages = _table(

@@ -597,6 +597,8 @@ class OpenInterrupts:
             "server": interrupt.server,
             "expires_s": interrupt.expires_s,
         }
+        if interrupt.confirm_above is not None:
+            asked["confirm_above"] = interrupt.confirm_above
         if interrupt.node is not None:
             asked |= {"node": interrupt.node, "who": interrupt.who}
         seq = self._tasks.add(

@@ -43,12 +43,14 @@ class _OpenBreaker:
     """A breaker that is not closed.
 
     Attributes:
+        cause: the failure that opened it, or kept it so, in words.
         retry_at: when a call may become the probe, by the monotonic clock.
         is_probed: the probe is under way.
         passes: set when it closes, or when another call may become the probe.
     """
 
     failures: int
+    cause: str
     retry_at: float
     is_probed: bool = False
     passes: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,6 +94,10 @@ class ModelBreakers:
             return _ASK_AGAIN_S
         return max(0.0, breaker.retry_at - monotonic())
 
+    def cause(self, key: ModelKey) -> str:
+        """Return the last failure of a model whose breaker is not closed, in words."""
+        return self._open[key].cause
+
     def begin_call(self, key: ModelKey) -> bool:
         """Begin a call that is not held; return true if it is the probe: its outcome decides."""
         breaker = self._open.get(key)
@@ -134,14 +140,14 @@ class ModelBreakers:
         else:
             return
         pause_s = min(3600.0, delay_s(failures, error, self._random_unit()))
-        self._set_open(key, failures, pause_s)
+        self._set_open(key, failures, error.detail, pause_s)
 
     def abandoned(self, key: ModelKey) -> None:
         """Note that a probe was cancelled: another call may be the next one."""
         if (breaker := self._open.get(key)) is not None:
-            self._set_open(key, breaker.failures, 0.0)
+            self._set_open(key, breaker.failures, breaker.cause, 0.0)
 
-    def _set_open(self, key: ModelKey, failures: int, pause_s: float) -> None:
+    def _set_open(self, key: ModelKey, failures: int, cause: str, pause_s: float) -> None:
         earlier = self._open.get(key)
         if earlier is None and len(self._open) >= _MOST:
             return
@@ -149,7 +155,7 @@ class ModelBreakers:
         if pause_s == 0:
             passes.set()
             passes = asyncio.Event()
-        self._open[key] = _OpenBreaker(failures, monotonic() + pause_s, passes=passes)
+        self._open[key] = _OpenBreaker(failures, cause, monotonic() + pause_s, passes=passes)
 
 
 LIMITED = "model_limited"
@@ -296,7 +302,8 @@ class ModelGate:
         if (pause_s := self._breakers.held_s(self._key)) > 0:
             raise HeldBackError(
                 f"the model '{self._key.model}' of the provider '{self._key.server.provider}' "
-                "keeps failing: it is asked again later, by one call first",
+                "keeps failing: it is asked again later, by one call first. Its last failure: "
+                f"{self._breakers.cause(self._key)}",
                 code=CIRCUIT_OPEN,
                 pause_s=pause_s,
             )

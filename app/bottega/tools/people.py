@@ -35,8 +35,12 @@ _Rule = Annotated[
     dict[str, JsonValue],
     Field(
         json_schema_extra={
-            "properties": {"when": {"type": "object", "additionalProperties": True}},
-            "required": ["when"],
+            "properties": {
+                "always": {"const": True},
+                "when": {"type": "object", "additionalProperties": True},
+                "confirm_above": {"type": "object", "additionalProperties": {"type": "number"}},
+            },
+            "oneOf": [{"required": ["always"]}, {"required": ["when"]}],
             "additionalProperties": False,
         }
     ),
@@ -57,8 +61,10 @@ class Approvable(DescribedModel):
     """Fields of a tool whose calls people may have to approve."""
 
     approval: ApprovalField | None = None
-    """Calls that a person must approve first: `never`, `always`, or `{when: CONDITION}`, as in
-    patterns, with features `arguments.NAME`. Null: as the agent says."""
+    """Calls that a person must approve first: `never`, `always`, `{always: true}`, or `{when:
+    CONDITION}`, as in patterns, with features `arguments.NAME`; an object may have `confirm_above:
+    {arguments.NAME: NUMBER}`: the console asks once more before it approves a larger one. Null:
+    as the agent says."""
     approval_reason: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """What the person reads; null: the condition."""
     expires_s: ExpiresS = EXPIRES_S

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { factsOf, mentions, saidByUser } from "../../../app/bottega/console/js/parts/approval_facts.js";
+import { factsOf, largeArguments, mentions, saidByUser } from "../../../app/bottega/console/js/parts/approval_facts.js";
 
 test("a value is found in the forms that people write", () => {
   const cases = [
@@ -51,4 +51,15 @@ test("nothing is missing from texts that nobody here knows", () => {
   for (const unknown of [[], [{ role: "user", content: "", parts: [{ type: "file" }] }]]) {
     assert.deepEqual(factsOf(asked, saidByUser(unknown), []), []);
   }
+});
+
+test("arguments above their numbers, and those that are no numbers, are to be confirmed", () => {
+  const large = { arguments: { amount: 1000.5, order: { weight: 3 } },
+    confirm_above: { "arguments.amount": 1000, "arguments.order.weight": 3, "arguments.absent": 1 } };
+  const found = (edited) => largeArguments(large, edited).map(({ name, value }) => `${name} ${value}`);
+  assert.deepEqual(found(null), ["amount 1000.5"]);
+  assert.deepEqual(found('{"amount": 5}'), []);
+  assert.deepEqual(found('{"amount": "2000", "order": {"weight": []}}'), ["amount 2000", "order.weight (no number)"]);
+  assert.deepEqual(found("no JSON"), []);
+  assert.deepEqual(largeArguments({ arguments: { amount: 9 } }), []);
 });

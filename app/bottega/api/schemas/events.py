@@ -266,6 +266,8 @@ class InterruptCreatedData(InterruptData):
     answer_schema: Annotated[dict[str, Any] | None, Field(alias="schema")]
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
+    confirm_above: dict[str, float] | None = None
+    """Arguments whose larger values a person confirms; null: none."""
     server: str | None = None
     """The MCP server that asks; null: the agent itself."""
     node: str | None = None

@@ -41,6 +41,8 @@ class InterruptItem(Answer):
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
     """Why an approval is needed."""
+    confirm_above: dict[str, float] | None
+    """Numbers by argument, `arguments.NAME`: a person confirms a larger one; null: none."""
     server: str | None
     """The MCP server that asks; null: the agent itself."""
     node: str | None

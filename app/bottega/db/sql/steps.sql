@@ -72,9 +72,10 @@ BEGIN
         IF v_interrupts THEN
             INSERT INTO interrupts (
                 tenant_id, id, run_id, task_id, agent, kind, call, tool, tool_call_id, arguments,
-                question, schema, reason, server, node, who, created_at, expires_at)
+                question, schema, reason, confirm_above, server, node, who, created_at, expires_at)
             SELECT v_tenant, i.id, p_runs[n], i.task_id, i.agent, i.kind, i.call, i.tool,
                    i.tool_call_id, i.arguments, i.question, nullif(i.schema, 'null'), i.reason,
+                   i.confirm_above,
                    -- Lists show them in the order of the calls.
                    i.server, i.node, i.who, v_now + (i.position - 1) * interval '1 microsecond',
                    v_now + make_interval(secs => i.expires_s)
@@ -82,10 +83,10 @@ BEGIN
                 jsonb_to_recordset(p_interrupts[n]) AS (
                     id uuid, task_id uuid, agent text, kind text, call integer, tool text,
                     tool_call_id text, arguments jsonb, question text, schema jsonb, reason text,
-                    server text, node text, who text, expires_s double precision)
+                    confirm_above jsonb, server text, node text, who text, expires_s double precision)
             ) WITH ORDINALITY AS i(
                 id, task_id, agent, kind, call, tool, tool_call_id, arguments, question, schema,
-                reason, server, node, who, expires_s, position)
+                reason, confirm_above, server, node, who, expires_s, position)
             ON CONFLICT DO NOTHING;
         END IF;
         FOREACH i IN ARRAY v_stored LOOP

@@ -80,3 +80,24 @@ export function factsOf(asked, text, others) {
   }
   return facts;
 }
+
+/**
+ * `[{name, value, limit}]`: arguments above the numbers of `confirm_above`, and those that are no numbers.
+ *
+ * @param {{arguments: object, confirm_above?: Record<string, number> | null}} asked
+ * @param {string | null} edited JSON of other arguments; what is no JSON is refused later.
+ */
+export function largeArguments(asked, edited = null) {
+  let given = asked.arguments;
+  try {
+    if (edited !== null) given = JSON.parse(edited);
+  } catch {
+    return [];
+  }
+  return Object.entries(asked.confirm_above ?? {}).flatMap(([feature, limit]) => {
+    const [, ...path] = feature.split(".");
+    const value = path.reduce((found, name) => found?.[name], given);
+    const isSmall = value == null || (typeof value === "number" && value <= limit);
+    return isSmall ? [] : [{ name: path.join("."), value: typeof value === "object" ? "(no number)" : value, limit }];
+  });
+}

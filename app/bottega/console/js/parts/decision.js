@@ -5,6 +5,8 @@ import { post, url } from "../api.js";
 import { html } from "../html.js";
 import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
+import { largeArguments } from "./approval_facts.js";
+import { Dialog } from "./dialog.js";
 import { useKeys } from "./keys.js";
 
 const TITLES = {
@@ -40,6 +42,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const [comment, setComment] = useState("");
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
+  const [large, setLarge] = useState([]); // what is to be confirmed
   const id = `decision-${interrupt.id}`;
   const field = useRef(null);
   useEffect(() => field.current?.focus(), [edited === null]);
@@ -57,7 +60,15 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   };
   const said = comment ? { comment } : {};
   const changed = () => (edited === null ? {} : { arguments: JSON.parse(edited) });
-  const approve = () => send(() => ({ decision: "approve", ...changed(), ...said }));
+  const approveNow = () => {
+    setLarge([]);
+    return send(() => ({ decision: "approve", ...changed(), ...said }));
+  };
+  const approve = () => {
+    const found = largeArguments(interrupt, edited);
+    if (found.length) setLarge(found);
+    else approveNow();
+  };
   const deny = () => send(() => ({ decision: "deny", ...said }));
   const edit = () => {
     if (edited === null) setEdited(JSON.stringify(interrupt.arguments, null, 2));
@@ -111,5 +122,11 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
         <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Send<//></div>
       </form>`}
     ${error && html`<p class="note bad" role="alert">${error}</p>`}
+    ${large.length > 0 && html`<${Dialog} title="Approve this, too?" onClose=${() => setLarge([])}>
+      <p>${interrupt.tool}${interrupt.user ?? user ? ` for ${interrupt.user ?? user}` : ""}:</p>
+      <ul>${large.map(({ name, value, limit }) => html`<li>
+        <strong>${name} ${String(value)}</strong> is above ${limit}</li>`)}</ul>
+      <div class="actions"><${Button} kind="primary" onClick=${approveNow}>Approve it<//>
+        <${Button} autofocus onClick=${() => setLarge([])}>Back<//></div><//>`}
   </article>`;
 }

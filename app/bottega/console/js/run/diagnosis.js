@@ -34,8 +34,8 @@ const isHeldBack = (error) => error.message.includes("keeps failing");
 
 /** What a model's server did, by an error of it. */
 function didOf(error) {
-  if (isHeldBack(error)) return "keeps failing";
   const status = statusOf(error);
+  if (isHeldBack(error) && !status) return "keeps failing";
   const code = /^model_/.test(error.last_code ?? "") ? error.last_code : error.code;
   const words = OF_MODELS[code] ?? "failed";
   if (!status) return words;
