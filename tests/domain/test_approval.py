@@ -63,6 +63,12 @@ def test_a_rule_says_why() -> None:
     assert "arguments.amount" in (when.reason({"amount": 500}) or "")
 
 
+NO_THRESHOLDS: list[Any] = [
+    *(None, {}, [], {"amount": 1}, {"arguments.x": "1"}, {"arguments.x": True}),
+    *({"arguments.x": float("inf")}, {f"arguments.x{n}": 1 for n in range(9)}),
+]
+
+
 @pytest.mark.parametrize("kind", [{"always": True}, {"when": AMOUNT}])
 def test_a_rule_names_numbers_to_confirm(kind: dict[str, Any]) -> None:
     rule = kind | {"confirm_above": {"arguments.amount": 1000}}
@@ -77,13 +83,7 @@ def test_a_rule_names_numbers_to_confirm(kind: dict[str, Any]) -> None:
     [
         {"confirm_above": {"arguments.amount": 1}},
         *({"always": False}, {"always": 1}, {"always": True, "when": AMOUNT}),
-        *(
-            {"always": True, "confirm_above": wrong}
-            for wrong in (
-                *(None, {}, [], {"amount": 1}, {"arguments.x": "1"}, {"arguments.x": True}),
-                *({"arguments.x": float("inf")}, {f"arguments.x{n}": 1 for n in range(9)}),
-            )
-        ),
+        *({"always": True, "confirm_above": thresholds} for thresholds in NO_THRESHOLDS),
         *("sometimes", {}, [], 1, {"when": AMOUNT, "else": 1}, {"when": {}}, {"when": None}),
         {"when": AMOUNT | {"feature": "amount"}},
         {"when": AMOUNT | {"feature": "arguments."}},
