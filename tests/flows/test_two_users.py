@@ -47,6 +47,7 @@ LISTS = {
     "list_schedules": "/v1/schedules",
     "list_webhook_deliveries": "/v1/webhook-deliveries",
     "list_episodes": "/v1/episodes",
+    "sum_usage": "/v1/usage",
 }
 """Lists of what users have."""
 SEARCHES: dict[str, tuple[str, Any]] = {
@@ -62,7 +63,7 @@ OF_TENANT = {
     *("stream_run_events", "create_token", "revoke_token", "get_me"),
     *("create_ws_ticket", "get_schedule", "change_schedule", "delete_schedule", "get_session"),
     *("get_user", "delete_user", "export_user", "create_file", "get_file", "get_file_content"),
-    *("get_interrupt", "get_episode", "delete_episode", "sum_usage", "list_audit_log"),
+    *("get_interrupt", "get_episode", "delete_episode", "list_audit_log"),
     *("DELETE /mcp", "DELETE /mcp/", "GET /mcp", "GET /mcp/"),
     # batches act for nobody
     *("create_batch", "list_batches", "get_batch", "list_batch_results", "list_batch_events"),

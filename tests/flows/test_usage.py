@@ -60,6 +60,40 @@ async def test_sums_by_each_property_agree_with_the_runs(
         assert all(item["cost"]["complete"] is False for item in items)
 
 
+async def test_filters_leave_out_the_others(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    answer = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
+    model.script(calls(("requirements", {"query": "x"})), answer, answer, answer, answer)
+    await ended(bottega, session_id="s", user="u", metadata={"plan": "pro", "seats": 5})
+    await ended(bottega, session_id="t", user="v", metadata={"plan": "free"})
+    whole = (await sums(bottega, "user"))[0]
+    assert (whole["user"], whole["runs"]) == ("u", 1)
+    tokens = whole["input"], whole["output"]
+    for query in (
+        *({"user": "u"}, {"session_id": "s"}, {"metadata": "plan:pro"}),
+        *({"metadata": ["plan:pro", "seats:5"]}, {"user": "u", "model": MODEL}),
+    ):
+        (item,) = await sums(bottega, "user", **query)
+        assert (item["user"], item["runs"], item["input"], item["output"]) == ("u", 1, *tokens)
+    agents = await sums(bottega, "agent", agent="requirements", user="u")
+    assert [item["agent"] for item in agents] == ["requirements"]
+    assert (await sums(bottega, "user", agent="requirements", user="u"))[0]["input"] == (
+        agents[0]["input"]
+    )
+    for nothing in (
+        *({"user": "w"}, {"session_id": "r"}, {"metadata": "plan:x"}, {"agent": "nobody"}),
+        *({"model": "other"}, {"user": "u", "session_id": "t"}),
+    ):
+        assert await sums(bottega, "day", **nothing) == []
+    plans = await sums(bottega, "metadata", metadata_key="plan")
+    assert [(item["metadata"], item["runs"]) for item in plans] == [("free", 1), ("pro", 1)]
+    seats = await sums(bottega, "metadata", metadata_key="seats")
+    assert [item["metadata"] for item in seats] == [None, "5"]
+    assert [item["batch"] for item in await sums(bottega, "batch")] == [None]
+    for wrong in ("by=metadata", "by=day&metadata_key=plan", "metadata=plan", "session_id=%20"):
+        assert (await bottega.client.get(f"/v1/usage?{wrong}")).status_code == 422, wrong
+
+
 async def test_pages_and_times_bound_the_sums(bottega: Running, model: FakeModel) -> None:
     await define(bottega.client)
     model.script(*[sse(chunk("R", finish_reason="stop"))] * 3)

@@ -6,7 +6,7 @@ run, with the outcomes that say its worth.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
@@ -749,7 +749,7 @@ async def deliveries_page(
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
-UsageBy = Literal["agent", "model", "session", "day", "key", "user"]
+UsageBy = Literal["agent", "model", "session", "day", "key", "user", "batch", "metadata"]
 
 _USUAL = timedelta(days=30)
 _LONGEST = timedelta(days=366)
@@ -757,10 +757,29 @@ _SUMS = ("input", "output", "cached", "reasoning", "estimated")
 _COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFilter:
+    """Whose usage is summed up; ``None``: everybody's.
+
+    Attributes:
+        agent, model: of model calls.
+        metadata: pairs of key and value that a run has.
+        key: of the metadata by whose values is summed up.
+    """
+
+    agent: str | None = None
+    model: str | None = None
+    user: str | None = None
+    session: str | None = None
+    metadata: Sequence[tuple[str, str]] = ()
+    key: str | None = None
+
+
 async def usage_page(
     connection: AsyncConnection,
     tenant_id: UUID,
     by: UsageBy,
+    only: UsageFilter,
     *,
     since: datetime | None,
     until: datetime | None,
@@ -770,7 +789,8 @@ async def usage_page(
 ) -> PageItems[dict[str, object]]:
     """List sums of ended runs that were created in a time, by name, after the name ``after``.
 
-    The name is under the key ``by``; ``None``: of runs without a session, or without a user.
+    The name is under the key ``by``; ``None``: of runs without a session, a user, a batch, or the
+    key of metadata.
 
     Args:
         until: ``None``: now.
@@ -788,7 +808,9 @@ async def usage_page(
             pointer="/since",
         )
     bounds = since, until, first_id(since), first_id(until + MOST_SKEW)
-    sums = func.usage_by(tenant_id, by, *bounds).table_valued(*_COLUMNS)
+    spelled_pairs = [[{key: each} for each in spelled(value)] for key, value in only.metadata]
+    named = bindparam("only", {**asdict(only), "metadata": spelled_pairs}, JSONB)
+    sums = func.usage_by(tenant_id, by, *bounds, named).table_valued(*_COLUMNS)
     query = select(sums)
     query = paged(query, sums.c.name, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)

@@ -3,21 +3,29 @@
 import asyncio
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import Field
+from pydantic import Field, model_validator
 
 import bottega
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems, storage_full
 from bottega.api.schemas.base import Answer, Page, PlaceInTime
-from bottega.api.schemas.runs import UsageSum
+from bottega.api.schemas.runs import SessionName, UsageSum
 from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.server.headers import sent
-from bottega.api.shared.deps import AdminTenant, ReadTenant, ServiceDep, Tenant, Transaction
-from bottega.api.shared.pages import LINK, PageQuery
+from bottega.api.shared.deps import (
+    AdminTenant,
+    PrincipalDep,
+    ReadTenant,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
+from bottega.api.shared.pages import LINK, MetadataPairs, PageQuery, QueriedUser, pairs_of
 from bottega.container import Service
 from bottega.db.migrate import require_current
 from bottega.engine import workers
@@ -397,6 +405,26 @@ class UsageQuery(PageQuery):
     until: Annotated[
         PlaceInTime | None, Field(description="Of runs created before; by default now.")
     ] = None
+    agent: Annotated[
+        str | None, Field(max_length=128, description="Only of this agent's model calls.")
+    ] = None
+    model: Annotated[str | None, Field(max_length=300, description="Only of this model.")] = None
+    user: QueriedUser = None
+    session_id: Annotated[SessionName | None, Field(description="Only of this session.")] = None
+    metadata: MetadataPairs
+    metadata_key: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[^:]{1,64}$",
+            description="With `by=metadata`, and only then: sum up by the values of this key.",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _key_is_named(self) -> Self:
+        if (self.by == "metadata") != (self.metadata_key is not None):
+            raise ValueError("metadata_key goes with by=metadata, and by=metadata needs it")
+        return self
 
 
 @usage_router.get(
@@ -404,8 +432,9 @@ class UsageQuery(PageQuery):
     operation_id="sum_usage",
     summary="Sum up tokens and cost of runs",
     description=(
-        "By agent, model, session, day (UTC), key or user, of runs that are over; those that a "
-        "retry copied count once, deleted runs no longer. Sums of a year at most."
+        "By agent, model, session, day (UTC), key, user, batch, or the values of a key of "
+        "metadata, of runs that are over; those that a retry copied count once, deleted runs no "
+        "longer. Child runs and a batch's items count as their run. Sums of a year at most."
     ),
     response_model=Page[UsageSum],
     response_model_exclude_unset=True,
@@ -414,11 +443,21 @@ class UsageQuery(PageQuery):
 async def sum_usage(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     query: Annotated[UsageQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
+    acts_for(principal, query.user, None)
+    only = read.UsageFilter(
+        agent=query.agent,
+        model=query.model,
+        user=query.user,
+        session=query.session_id,
+        metadata=pairs_of(query.metadata),
+        key=query.metadata_key,
+    )
     found = await read.usage_page(
-        tx, tenant, query.by, since=query.since, until=query.until, **query.window(str)
+        tx, tenant, query.by, only, since=query.since, until=query.until, **query.window(str)
     )
     return query.page(request, response, found, lambda item: item[query.by] or "")

@@ -109,6 +109,10 @@ class UsageSum(Usage):
     """`key:` and its prefix, `local`, or `schedule:` and its name."""
     user: str | None = None
     """Null: of runs without a user."""
+    batch: str | None = None
+    """Id of the batch; null: of runs that are none."""
+    metadata: str | None = None
+    """Value of the key `metadata_key`; null: of runs without it."""
     runs: int
     """Number of runs."""
 

@@ -50,10 +50,12 @@ BEGIN
 END $$;
 
 -- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
--- spent, with their child runs, by agent, model, session, day, key or user, in the order of these.
--- Their ids are between p_first and p_last. Drafts do not count.
+-- spent, with their child runs, by agent, model, session, day, key, user, batch, or the value of a
+-- key of metadata, in the order of these. Their ids are between p_first and p_last. Drafts do not
+-- count. p_only: {"agent", "model", "user", "session", "metadata": [[alternatives], …], "key"}.
 CREATE OR REPLACE FUNCTION usage_by(
-    p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid
+    p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid,
+    p_only jsonb
 ) RETURNS TABLE (
     name text, input bigint, output bigint, cached bigint, reasoning bigint, estimated boolean,
     amount text, complete boolean, runs bigint
@@ -63,6 +65,8 @@ CREATE OR REPLACE FUNCTION usage_by(
                WHEN 'session' THEN coalesce(r.session_id, '')
                WHEN 'user' THEN coalesce(r.user_id, '')
                WHEN 'key' THEN coalesce(r.principal, '')
+               WHEN 'batch' THEN CASE r.mode WHEN 'batch' THEN r.id::text ELSE '' END
+               WHEN 'metadata' THEN coalesce(r.metadata ->> (p_only ->> 'key'), '')
                WHEN 'day' THEN to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
            END COLLATE "C",
            sum(s.input)::bigint, sum(s.output)::bigint, sum(s.cached)::bigint,
@@ -79,5 +83,13 @@ CREATE OR REPLACE FUNCTION usage_by(
         estimated boolean, cost jsonb)
     WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last AND r.parent_run_id IS NULL
       AND NOT r.draft AND r.created_at >= p_since AND r.created_at < p_until
+      AND (p_only ->> 'agent' IS NULL OR s.agent = p_only ->> 'agent')
+      AND (p_only ->> 'model' IS NULL OR s.model = p_only ->> 'model')
+      AND (p_only ->> 'user' IS NULL OR r.user_id = p_only ->> 'user')
+      AND (p_only ->> 'session' IS NULL OR r.session_id = p_only ->> 'session')
+      AND NOT EXISTS (
+        SELECT FROM jsonb_array_elements(p_only -> 'metadata') AS wanted
+        WHERE NOT EXISTS (
+            SELECT FROM jsonb_array_elements(wanted) AS one WHERE r.metadata @> one))
     GROUP BY 1
 $$;
