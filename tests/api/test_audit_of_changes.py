@@ -72,7 +72,7 @@ CHANGES: dict[str, tuple[str, str, Any, str]] = {
     "delete_session": ("DELETE", "/v1/sessions/m", None, "session.delete"),
 }
 ELSEWHERE = {
-    # proven with what they need, by tests of their own
+    # proven with what they need: tests/flows/test_audit_of_work.py, and the tests of each part
     *("create_mcp_server", "replace_mcp_server", "delete_mcp_server", "refresh_mcp_server"),
     *("put_secret", "delete_secret", "revoke_key", "revoke_token", "delete_episode"),
     *("change_pattern", "record_pattern_application", "validate_pattern", "deprecate_pattern"),

@@ -33,12 +33,19 @@ _CANCEL_TASK = text("SELECT id, was_over FROM cancel_task(:tenant, :run, :task)"
 
 @repeated
 async def request_cancel(
-    database: Database, tenant_id: UUID, run_id: UUID, actor: str, *, calls: Sequence[UUID] = ()
+    database: Database,
+    tenant_id: UUID,
+    run_id: UUID,
+    actor: str,
+    *,
+    calls: Sequence[UUID] = (),
+    action: str = "run.cancel",
 ) -> bool:
     """Store a request to cancel a run; return true if it was over already.
 
     Args:
         calls: do nothing unless one of these interrupts waits; empty: cancel it anyway.
+        action: of the entry in the audit log.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -53,7 +60,7 @@ async def request_cancel(
         if answer is None:
             raise NotFoundError(f"there is no run {run_id}")
         if answer != "final":
-            await audit.note(tx, tenant_id, actor, "run.cancel", str(run_id))
+            await audit.note(tx, tenant_id, actor, action, str(run_id))
     return bool(answer == "final")
 
 

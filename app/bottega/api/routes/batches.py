@@ -441,7 +441,7 @@ async def events(
 async def cancel(service: ServiceDep, tenant: Tenant, actor: Actor, batch_id: BatchId) -> Any:
     async with service.database.begin(tenant) as tx:
         await batches.get(tx, tenant, batch_id)
-    await request_cancel(service.database, tenant, batch_id, actor)
+    await request_cancel(service.database, tenant, batch_id, actor, action="batch.cancel")
     async with service.database.begin(tenant) as tx:
         return await batches.get(tx, tenant, batch_id)
 
