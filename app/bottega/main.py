@@ -164,6 +164,7 @@ _ROUTERS = (
     documents.router,
     graphs.router,
     providers.router,
+    providers.default_router,
     mcp_servers.router,
     mcp_endpoint.router,
     runs.router,

@@ -25,19 +25,22 @@ from bottega.definitions.agents import DEFAULT, DEMO, listed, named_by
 from bottega.definitions.pinned import PinnedModels
 from bottega.engine.budget import DayBudgets
 from bottega.engine.plugins import success_checks
-from bottega.errors import BottegaError, InvalidInputError
+from bottega.errors import BottegaError, InvalidInputError, UnavailableError
 from bottega.llm.fallback import FallbackProvider, OpenServer, ServedModel, Servers, SpecSource
 from bottega.llm.gates import Traffic
 from bottega.llm.limits import ServerKey, TaskPlaces
 from bottega.llm.prices import TokenPrices
-from bottega.llm.server import ServerSpec
+from bottega.llm.provider import headers_of
+from bottega.llm.server import DialectName, ServerSpec
 from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
 from bottega.llm.usage import PermitsOnly
 from bottega.llm.vendors import NO_KEY, with_openai
 from bottega.lookups import NameLookups
+from bottega.outside import OutsideError, check_json
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.subagents.child import PATIENCE_S
+from bottega.tools.egress import Egress
 from bottega.tools.guard import HostGuard, ModelHosts
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
@@ -395,6 +398,69 @@ async def open_models(
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services
+
+
+_LISTS: Mapping[DialectName, str] = {
+    "chat": "/models",
+    "responses": "/models",
+    "anthropic": "/v1/models?limit=1000",
+    "gemini": "/models?pageSize=1000",
+}
+"""Paths of the lists of models, below the base URL."""
+_LIST_BYTES = 4_000_000
+_LIST_S = 10.0
+_MOST_IDS, _LONGEST_ID = 1000, 200
+
+
+async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequence[str]:
+    """Ask a server for the names of its models, which costs nothing.
+
+    Raises:
+        UnavailableError: there is no such list for this key at this address; the text says why.
+        EgressRefusedError: the address must not be reached.
+    """
+    url = f"{spec.base_url}{_LISTS[spec.dialect]}"
+    headers = {name: value for name, value in headers_of(spec).items() if name != "Accept-Encoding"}
+    reply = await egress.request(
+        "GET", url, headers=headers, timeout_s=_LIST_S, max_bytes=_LIST_BYTES, tenant=tenant
+    )
+    host = httpx2.URL(url).host
+    if reply.status != 200:
+        raise UnavailableError(_refusal(host, reply.status, has_key=spec.api_key is not None))
+    try:
+        check_json(reply.body)
+        found = from_json(reply.body)
+        names = (
+            [each["id"] for each in found["data"]]
+            if "data" in found
+            else [each["name"].removeprefix("models/") for each in found["models"]]
+        )
+    except (OutsideError, ValueError, LookupError, TypeError, AttributeError):
+        raise UnavailableError(f"{host} answers, but {_NO_LIST}") from None
+    fit = (each for each in names if isinstance(each, str) and 0 < len(each) <= _LONGEST_ID)
+    return list(dict.fromkeys(fit))[:_MOST_IDS]
+
+
+_NO_LIST = (
+    "it has no list of models there: give the address as in the vendor's documentation, which "
+    "often ends in /v1"
+)
+
+
+def _refusal(host: str, status: int, *, has_key: bool) -> str:
+    """Return in words why a server gave no list of its models."""
+    match status:
+        case 401 | 403:
+            why = "refuses the key: check it" if has_key else "needs a key"
+        case 404 | 405:
+            why = f"answers, but {_NO_LIST}"
+        case 429:
+            why = "takes no more requests for now, or the account has no credit"
+        case _ if 300 <= status < 400:
+            why = "sends requests to another address: give that one"
+        case _:
+            why = "does not work at the moment" if status >= 500 else "does not take the request"
+    return f"{host} {why} (HTTP {status})"
 
 
 _MOST_TOKENS = 2000  # reasoning counts too

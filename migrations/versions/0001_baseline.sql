@@ -342,10 +342,12 @@ CREATE TABLE applied_definitions (
         FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
--- A value per tenant that every change of its agents, graphs, providers and MCP servers replaces.
+-- A value per tenant that every change of its agents, graphs, providers, MCP servers and default
+-- model replaces. default_model: provider:MODEL of its agents that name none; NULL: the server's.
 CREATE TABLE definition_epochs (
     tenant_id uuid NOT NULL,
     epoch uuid NOT NULL DEFAULT gen_random_uuid(),
+    default_model text,
     CONSTRAINT pk_definition_epochs PRIMARY KEY (tenant_id),
     CONSTRAINT fk_definition_epochs_tenant_id_tenants
         FOREIGN KEY (tenant_id) REFERENCES tenants (id)

@@ -165,7 +165,7 @@ async def _walk(ask: Recorder, server: Running, model: FakeModel) -> None:
     ask.answers["get_asyncapi"]["200"]["application/json"] = {
         name: document[name] for name in ("asyncapi", "info")
     }
-    await _definitions(ask)
+    await _definitions(ask, model)
     await _runs(ask, model)
     await _people(ask, model)
     await _sessions(ask)
@@ -174,7 +174,7 @@ async def _walk(ask: Recorder, server: Running, model: FakeModel) -> None:
     await _operations(ask)
 
 
-async def _definitions(ask: Recorder) -> None:
+async def _definitions(ask: Recorder, model: FakeModel) -> None:
     await ask.send_examples("put_secret", {"name": "SHOP_KEY"})
     for name, host in (("ANTHROPIC_KEY", "api.anthropic.com"), ("MCP_KEY", "mcp.example.com")):
         secret = {"value": "sk-4fqx0a1b2c3d4e5f", "hosts": [host]}
@@ -202,6 +202,11 @@ async def _definitions(ask: Recorder) -> None:
     await ask.send_examples("create_provider")
     for name in ("claude", "other"):
         await ask.send_examples("replace_provider", {"name": name})
+    here = {"dialect": "chat", "base_url": model.base_url}
+    assert (await ask("test_provider", json=here))["ok"]
+    await ask.send_examples("test_provider")
+    await ask.send_examples("set_default_model")
+    await ask("set_default_model", json={"model": "default/gpt-5-mini"})
     await ask.send_examples("create_mcp_server")
     await ask.send_examples("replace_mcp_server", {"name": "shop"})
     await ask.send_examples("replace_mcp_server", {"name": "other"})

@@ -290,7 +290,9 @@ _OPERATION_CODES: Mapping[str, str] = {
     "send_run_message": f"{_OWNED} bad_data egress_refused file_quota file_too_large "
     "message_too_large object_store too_many_uploads "
     "final no_root storage_quota too_many_messages unknown_file unsupported_part",
+    "set_default_model": "unknown_model unknown_provider",
     "stream_run_events": "too_many_streams",
+    "test_provider": f"{_SECRETS} egress_forbidden",
 }
 """Further codes of single operations."""
 

@@ -30,6 +30,7 @@ from bottega.agents.checks import Check, decide_alone, quoted
 from bottega.agents.provider import LLMProvider
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
+from bottega.definitions.agents import with_default
 from bottega.definitions.pinned import Pin, PinnedDefinitions, PinnedModels, pins_of
 from bottega.errors import (
     BottegaError,
@@ -314,7 +315,9 @@ class SuccessChecks:
             tenant=row["tenant"],
             run_id=claimed["run_id"],
             agent=agent,
-            definition=definitions.get(("agent", agent), {}),
+            definition=with_default(
+                definitions.get(("agent", agent), {"model": None}), pinned.get("default_model")
+            ),
             pins=pins,
             providers={name: each for (kind, name), each in definitions.items() if kind != "agent"},
             operators=frozenset(pinned.get("operators") or ()),

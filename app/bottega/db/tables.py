@@ -59,6 +59,7 @@ agent_versions = _table(
     json="definition",
     time="created_at",
 )
+definition_epochs = _table("definition_epochs", uuid="tenant_id epoch", text="default_model")
 graphs = _table(
     "graphs",
     uuid="tenant_id",

@@ -156,6 +156,11 @@ def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Map
     return {**definition, **fields} if fields else definition
 
 
+def with_default(definition: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
+    """Return an agent's definition with the default model that its run pinned, if it names none."""
+    return definition if model is None or definition["model"] else {**definition, "model": model}
+
+
 DEMO = "~demo"
 """The provider of drafts that ask no real model; no definition can have this name."""
 OF_DEMO: Mapping[str, Any] = {

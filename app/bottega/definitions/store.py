@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import require_room
-from bottega.db.tables import applied_definitions
+from bottega.db.tables import applied_definitions, definition_epochs
 from bottega.definitions.kinds import AGENTS, DefinitionKind
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
@@ -45,6 +45,23 @@ class Definition:
     version: int
     content: dict[str, Any]
     created_at: datetime
+
+
+async def default_model(connection: AsyncConnection, tenant_id: UUID) -> str | None:
+    """Return ``provider:MODEL`` of a tenant's agents that name none; ``None``: the server's own."""
+    epochs = definition_epochs.c
+    query = select(epochs.default_model).where(epochs.tenant_id == tenant_id)
+    model: str | None = await connection.scalar(query)
+    return model
+
+
+async def set_default_model(connection: AsyncConnection, tenant_id: UUID, model: str) -> None:
+    """Store what :func:`default_model` returns. The next run pins it; those before keep theirs."""
+    added = insert(definition_epochs).values(
+        tenant_id=tenant_id, epoch=func.gen_random_uuid(), default_model=model
+    )
+    new = {"default_model": added.excluded.default_model, "epoch": added.excluded.epoch}
+    await connection.execute(added.on_conflict_do_update(index_elements=["tenant_id"], set_=new))
 
 
 async def create(

@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
-from bottega.definitions.agents import DEMO, OF_DEMO, overridden
+from bottega.definitions.agents import DEMO, OF_DEMO, overridden, with_default
 from bottega.definitions.pinned import Pin, PinnedDefinitions, draft_of, pinned_graph, pins_of
 from bottega.tenants.limits import Payer
 
@@ -96,6 +96,7 @@ class ClaimedRun:
     agents: Mapping[str, Mapping[str, Any]]
     providers: Mapping[str, Mapping[str, Any]]
     operators: frozenset[str]
+    default_model: str | None = None
     mcp_servers: Mapping[str, Mapping[str, Any]]
     graph_name: str | None
     graph_pins: Mapping[str, Any] = field(default_factory=dict)
@@ -138,6 +139,7 @@ class ClaimedRun:
             "payer": Payer(**paid) if (paid := values["pinned"].get("payer")) else None,
             "operators": frozenset(values["pinned"].get("operators") or ()),
             "graph": None,
+            "default_model": values["pinned"].get("default_model"),
             "graph_pins": values["pinned"].get("graph") or {},
         }
         values |= {name: float(values[name]) for name in ("timeout_s", "remaining_s")}
@@ -154,7 +156,9 @@ class ClaimedRun:
                 found[pin.kind][pin.name] = definitions[pin]
         graph = pinned_graph(self.tenant_id, {"graph": self.graph_pins or None}, definitions)
         agents = {
-            name: overridden(definition, self.overrides.get(name, {}))
+            name: with_default(
+                overridden(definition, self.overrides.get(name, {})), self.default_model
+            )
             for name, definition in found["agent"].items()
         }
         if self.is_demo:

@@ -112,7 +112,7 @@ class ModelClient:
         self.report = ErrorMapper(
             self.address, spec.api_key or "", places_of(spec), hidden=spec.hidden
         )
-        self._headers = _headers(spec, given.userinfo)
+        self._headers = headers_of(spec, given.userinfo)
         self._guard = spec.guard
         self._look_up = spec.look_up
         # A redirect may lead to another host: aiohttp takes only the header Authorization away.
@@ -226,7 +226,7 @@ def _base(spec: ServerSpec) -> httpx2.URL:
         raise InvalidInputError(f"{_NOT_A_URL}: {spec.base_url!r}") from None
 
 
-def _headers(spec: ServerSpec, login: bytes) -> dict[str, str]:
+def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
     """Return all headers of a request; the server's own replace those of the dialect.
 
     Args:

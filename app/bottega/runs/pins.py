@@ -30,6 +30,7 @@ from bottega.definitions.agents import (
     checked,
     listed,
     refuse_stateful,
+    with_default,
 )
 from bottega.definitions.graphs import (
     DEEPEST,
@@ -250,7 +251,8 @@ class Pins:
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``, with the
             tenant's own providers that its agents use, and those of the operator. If the graph
-            contains others, ``graph`` has ``below: {name: [the current version, others]}``.
+            contains others, ``graph`` has ``below: {name: [the current version, others]}``. If the
+            tenant has chosen a model for agents that name none, ``default_model`` has it.
         first: the agents that the run starts with; each gets its input.
         memory: the strictest mode of these.
         memory_scope: of the agent that it starts with; None: that agent names none, or it is a DAG.
@@ -377,29 +379,29 @@ def _pins(
     servers = found["mcp_servers"]
     refuse_unfit_tools(of_graph["tools"], servers)
     _refuse_unfit_tools(found["agents"], servers, next(iter(named_by.values()), "/graph"))
-    known = {
-        **operators,
-        **{name: KnownProvider(**each) for name, each in found["providers"].items()},
-    }
-    models = {name: _models(name, each["model"], known) for name, each in found["agents"].items()}
+    own = {name: KnownProvider(**each) for name, each in found["providers"].items()}
+    known = {**operators, **own}
+    default = found["default_model"]
+    read = {name: with_default(each, default) for name, each in found["agents"].items()}
+    models = {name: _models(name, each["model"], known) for name, each in read.items()}
     judges = [each for name in first for each in _judges(name, found["agents"][name], known)]
     names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
-    pinned = {
+    versions = {name: known[name].version for name in names}
+    pinned: dict[str, Any] = {
         "agents": {name: each.version for name, each in agents.items()},
         "graph": graph and {"name": graph, "version": found["graph"]["version"], **below},
-        "providers": {
-            name: known[name].version for name in names if known[name].version is not None
-        },
-        "operators": [name for name in names if known[name].version is None],
+        "providers": {name: version for name, version in versions.items() if version is not None},
+        "operators": [name for name, version in versions.items() if version is None],
         "mcp_servers": {name: each["version"] for name, each in servers.items()},
     }
+    if default is not None:
+        pinned["default_model"] = default
     params = {name: each["params"] for name, each in found["agents"].items()}
     tools = {name: frozenset(_tools(each, servers)) for name, each in found["agents"].items()}
+    servers_of = {name: [known[each.provider] for each in models[name]] for name in models}
     dialects = {
-        agent: dialects_of(
-            (known[each.provider].dialect, known[each.provider].headers) for each in of_agent
-        )
-        for agent, of_agent in models.items()
+        name: dialects_of((server.dialect, server.headers) for server in of_agent)
+        for name, of_agent in servers_of.items()
     }
     for name in agents:
         refuse_unsupported(params[name], dialects[name], "/params", whose=name)
@@ -407,9 +409,9 @@ def _pins(
         agent: [UsedModel.of(known[each.provider], each.model, default_model) for each in of_agent]
         for agent, of_agent in models.items()
     }
-    ways = None if agent is None else found["agents"][agent]["expose"]
+    root = {} if agent is None else found["agents"][agent]
+    ways, scope = root.get("expose"), root.get("memory_scope")
     expose = None if ways is None else frozenset(ways)
-    scope = None if agent is None else found["agents"][agent]["memory_scope"]
     epoch = None if found["epoch"] is None else UUID(found["epoch"])
     return Pins(epoch, pinned, first, memory, scope, params, tools, dialects, used, expose)
 

@@ -129,14 +129,15 @@ class Egress:
 
     def __init__(
         self,
-        allow: Sequence[str] = (),
+        allow: Sequence[str] | AllowList = (),
         *,
         resolve: Resolver = resolve,
         ssl_context: ssl.SSLContext | None = None,
         each: int = 256,
     ) -> None:
         self.lookups = NameLookups(resolve)
-        self._guard = AddressGuard(AllowList.parse(allow), self.lookups)
+        allowed = allow if isinstance(allow, AllowList) else AllowList.parse(allow)
+        self._guard = AddressGuard(allowed, self.lookups)
         self._ssl_context = ssl_context
         self._each = each
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()

@@ -34,6 +34,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import submit
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
+from bottega.definitions import store
 from bottega.definitions.agents import listed, named_by, refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS
 from bottega.engine.plugins import installed
@@ -120,6 +121,8 @@ def _refuse_unknown_plugins(body: AgentContent) -> None:
 
 async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
     """Return the dialects of an agent's models, as far as their providers exist by now."""
+    if model is None:
+        model = await store.default_model(caller.tx, caller.tenant)
     known = dict(caller.service.settings.operator_providers)
     known |= await known_providers(caller.tx, caller.tenant, possible_names(model))
     found = []

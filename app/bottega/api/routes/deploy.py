@@ -167,6 +167,8 @@ async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str,
     references = [
         each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
     ]
+    default = await store.default_model(caller.tx, caller.tenant)
+    references = [(pointer, reference or default) for pointer, reference in references]
     names = {name for _, reference in references for name in possible_names(reference)}
     known: dict[str, Any] = dict(caller.service.settings.operator_providers)
     known |= await known_providers(caller.tx, caller.tenant, names)

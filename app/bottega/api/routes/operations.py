@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 import bottega
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems, storage_full
+from bottega.api.routes.providers import default_model
 from bottega.api.schemas.base import Answer, Page, PlaceInTime
 from bottega.api.schemas.runs import SessionName, UsageSum
 from bottega.api.server.documents import CONSOLE, wants_page
@@ -66,16 +67,16 @@ class Readiness(Answer):
 
 
 class Info(Answer):
-    """The server's version and model."""
+    """The server's version, and the default model."""
 
     name: str = "bottega"
     """Always `bottega`."""
     version: str
     """Version of the server."""
     model: str
-    """The default model."""
+    """The model of agents that name none: `provider/MODEL` if the tenant has chosen one."""
     demo_model: bool
-    """True: the built-in demo model answers, since no model server is set."""
+    """True: that is the built-in demo model, since no model server is set."""
     docs_url: str
     """Path of the documentation of the API."""
     openapi_url: str
@@ -169,14 +170,15 @@ async def metrics(service: ServiceDep, request: Request) -> Response:
     response_model=Info,
     responses=problems(),
 )
-async def info(service: ServiceDep, tenant: ReadTenant) -> Info:
+async def info(service: ServiceDep, tx: Transaction, tenant: ReadTenant) -> Info:
     root = service.settings.root_path
+    model, is_demo = await default_model(service, tx, tenant)
     return Info(
         docs_url=f"{root}/docs",
         openapi_url=f"{root}/openapi.json",
         version=bottega.__version__,
-        model=service.settings.default_model,
-        demo_model=service.settings.uses_demo_model,
+        model=model,
+        demo_model=is_demo,
     )
 
 

@@ -3,17 +3,20 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import httpx2
-from fastapi import Response
-from pydantic import ConfigDict
+from fastapi import APIRouter, Response
+from pydantic import ConfigDict, StringConstraints
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, Body, Name, named_examples
 from bottega.api.shared.definitions import (
     Caller,
@@ -22,16 +25,26 @@ from bottega.api.shared.definitions import (
     Shown,
     answer,
     refuse_foreign,
+    tenant_name,
 )
+from bottega.api.shared.deps import (
+    Actor,
+    DefineTenant,
+    PrincipalDep,
+    ServiceDep,
+    Transaction,
+)
+from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.tables import provider_versions, providers
 from bottega.definitions import store
-from bottega.definitions.agents import DEFAULT, KnownProvider, listed
+from bottega.definitions.agents import DEFAULT, KnownProvider, checked, listed
 from bottega.definitions.kinds import PROVIDERS
 from bottega.engine import workers
-from bottega.errors import InvalidInputError, NotFoundError
+from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
 from bottega.settings.providers import Dialect, ModelPrice, ProviderContent
-from bottega.tools.egress import refuse_inside
+from bottega.tenants import audit
+from bottega.tools.egress import Egress, refuse_inside
 from bottega.tools.guard import EgressRefusedError, check_address
 from bottega.tools.http import SecretHeader
 
@@ -228,6 +241,49 @@ async def _health(
     return {"breaker": breakers, "calls": calls}
 
 
+class ProviderTest(Answer):
+    """Outcome of a try of a model server."""
+
+    ok: bool
+    """It has a list of models for this key."""
+    models: list[str]
+    """Names of its models, at most 1,000."""
+    error: str | None = None
+    """Why it is not ok."""
+    latency_ms: int
+    """Time that the server took."""
+
+
+class DefaultModel(Body):
+    """The model of agents that name none."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "claude/claude-opus-5"}]})
+
+    model: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}/.{1,200}$")]
+    """As in an agent: `provider/MODEL`."""
+
+
+class ChosenModel(Answer):
+    """The model of agents that name none."""
+
+    model: str
+    """`provider/MODEL`."""
+
+
+async def default_model(
+    service: Service, connection: AsyncConnection, tenant_id: UUID
+) -> tuple[str, bool]:
+    """Return the model of a tenant's agents that name none, and if it is the demo model."""
+    settings, chosen = service.settings, await store.default_model(connection, tenant_id)
+    name = DEFAULT if chosen is None else chosen.partition(":")[0]
+    own = (await known_providers(connection, tenant_id, [name])).get(name)
+    is_demo = settings.uses_demo_model and name == DEFAULT and own is None
+    if chosen is not None:
+        return chosen.replace(":", "/", 1), is_demo
+    models = own.models if own is not None else None
+    return models[0] if models else settings.default_model, is_demo
+
+
 def _listed(service: Service) -> Sequence[dict[str, Any]]:
     return [_operators(name, each) for name, each in service.settings.operator_providers.items()]
 
@@ -242,3 +298,76 @@ router = DefinitionRoutes(
     check=check_address_of,
     shown=Shown(ProviderHealth, _show, _listed),
 ).router()
+
+
+@router.post(
+    "/test",
+    operation_id="test_provider",
+    summary="Try a provider that is not stored",
+    description=(
+        "Asks its server for the list of its models, which costs nothing, for at most 10 seconds. "
+        "A wrong key or address is an answer with the reason, too; addresses that are neither "
+        "public nor allowed: 422 `egress_forbidden`. Nothing is stored."
+    ),
+    response_model=ProviderTest,
+    responses=problems(400, 413, 415),
+)
+async def test(
+    service: ServiceDep, tenant: DefineTenant, principal: PrincipalDep, body: ProviderBody
+) -> ProviderTest:
+    from bottega.model_services import Described, listed_models
+
+    await check_address_of(service, tenant, body)
+    async with service.database.begin(tenant) as tx:
+        caller = Caller(service, tx, tenant, principal)
+        definition = await prepare(caller, body.name or "test", body)
+        named = await tenant_name(caller)
+    outgoing = service.outgoing
+    hosts = outgoing.model_hosts
+    described = Described("test", definition, outgoing.secrets, tenant, named, {}, hosts)
+    look_up = partial(outgoing.egress.lookups.addresses, str(tenant))
+    # A client of its own: no tool may find a connection to loopback.
+    egress = Egress(await hosts.allowed(), resolve=look_up)
+    began = monotonic()
+    models: Sequence[str] = ()
+    error = None
+    try:
+        async with outgoing.egress.turn(str(tenant)), aclosing(egress):
+            models = await listed_models(await described.spec(), egress, str(tenant))
+    except EgressRefusedError as refused:
+        raise InvalidInputError(
+            refused.detail, code="egress_forbidden", pointer="/base_url"
+        ) from None
+    except (InvalidInputError, UnavailableError) as failed:
+        error = failed.detail
+    took_ms = round(1000 * (monotonic() - began))
+    return ProviderTest(ok=error is None, models=list(models), error=error, latency_ms=took_ms)
+
+
+default_router = APIRouter(prefix="/v1/default-model", tags=["providers"])
+
+
+@default_router.put(
+    "",
+    operation_id="set_default_model",
+    summary="Choose the model of agents that name none",
+    description=(
+        "For the runs that are accepted from now on; those before keep theirs, as do their "
+        "retries. `GET /v1/info` shows it."
+    ),
+    response_model=ChosenModel,
+    responses=problems(400, 413, 415),
+)
+async def set_default_model(
+    service: ServiceDep, tx: Transaction, tenant: DefineTenant, actor: Actor, body: DefaultModel
+) -> ChosenModel:
+    name, _, model = body.model.partition("/")
+    known = {**service.settings.operator_providers, **await known_providers(tx, tenant, [name])}
+    reference = f"{name}:{model}"
+    try:
+        checked(reference, known)
+    except InvalidInputError as error:
+        raise InvalidInputError(error.detail, code=error.code, pointer="/model") from None
+    await store.set_default_model(tx, tenant, reference)
+    await audit.note(tx, tenant, actor, "default_model.set", body.model)
+    return ChosenModel(model=body.model)

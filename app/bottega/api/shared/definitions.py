@@ -418,7 +418,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
         return
     settings = caller.service.settings
     stored = await rows.hosts_of(caller.tx, caller.tenant, [each.name for each in found])
-    tenant = await _tenant_name(caller)
+    tenant = await tenant_name(caller)
     allowed = await caller.service.outgoing.model_hosts.allowed()
     is_open = caller.principal.is_local
     for each in found:
@@ -437,11 +437,12 @@ async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
     if not names:
         return names
     stored = await rows.hosts_of(caller.tx, caller.tenant, names)
-    tenant, secrets = await _tenant_name(caller), caller.service.outgoing.secrets
+    tenant, secrets = await tenant_name(caller), caller.service.outgoing.secrets
     return {name for name in names if name not in stored and not secrets.operator_has(tenant, name)}
 
 
-async def _tenant_name(caller: Caller) -> str:
+async def tenant_name(caller: Caller) -> str:
+    """Return the name of the caller's tenant."""
     query = select(tenants.c.name).where(tenants.c.id == caller.tenant)
     name: str = (await caller.tx.execute(query)).scalar_one()
     return name

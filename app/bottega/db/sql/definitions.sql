@@ -103,6 +103,8 @@ BEGIN
         )
         SELECT jsonb_build_object(
             'epoch', (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant),
+            'default_model', (
+                SELECT default_model FROM definition_epochs WHERE tenant_id = p_tenant),
             'graph', (SELECT jsonb_build_object(
                 'version', version, 'size', size, 'subgraphs', subgraphs,
                 'nodes', (SELECT coalesce(jsonb_agg(node -> 'agent'), '[]') FROM nodes
@@ -153,6 +155,8 @@ BEGIN
                   ON v.tenant_id = p.tenant_id AND v.name = p.name AND v.version = p.version
                 WHERE p.tenant_id = p_tenant AND p.deleted_at IS NULL AND p.name IN (
                     SELECT 'default' UNION
+                    SELECT split_part(default_model, ':', 1) FROM definition_epochs
+                    WHERE tenant_id = p_tenant UNION
                     SELECT substring(model FROM '^[^/:]*') FROM reached
                     CROSS JOIN LATERAL (
                         SELECT jsonb_path_query(definition, 'lax $.model[*]')
