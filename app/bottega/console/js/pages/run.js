@@ -1,7 +1,7 @@
 /** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { post, url } from "../api.js";
+import { post, ROOT, url } from "../api.js";
 import { count, duration, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -12,6 +12,7 @@ import {
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { may } from "../person.js";
+import { programsOf, requestOf } from "../run/copy_as.js";
 import { EventList } from "../run/events.js";
 import { Flows } from "../run/flows.js";
 import { Graph } from "../run/graph.js";
@@ -206,13 +207,19 @@ function Actions({ run, status, onDone }) {
     ${!moves && typeof run.input === "string" && html`<${Button} needs="run"
       onClick=${() => setChanging(true)}>Change and run<//>`}
     <${Link} needs="read" class="button" path=${["runs", run.id, "compare"]}>Compare<//>
+    <${CopyAs} run=${run} />
     ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
 }
 
-/** What a new run takes over from another one. */
-const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost_budget", "timeout_s", "output_schema",
-  "goals", "constraints", "success_criteria"];
+/** The run as a program that starts one like it. */
+function CopyAs({ run }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<${Button} aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>Copy as<//>
+    ${isOpen && html`<span class="inline" role="group" aria-label="Copy as">
+      ${Object.entries(programsOf(run, location.origin + ROOT)).map(([name, text]) => html`<${Copy} key=${name}
+        text=${text} label=${name} />`)}</span>`}`;
+}
 
 /** Ask the same agent another question: a new run, outside of the session of the old one. */
 function Changed({ run, onClose }) {
@@ -223,9 +230,8 @@ function Changed({ run, onClose }) {
   const start = async (event) => {
     event.preventDefault();
     setBusy(true);
-    const taken = TAKEN.filter((name) => run[name] != null).map((name) => [name, run[name]]);
     try {
-      await follow(postOnce("/v1/runs", { ...Object.fromEntries(taken), input }), ({ id }) => ["runs", id]);
+      await follow(postOnce("/v1/runs", { ...requestOf(run), input }), ({ id }) => ["runs", id]);
       onClose();
     } catch (problem) {
       setError(problem);

@@ -1,7 +1,10 @@
 /** All runs, newest first; the address holds the filters, so that a view is a link. */
+import { useState } from "preact/hooks";
+
 import { withQuery } from "../api.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";
+import { Bulk } from "../parts/bulk.js";
 import { Filter, Pages } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { go } from "../router.js";
@@ -37,8 +40,19 @@ export function Runs({ query }) {
         ${field("error_code", "Code of the error")} ${field("version", "Version")}
       </form>
     </details>
-    <${Panel}><${Pages} key=${path} path=${path} what="runs" everyMs=${5000}>${(runs) => runs.length
-      ? html`<${RunTable} runs=${runs} />`
+    <${Panel}><${Pages} key=${path} path=${path} what="runs" everyMs=${5000}>${(runs, reload) => runs.length
+      ? html`<${Chosen} path=${path} runs=${runs} reload=${reload} />`
       : html`<${Empty} title="No run is like that."><${Button} onClick=${() => go(["runs"])}>Show all runs<//><//>`}<//>
         <//>`;
+}
+
+/** The runs of a list, of which some can be chosen. */
+function Chosen({ path, runs, reload }) {
+  const [chosen, setChosen] = useState(new Set());
+  const onDone = () => {
+    setChosen(new Set());
+    reload();
+  };
+  return html`<${Bulk} path=${path} runs=${runs.filter(({ id }) => chosen.has(id))} onDone=${onDone} />
+    <${RunTable} runs=${runs} chosen=${chosen} onChoose=${setChosen} />`;
 }

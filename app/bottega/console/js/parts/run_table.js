@@ -21,13 +21,28 @@ const worth = ({ value, source }) => (source ? `${OUTCOMES[value]} (${source})` 
  */
 export const titleOf = (run, most = 90) => excerpt(run.question, most) || `${run.agent ?? run.graph}, without a text`;
 
-/** @param {{runs: RunSummary[]}} properties */
-export const RunTable = ({ runs }) => html`<div class="scroll" tabindex="0" role="region" aria-label="Runs">
+/**
+ * `chosen`: a set of ids, and `onChoose` gets another one, where rows can be chosen.
+ *
+ * @param {{runs: RunSummary[], chosen?: Set<string>, onChoose?: (chosen: Set<string>) => void}} properties
+ */
+export function RunTable({ runs, chosen, onChoose }) {
+  const isAll = runs.every(({ id }) => chosen?.has(id));
+  const turn = (ids, isOn) => {
+    const next = new Set(chosen);
+    for (const id of ids) next[isOn ? "add" : "delete"](id);
+    onChoose(next);
+  };
+  const box = (label, isOn, ids) => html`<input type="checkbox" aria-label=${label} checked=${isOn}
+    onChange=${(e) => turn(ids, e.target.checked)} />`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Runs">
   <table class="table">
-    <thead><tr><th scope="col">Question</th><th scope="col">Agent</th><th scope="col">User</th>
+    <thead><tr>${chosen && html`<td>${box("Choose all shown", isAll, runs.map(({ id }) => id))}</td>`}
+      <th scope="col">Question</th><th scope="col">Agent</th><th scope="col">User</th>
       <th scope="col">Status</th><th scope="col">Outcome</th><th scope="col" class="right">Time</th>
       <th scope="col" class="right">Cost</th><th scope="col">Made</th></tr></thead>
     <tbody>${runs.map((run) => html`<tr key=${run.id}>
+      ${chosen && html`<td>${box(`Choose ${titleOf(run, 60)}`, chosen.has(run.id), [run.id])}</td>`}
       <td class="asks"><${Link} path=${["runs", run.id]} title=${run.id}>${titleOf(run)}<//></td>
       <td class="name">${run.agent ?? run.graph}
         ${run.agent && run.graph && html` <span class="soft small">in ${run.graph}</span>`}</td>
@@ -39,3 +54,4 @@ export const RunTable = ({ runs }) => html`<div class="scroll" tabindex="0" role
       <td class="right">${money(run.usage?.cost)}</td>
       <td><${Time} at=${run.created_at} /></td>
     </tr>`)}</tbody></table></div>`;
+}

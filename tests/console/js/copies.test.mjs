@@ -1,0 +1,28 @@
+/** Runs as programs and as a table: texts that other programs read. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { csvOf } from "../../../app/bottega/console/js/parts/csv.js";
+import { programsOf, requestOf } from "../../../app/bottega/console/js/run/copy_as.js";
+
+const RUN = { id: "r", agent: "clerk", graph: null, user: "o'neil", input: "It's \"$HOME\" `x` \\n\n🙂 $(1)",
+  timeout_s: 60, output: "?", goals: [] };
+
+test("a request has what was asked for, and no more", () => {
+  assert.deepEqual(requestOf(RUN), { agent: "clerk", user: "o'neil", timeout_s: 60, goals: [], input: RUN.input });
+});
+
+test("a file for apply has the same request", () => {
+  const [schedule] = JSON.parse(programsOf(RUN, "http://x").apply).schedules;
+  assert.deepEqual(schedule.run, requestOf(RUN));
+});
+
+test("fields of a table are quoted, and none is a formula", () => {
+  const run = { id: "1", question: 'a, "b"\nc', agent: "=1+1", user: "@x", status: "failed", outcome: { source: null },
+    error: { code: "model_unavailable", message: "HTTP 500" }, created_at: "2026-01-01T00:00:00Z", ended_at: null,
+    usage: { input: 3, output: 1, cost: { amount: "-0.5", currency: "USD" } } };
+  const [names, row, end] = csvOf([run]).split("\r\n");
+  assert.equal(names.split(",").length, 16);
+  assert.equal(row, `1,"a, ""b""\nc",'=1+1,,'@x,,failed,model answered HTTP 500,,2026-01-01T00:00:00Z,,,3,1,'-0.5,USD`);
+  assert.equal(end, "");
+});
