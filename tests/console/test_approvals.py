@@ -1,5 +1,6 @@
 """Approvals in a real browser, worked one after the other by keyboard."""
 
+import re
 from typing import Any
 
 from playwright.async_api import Page, expect
@@ -254,3 +255,21 @@ async def test_a_large_amount_is_confirmed_in_a_dialog(console: Console) -> None
     await page.get_by_role("button", name="Approve").click()
     await dialog.get_by_role("button", name="Approve it").click()
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
+
+
+async def test_calls_for_programs_have_their_own_tab(console: Console) -> None:
+    tool = {"type": "client", "name": "locate", "description": "Says where the user is."}
+    await console.define(REFUND, {**tool, "parameters": {"type": "object"}})
+    await waiting(console, "Refund A-1, I paid 20.", "A-1", 20, "ada")
+    console.model.script(calls(("locate", {})))
+    body = {"agent": "clerk", "input": "Where?"}
+    assert (await console.server.client.post("/v1/runs?wait=30", json=body)).status_code == 202
+    page = await console.open("approvals")
+    await expect(page.locator(".inbox li")).to_have_count(1)
+    await expect(page.locator(".inbox li")).to_contain_text("refund")
+    await page.get_by_role("tab", name="For people 1").press("ArrowRight")
+    await expect(page.locator(".inbox li")).to_contain_text("locate")
+    assert await violations(page) == []
+    for path in ("", "agents"):
+        await console.open(path)
+        await expect(page).to_have_title(re.compile(r"^\(2\) "))

@@ -38,3 +38,37 @@ async def test_a_customer_s_conversation_is_found_and_goes_on(console: Console) 
     await expect(found).to_contain_text("Hello ada.")
     await found.get_by_role("link").click()
     await expect(page.get_by_text("My refund is missing")).to_be_visible()
+
+
+async def test_a_conversation_is_renamed_forked_and_deleted(console: Console) -> None:
+    await console.define()
+    client = console.server.client
+    page = await console.open("chat")
+    await expect(page.get_by_text("No conversation is like that.")).to_be_visible()
+    console.model.script(text("Hello **ada**."), text("It goes on."))
+    run = {"agent": "clerk", "input": "A first question", "session_id": "one"}
+    await client.post("/v1/runs?wait=30", json=run)
+    await page.reload()
+    item = page.get_by_role("listitem").filter(has_text="clerk")
+    await expect(item).to_contain_text("new")
+    await item.get_by_role("button", name="Rename").press("Enter")
+    await expect(page.get_by_label("Title", exact=True)).to_be_focused()
+    assert await violations(page) == []
+    await page.keyboard.type("About money")
+    await page.keyboard.press("Enter")
+    await item.get_by_role("link", name="About money").click()
+    await expect(page.locator(".said.assistant strong")).to_have_text("ada")
+    await console.open("chat")
+    await expect(item).not_to_contain_text("new")
+    await item.get_by_role("button", name="Fork").click()
+    await expect(page.locator(".said.assistant strong")).to_have_text("ada")
+    await page.get_by_label("Message").fill("And now?")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("It goes on.")).to_be_visible()
+    await console.open("chat")
+    await expect(item).to_have_count(2)
+    first = item.filter(has_text="Hello")
+    await first.get_by_role("button", name="Delete").click()
+    await first.get_by_role("button", name="Delete").click()
+    await expect(item).to_have_count(1)
+    assert (await client.get("/v1/sessions/one")).status_code == 404

@@ -6,7 +6,7 @@ import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { decided, factsOf, saidByUser } from "../parts/approval_facts.js";
-import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/basics.js";
+import { Button, Empty, Link, Loaded, Panel, Tabs, Time, useHeading } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
 import { usePages } from "../parts/lists.js";
@@ -17,16 +17,30 @@ const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
 const MOST = 200;
 
+/** Who decides: a person here, or the program that started the run. */
+const isForPrograms = ({ kind }) => kind === "client_tool";
+const TABS = { people: ["For people", (each) => !isForPrograms(each)], programs: ["For programs", isForPrograms] };
+
 export function Approvals({ query }) {
   const found = usePages("/v1/interrupts?status=pending", { everyMs: EVERY_MS });
-  const waits = found.data?.items.length > 0;
+  const all = found.data?.items ?? [];
+  const waits = all.length > 0;
+  const named = all.find(({ id }) => id === query.id);
+  const isOfPrograms = query.tab ? query.tab === "programs" : named ? isForPrograms(named)
+    : waits && all.every(isForPrograms);
+  const tab = isOfPrograms ? "programs" : "people";
+  const own = { ...found, data: found.data && { ...found.data, items: all.filter(TABS[tab][1]) } };
+  const tabs = Object.entries(TABS).map(([name, [label, isIn]]) => [name, `${label} ${all.filter(isIn).length || ""}`]);
   const others = useData(waits ? withQuery("/v1/interrupts", { order: "desc", limit: MOST }) : null,
     { everyMs: EVERY_MS });
   return html`
     <div class="head"><h1>Approvals</h1><p class="small soft">Keys: <kbd>j</kbd> next, <kbd>k</kbd> before,${" "}
       <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit</p></div>
-    <${Loaded} from=${found} what="decisions">${(page) => page.items.length
-      ? html`<${Inbox} found=${found} named=${query.id} others=${others.data?.items ?? null} />`
+    ${all.some(isForPrograms) && html`<${Tabs} tabs=${tabs} chosen=${tab} label="Who decides"
+      onChoose=${(name) => go(["approvals"], { tab: name }, { replace: true })} />`}
+    <${Loaded} from=${own} what="decisions">${(page) => page.items.length
+      ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id}
+        others=${others.data?.items ?? null} />`
       : html`<${Panel}><${Empty} title="Nobody waits for you.">
           <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>`;
 }
@@ -46,14 +60,14 @@ function useShown(items, named, isDecided) {
   return kept.current;
 }
 
-function Inbox({ found, named, others }) {
+function Inbox({ found, tab, named, others }) {
   const [done, setDone] = useState([]); // ids of those that were decided here
   const items = found.data.items.filter(({ id }) => !done.includes(id));
   const { item: asked, place } = useShown(items, named, (id) => done.includes(id));
   const isThere = items.includes(asked);
   const choose = (number) => {
     const one = items[Math.max(0, Math.min(number, items.length - 1))];
-    if (one) go(["approvals"], { id: one.id }, { replace: true });
+    if (one) go(["approvals"], { id: one.id, tab }, { replace: true });
   };
   const list = useRef(null);
   useEffect(() => list.current.querySelector(".chosen")?.scrollIntoView({ block: "nearest" }), [asked.id]);
@@ -66,7 +80,7 @@ function Inbox({ found, named, others }) {
   return html`<div class="inbox">
     <${Panel}><ul class="rows" ref=${list}>${items.map((each) => html`<li key=${each.id}
         class=${each.id === asked.id ? "chosen" : ""}>
-      <${Link} path=${["approvals"]} query=${{ id: each.id }} aria-current=${each.id === asked.id ? "true" : null}>
+      <${Link} path=${["approvals"]} query=${{ id: each.id, tab }} aria-current=${each.id === asked.id ? "true" : null}>
         ${each.kind === "question" ? excerpt(each.question, 80) : each.tool}<//>
       <p class="small soft">${each.user ?? "nobody"} · ${excerpt(worth(each.arguments), 60)} ·${" "}
         <${Time} at=${each.created_at} /></p>

@@ -12,13 +12,15 @@ import { Conversations } from "../parts/conversations.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { Markdown } from "../parts/markdown.js";
+import { see } from "../parts/seen.js";
 import { watch } from "../run/live.js";
 import { isFinal, RunState } from "../run/state.js";
 import { go } from "../router.js";
 
 export function Chat({ query }) {
   return query.session
-    ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} user=${query.user} />`
+    ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} user=${query.user}
+      exists=${query.known === "1"} />`
     : html`<${Choice} wanted=${query.agent} query=${query} />`;
 }
 
@@ -66,8 +68,8 @@ function useRun(id, onEnd) {
   return state;
 }
 
-function Conversation({ session, agent: wanted, user: named }) {
-  const [isKnown, setIsKnown] = useState(false); // a run was accepted, so there is such a session
+function Conversation({ session, agent: wanted, user: named, exists }) {
+  const [isKnown, setIsKnown] = useState(exists); // a run was accepted, so there is such a session
   const [over, setOver] = useState(new Set()); // ended runs whose messages were read
   const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }),
     { everyMs: 4000 }); // others may talk in it too
@@ -92,6 +94,8 @@ function Conversation({ session, agent: wanted, user: named }) {
   };
   const state = useRun(open, reload);
   useEffect(() => void (latest && latest.id !== sent?.id && said.reload()), [latest?.id]); // somebody else's
+  useEffect(() => () => see(session), []);
+  useEffect(() => see(session), [latest?.id, latest?.status]);
   const end = useRef(null);
   const messages = [...(said.data?.items ?? [])].reverse();
   const root = state.tasks.values().next().value;

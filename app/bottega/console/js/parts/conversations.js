@@ -1,10 +1,13 @@
 /** The tenant's conversations, the newest first: found by their words, agent, user and state. */
-import { withQuery } from "../api.js";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { call, post, url, withQuery } from "../api.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { go } from "../router.js";
-import { Empty, Link, Panel, Time } from "./basics.js";
-import { Filter, Pages } from "./lists.js";
+import { Button, Empty, Link, Panel, Time } from "./basics.js";
+import { Act, Confirmed, Filter, Pages } from "./lists.js";
+import { isUnread } from "./seen.js";
 
 const STATES = { answering: "answers", waiting: "waits for you", failed: "failed", idle: "idle" };
 const TONES = { answering: "busy", waiting: "wait", failed: "bad" };
@@ -24,14 +27,55 @@ export function Conversations({ query }) {
         <option value="">any</option>
         ${Object.entries(STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
     </form>
-    <${Pages} key=${path} path=${path} what="conversations" everyMs=${10_000}>${(items) => items.length
-      ? html`<ul class="rows">${items.map((each) => html`<${Conversation} key=${each.id} of=${each} />`)}</ul>`
+    <${Pages} key=${path} path=${path} what="conversations" everyMs=${10_000}>${(items, reload) => items.length
+      ? html`<ul class="rows">${items.map((each) => html`<${Conversation} key=${each.id} of=${each}
+        onChange=${reload} />`)}</ul>`
       : html`<${Empty} title="No conversation is like that." />`}<//><//>`;
 }
 
-const Conversation = ({ of: { id, title, last_message, agent, graph, user, state, updated_at } }) => html`<li>
-  <${Link} path=${["chat"]} query=${{ session: id, user }} title=${id}>${excerpt(title, 100) || id}<//>
-  ${TONES[state] && html` <span class=${`status ${TONES[state]}`}>${STATES[state]}</span>`}
-  ${last_message && last_message !== title && html`<p class="small">${excerpt(last_message, 140)}</p>`}
-  <p class="small soft">${[agent ?? graph, user].filter(Boolean).join(" · ")}${" "}<${Time} at=${updated_at} /></p>
-    </li>`;
+/** `onChange` is called after something was changed in the list. */
+function Conversation({ of, onChange }) {
+  const { id, title, last_message, agent, graph, user, state, updated_at } = of;
+  const [isNaming, setNaming] = useState(false);
+  const name = excerpt(title, 100) || id;
+  const fork = async () => {
+    const made = await post(url`/v1/sessions/${id}/fork`, {});
+    go(["chat"], { session: made.id, agent: agent ?? graph, user, known: "1" });
+  };
+  const remove = () => call("DELETE", url`/v1/sessions/${id}`).then(onChange);
+  const isNew = isUnread(of);
+  return html`<li class=${isNew ? "unread" : ""}>
+    <${Link} path=${["chat"]} query=${{ session: id, user }} title=${id}>${name}<//>
+    ${isNew && html` <span class="badge">new</span>`}
+    ${TONES[state] && html` <span class=${`status ${TONES[state]}`}>${STATES[state]}</span>`}
+    ${last_message && last_message !== title && html`<p class="small">${excerpt(last_message, 140)}</p>`}
+    <p class="small soft">${[agent ?? graph, user].filter(Boolean).join(" · ")}${" "}<${Time} at=${updated_at} /></p>
+    ${isNaming
+      ? html`<${Naming} id=${id} title=${title} onEnd=${() => (setNaming(false), onChange())} />`
+      : html`<div class="actions" role="group" aria-label=${name}>
+        <${Button} kind="small ghost" needs="run" onClick=${() => setNaming(true)}>Rename<//>
+        <${Act} kind="small ghost" needs="run" label="Fork" act=${fork} />
+        <${Confirmed} kind="small ghost" needs="run" label="Delete" question="Delete it and its runs?" act=${remove} />
+      </div>`}</li>`;
+}
+
+/** Another title for a conversation; without one its first question is shown. */
+function Naming({ id, title, onEnd }) {
+  const [text, setText] = useState(title ?? "");
+  const [error, setError] = useState("");
+  const field = useRef(null);
+  useEffect(() => field.current.select(), []);
+  const save = async (event) => {
+    event.preventDefault();
+    try {
+      await call("PATCH", url`/v1/sessions/${id}`, { title: text.trim() || null });
+      onEnd();
+    } catch (problem) {
+      setError(problem.message);
+    }
+  };
+  return html`<form class="inline" onSubmit=${save} onKeyDown=${(e) => e.key === "Escape" && onEnd()}>
+    <label>Title <input ref=${field} value=${text} maxlength="200" onInput=${(e) => setText(e.target.value)} /></label>
+    <${Button} type="submit" kind="small primary">Save<//><${Button} kind="small" onClick=${onEnd}>Cancel<//>
+    ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</form>`;
+}
