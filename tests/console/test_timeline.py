@@ -3,8 +3,9 @@
 import pytest
 from playwright.async_api import expect
 
+from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.fake_model import text
+from tests.fake_model import http_error, text
 
 
 @pytest.mark.deep
@@ -47,3 +48,21 @@ async def test_another_question_starts_a_new_run(console: Console) -> None:
     await expect(page.get_by_text("Two.").first).to_be_visible()
     assert run_id not in page.url
     assert "And then?" in str(console.model.requests[-1]["messages"])
+
+
+async def test_a_retry_is_striped_and_a_playback_jumps_to_it(console: Console) -> None:
+    console.model.script(http_error(500), text("Done."))
+    page = await console.open(f"runs/{await console.run()}")
+    await expect(page.locator(".answer")).to_contain_text("Done.")
+    row = page.locator(".timeline .windowed .task-row")
+    await expect(row).to_contain_text("1 retry: model answered HTTP 500")
+    await expect(row.locator(".bar.failed, .bar.retry")).to_have_count(2)
+    assert "HTTP 500" in str(await row.locator(".bar.retry").get_attribute("title"))
+    jump = page.get_by_label("Jump to")
+    failure = jump.locator("optgroup[label=Failures] option")
+    await expect(failure).to_contain_text("clerk: model answered HTTP 500")
+    await jump.select_option(await failure.get_attribute("value"))
+    await expect(page.locator(".playback .now")).to_contain_text("llm.failed")
+    assert await violations(page) == []
+    await page.set_viewport_size({"width": 320, "height": 800})
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320

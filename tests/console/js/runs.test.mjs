@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { causeOf, diagnose } from "../../../app/bottega/console/js/run/diagnosis.js";
+import { marksOf } from "../../../app/bottega/console/js/run/marks.js";
 import { axis, idleTimes } from "../../../app/bottega/console/js/run/scale.js";
 import { RunState } from "../../../app/bottega/console/js/run/state.js";
 
@@ -130,4 +131,32 @@ test("long times without work take little room", () => {
   assert.equal(axis(0, 91_000, [])(45_500), 0.5);
   assert.deepEqual(idleTimes([{ spans: [span("model", 0, 9), span("tool", 50, 99)] }], 0, 99), []);
   assert.deepEqual(idleTimes([{ spans: [span("queue", 0, 60_000)] }], 0, 60_000), []);
+});
+
+test("a try that failed and the pause after it are seen, with their cause", () => {
+  const about = { call: 1, attempt: 1, provider: "p", model: "m" };
+  const state = stateOf([
+    ...LOG.slice(0, 4),
+    ["llm.failed", { ...about, error: failed(500), try: 1, retry_in_ms: 900 }],
+    ["llm.started", about],
+    ["llm.completed", { ...about, message: { content: "Rome." }, usage, try: 2, duration_ms: 1 }],
+  ]);
+  const seen = state.tasks.get("@clerk").spans.map(({ kind, from, to, error }) => [kind, (to - from) / 1000, !!error]);
+  assert.deepEqual(seen, [["model", 1, true], ["retry", 1, true], ["model", 1, false]]);
+});
+
+test("a playback jumps to failures, decisions and publications", () => {
+  const events = stateOf([
+    ...LOG.slice(0, 4),
+    ["llm.failed", { call: 1, error: failed(500) }],
+    ["interrupt.created", { interrupt_id: "i", tool: "refund" }],
+    ["interrupt.resolved", { interrupt_id: "i", status: "resolved", resolution: { decision: "deny" } }],
+    ["memory.published", { version: 2 }],
+  ]).events;
+  assert.deepEqual(marksOf(events), [
+    ["Failures", [{ position: 5, text: "clerk: model answered HTTP 500" }]],
+    ["Decisions", [{ position: 6, text: "clerk: refund asks" }, { position: 7, text: "clerk: deny" }]],
+    ["Publications", [{ position: 8, text: "clerk: version 2" }]],
+  ]);
+  assert.deepEqual(marksOf(stateOf(LOG).events), []);
 });

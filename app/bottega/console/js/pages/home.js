@@ -1,5 +1,5 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ROOT, withQuery } from "../api.js";
 import { count, excerpt, money, tokens } from "../format.js";
@@ -12,7 +12,7 @@ import { may } from "../person.js";
 import { follow, to } from "../router.js";
 import { causeOf } from "../run/diagnosis.js";
 
-const EVERY_MS = 4000;
+const EVERY_MS = 5000, PART_EVERY_MS = 10_000;
 /** What the demo calls its own agents, and the team that it starts first. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
   input: "Build a todo app." } };
@@ -23,15 +23,39 @@ curl -s "${location.origin}${ROOT}/v1/runs?wait=60" -H 'content-type: applicatio
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
 
+/**
+ * Read what a page shows again when the latest runs are other ones, or in another state; else one part after the
+ * other, so that a page at rest asks for little.
+ */
+function useChanges(latest, parts) {
+  const state = JSON.stringify(latest.data?.items.map(({ id, status }) => [id, status]));
+  const kept = useRef({ state, parts, turn: 0 });
+  kept.current.parts = parts;
+  useEffect(() => {
+    const isFirst = kept.current.state === undefined;
+    kept.current.state = state;
+    if (!isFirst) for (const each of parts) each.reload();
+  }, [state]);
+  useEffect(() => {
+    const timer = setInterval(() => {
+      const { parts: all, turn } = kept.current;
+      kept.current.turn = turn + 1;
+      if (document.visibilityState === "visible") all[turn % all.length].reload();
+    }, PART_EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
+}
+
 export function Home() {
-  const running = useData(recent("running"), { everyMs: EVERY_MS });
-  const queued = useData(recent("queued"), { everyMs: EVERY_MS });
-  const failed = useData(recent("failed", 50), { everyMs: EVERY_MS });
+  const running = useData(recent("running"));
+  const queued = useData(recent("queued"));
+  const failed = useData(recent("failed", 50));
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
-  const waits = useData("/v1/interrupts?status=pending&limit=6", { everyMs: EVERY_MS });
+  const waits = useData("/v1/interrupts?status=pending&limit=6");
   const reads = may("read");
-  const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null, { everyMs: 30_000 });
-  const scheduler = useData(reads ? "/v1/scheduler" : null, { everyMs: EVERY_MS });
+  const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null);
+  const scheduler = useData(reads ? "/v1/scheduler" : null);
+  useChanges(last, [running, queued, failed, waits, ...(reads ? [usage, scheduler] : [])]);
   const today = usage.data?.items[0];
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
   const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read

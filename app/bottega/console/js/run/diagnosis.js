@@ -85,6 +85,7 @@ function slowest(state, total, now) {
   const sums = new Map();
   for (const task of state.tasks.values()) {
     for (const { kind, label, from, to } of task.spans) {
+      if (!WORK[kind]) continue;
       const key = `${kind} ${label}`;
       const sum = sums.get(key) ?? { kind, label, ms: 0, most: 0, number: 0 };
       const ms = (to ?? now) - from;

@@ -1,9 +1,10 @@
 /** A finished run again, event by event, from its log. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/basics.js";
+import { marksOf } from "./marks.js";
 import { RunState } from "./state.js";
 
 const LONGEST_MS = 1500;
@@ -39,6 +40,7 @@ export function Playback({ run, enabled, onState }) {
     const timer = setTimeout(() => show(at + 1), Math.min(LONGEST_MS, gap) / speed);
     return () => clearTimeout(timer);
   }, [playing, at, speed]);
+  const marks = useMemo(() => (enabled ? marksOf(run.events) : []), [enabled, total]);
   if (!enabled || total < 2) return null;
   const play = () => {
     if (at === null) show(1);
@@ -61,6 +63,10 @@ export function Playback({ run, enabled, onState }) {
     <span class="numbers small soft">${position} of ${total} events</span>
     <label class="inline">Speed <select value=${speed} onChange=${(e) => setSpeed(Number(e.target.value))}>
       ${SPEEDS.map((each) => html`<option value=${each}>${each} ×</option>`)}</select></label>
+    ${marks.length > 0 && html`<label class="inline">Jump to <select value=""
+      onChange=${(e) => e.target.value && moveTo(Number(e.target.value))}><option value="">…</option>
+      ${marks.map(([kind, all]) => html`<optgroup label=${kind}>${all.map(({ position: to, text }) => html`<option
+        value=${to}>${`${to} · ${excerpt(text, 70)}`}</option>`)}</optgroup>`)}</select></label>`}
     ${at !== null && html`<${Button} kind="ghost" onClick=${() => show(total)}>Show the end<//>`}
     ${at !== null && html`<${Now} run=${run} event=${run.events[at - 1]} />`}
   </div>`;

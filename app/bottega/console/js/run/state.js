@@ -191,7 +191,7 @@ export class RunState {
   #model(task, what, data, at) {
     let call = task.calls.find((each) => each.call === data.call);
     if (what === "started") {
-      for (const span of task.spans) if (span.kind === "model") span.to ??= at;
+      for (const span of task.spans) if (span.kind === "model" || span.kind === "retry") span.to ??= at;
       if (!call) task.calls.push((call = { call: data.call, at }));
       Object.assign(call, { model: data.model, provider: data.provider, attempt: data.attempt, memory: data.memory });
       task.startedAt ??= at;
@@ -210,7 +210,9 @@ export class RunState {
       task.live = null;
     } else if (what === "failed") {
       call.error = data.error;
+      if (span) span.error = data.error;
       if (data.retry_in_ms == null) task.live = null;
+      else task.spans.push({ kind: "retry", from: at, to: null, label: data.model, error: data.error });
     } else if (what === "cancelled") task.live = null;
   }
 

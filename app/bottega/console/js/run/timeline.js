@@ -5,13 +5,24 @@ import { duration, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { Status } from "../parts/basics.js";
 import { Windowed } from "../parts/windowed.js";
+import { causeOf } from "./diagnosis.js";
 import { axis, idleTimes } from "./scale.js";
 
 const ROW = 34;
 /** Below this number of tasks a search among them is not offered. */
 const FEW = 8;
 const STATUSES = ["queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"];
-const KINDS = { queue: "waiting in the queue", model: "model", tool: "tool", person: "waiting for a person" };
+const KINDS = { queue: "waiting in the queue", model: "model", failed: "failed try", retry: "pause before a retry",
+  tool: "tool", person: "waiting for a person" };
+
+/** How a part of a task's time is drawn. */
+const kindOf = ({ kind, error }) => (kind === "model" && error ? "failed" : kind);
+/** How often a model was asked again and why, such as "2 retries: model answered HTTP 500"; "": never. */
+function retriesOf(task) {
+  const retries = task.spans.filter(({ kind }) => kind === "retry");
+  const number = `${retries.length} ${retries.length === 1 ? "retry" : "retries"}`;
+  return retries.length ? `${number}: ${causeOf(retries.at(-1).error)}` : "";
+}
 
 /** The rows of the tree whose task has a status and a text in its name; "" stands for any. */
 function chosenRows(rows, status, text) {
@@ -33,8 +44,9 @@ export function Timeline({ state, now, chosen, onChoose }) {
   const at = axis(from, now, idle);
   const place = (time) => `${100 * at(time)}%`;
   const width = (a, b) => `max(2px, ${100 * Math.max(0, at(b) - at(a))}%)`;
-  const bar = (each, i) => html`<i key=${i} class=${`bar ${each.kind}`}
-    title=${`${KINDS[each.kind]}: ${each.label ?? ""} ${duration((each.to ?? now) - each.from)}`}
+  const bar = (each, i) => html`<i key=${i} class=${`bar ${kindOf(each)}`}
+    title=${[`${KINDS[kindOf(each)]}:`, each.label, duration((each.to ?? now) - each.from), causeOf(each.error)]
+      .filter(Boolean).join(" ")}
     style=${{ left: place(each.from), width: width(each.from, each.to ?? now) }}></i>`;
   const row = ({ task, depth }) => {
     const spans = task.queuedAt
@@ -44,7 +56,8 @@ export function Timeline({ state, now, chosen, onChoose }) {
       style=${{ height: `${ROW}px` }} role="listitem">
       <button type="button" class="task-name" style=${{ paddingLeft: `${8 + depth * 16}px` }}
         aria-pressed=${chosen === task.key} onClick=${() => onChoose(task.key)}>
-        <span class="name">${task.title || task.agent}</span> <${Status} value=${task.status} /></button>
+        <span class="name">${task.title || task.agent}${retriesOf(task) && html`<span class="small bad-text">
+          ${" "}${retriesOf(task)}</span>`}</span> <${Status} value=${task.status} /></button>
       <span class="numbers small soft">${lasted}</span>
       <span class="numbers small soft wide">${tokens(task.tokens)}</span>
       <span class="numbers small soft wide">${money(task.cost)}</span>
