@@ -1,11 +1,13 @@
-"""Cost of runs that wait for people, for everything else.
+"""Cost of runs that wait, for everything else.
 
-python -m benchmarks.waiting [--waiting 10000] [--wake 1000] [--span 10]
+python -m benchmarks.waiting [--reason person] [--waiting 10000] [--wake 1000] [--span 10]
 
 API, worker, database and model are processes of their own; the model costs next to nothing. Told
-before and after so many runs have begun to wait for an approval: what they hold (slots, places in
-the queue, heads, connections), memory of API and worker, CPU of all while nothing happens, the cost
-of an ordinary run, and of one approval until its run is over. Then many are approved at once.
+before and after so many runs have begun to wait: what they hold (slots, places in the queue, heads,
+connections), memory of API and worker, CPU of all while nothing happens, and the cost of an
+ordinary run. They wait for a person's approval, for a tool of the client, for the time of a node's
+second try, or for child runs (one each, which waits for a person). Those that wait for a person are
+then approved: one, and many at once.
 Compare only figures of the same invocation.
 """
 
@@ -14,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import asyncpg
 import httpx2
@@ -24,16 +27,44 @@ from benchmarks.model import fast_model
 
 _SAMPLE = 50
 _AT_ONCE = 32
-_AGENTS = (
+_AGENTS: tuple[dict[str, Any], ...] = (
     {"name": "plain", "system_message": "You answer."},
     {
-        "name": "asks",
+        "name": "person",
         "system_message": "You calculate.",
         "tools": [{"type": "builtin", "name": "calculator", "approval": "always"}],
     },
+    {
+        "name": "client",
+        "system_message": "You calculate.",
+        "tools": [
+            {
+                "type": "client",
+                "name": "calculate",
+                "description": "Calculates.",
+                "parameters": {"type": "object"},
+            }
+        ],
+    },
+)
+_NEVER = {
+    "success_check": [{"type": "contains", "value": "never said"}],
+    "retry": {"max": 1, "backoff_s": 600},
+}
+_GRAPHS: tuple[dict[str, Any], ...] = (
+    {"name": "time", "nodes": [{"agent": "plain", **_NEVER}]},
+    {
+        "name": "children",
+        "nodes": [
+            {
+                "agent": "person",
+                "for_each": {"from": "run", "pointer": "/metadata/list", "spread_above": 0},
+            }
+        ],
+    },
 )
 _HELD = """
-SELECT (SELECT count(*) FROM runs WHERE status = 'waiting') AS waiting,
+SELECT (SELECT count(*) FROM runs WHERE status = 'waiting' AND parent_run_id IS NULL) AS waiting,
        (SELECT count(*) FROM run_queue) AS queue, (SELECT count(*) FROM run_heads) AS heads,
        (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bottega') AS connections
 """
@@ -45,11 +76,13 @@ class Bench:
     """A service that is measured.
 
     Attributes:
+        reason: what runs wait for.
         client: of its API.
         owner: connection to its database.
         pids: of API, worker and database.
     """
 
+    reason: str
     client: httpx2.AsyncClient
     owner: asyncpg.Connection
     pids: tuple[int, int, int]
@@ -63,8 +96,11 @@ class Bench:
         pairs = zip(names, before, self.cpu(), strict=True)
         return {name: (after - earlier) / per for name, earlier, after in pairs}
 
-    async def submit(self, agent: str, query: str = "") -> dict[str, str]:
-        body = {"agent": agent, "input": "What is 12 * 12?", "memory": "off"}
+    async def submit(self, name: str, query: str = "") -> dict[str, str]:
+        kind: dict[str, Any] = {"agent": name}
+        if name in [each["name"] for each in _GRAPHS]:
+            kind = {"graph": name, "mode": "dag", "metadata": {"list": ["What is 12 * 12?"]}}
+        body = {**kind, "input": "What is 12 * 12?", "memory": "off"}
         answer = await self.client.post(f"/v1/runs{query}", json=body)
         answer.raise_for_status()
         run: dict[str, str] = answer.json()
@@ -96,10 +132,10 @@ class Bench:
 
     async def begin(self, count: int) -> None:
         """Start so many runs that ask, and wait until all of them wait."""
-        before = await self.owner.fetchval("SELECT count(*) FROM runs WHERE status = 'waiting'")
+        before = (await self.held())["waiting"]
         for done in range(0, count, 500):
             more = min(500, count - done)
-            await spread(self.submit, ["asks"] * more)
+            await spread(self.submit, [self.reason] * more)
             waiting = 0.0
             while waiting < before + done + more:
                 waiting = (await self.held())["waiting"]
@@ -156,25 +192,31 @@ def tell(title: str, found: dict[str, float]) -> None:
 
 
 async def measure(bench: Bench, waiting: int, wake: int, span_s: float) -> None:
-    for agent in _AGENTS:
-        (await bench.client.post("/v1/agents", json=agent)).raise_for_status()
+    for path, definitions in (("/v1/agents", _AGENTS), ("/v1/graphs", _GRAPHS)):
+        for each in definitions:
+            (await bench.client.post(path, json=each)).raise_for_status()
     for _ in range(2):  # to warm up
         await bench.ordinary()
     await bench.begin(20)
-    await bench.wake(20)
+    if bench.reason == "person":
+        await bench.wake(20)
     for count in (0, waiting):
         await bench.begin(count)
-        print(f"{count} waiting runs", flush=True)
+        print(f"{count} more runs wait, each for: {bench.reason}", flush=True)
         tell("held", await bench.held())
         tell("nothing, each second", await bench.idle(span_s))
         tell("ordinary run", await bench.ordinary())
         tell("page of pending", await bench.listed())
+    if bench.reason != "person":
+        return
     tell("approve 1", await bench.wake(1))
     tell(f"approve {wake}, each", await bench.wake(wake))
     tell("held", await bench.held())
 
 
-async def served(url: str, postmaster: int, waiting: int, wake: int, span_s: float) -> None:
+async def served(
+    url: str, postmaster: int, reason: str, waiting: int, wake: int, span_s: float
+) -> None:
     """Measure a service on this database."""
     owner = await asyncpg.connect(url)
     async with fast_model() as model:
@@ -191,7 +233,7 @@ async def served(url: str, postmaster: int, waiting: int, wake: int, span_s: flo
         ):
             base_url = "http://127.0.0.1:" + line.split("http://127.0.0.1:")[1].split()[0]
             async with httpx2.AsyncClient(base_url=base_url, timeout=60) as client:
-                bench = Bench(client, owner, (api.pid, worker.pid, postmaster))
+                bench = Bench(reason, client, owner, (api.pid, worker.pid, postmaster))
                 await measure(bench, waiting, wake, span_s)
     await owner.close()
 
@@ -200,12 +242,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument(
+        "--reason", choices=("person", "client", "time", "children"), default="person"
+    )
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--wake", type=int, default=1000)
     parser.add_argument("--span", type=float, default=10)
     options = parser.parse_args()
     with temporary_database() as (url, postmaster):
-        asyncio.run(served(url, postmaster, options.waiting, options.wake, options.span))
+        asyncio.run(
+            served(
+                *(url, postmaster, options.reason),
+                *(options.waiting, options.wake, options.span),
+            )
+        )
 
 
 if __name__ == "__main__":
