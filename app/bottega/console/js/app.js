@@ -15,6 +15,7 @@ import { useData } from "./load.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
 import { route, title } from "./router.js";
+import { DemoModel } from "./setup/model.js";
 
 const REVIEW = "read approve";
 const WAITING_EVERY_MS = 10_000;
@@ -181,6 +182,7 @@ function App() {
     </header>
     <${Connection} />
     <${SignedOut} />
+    <${DemoModel} />
     ${needsKey.value && html`<p class="banner wait" role="alert">This server needs ${provider.value
       ? "you to sign in, or " : ""}an API key.
       ${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`} <${Button} kind="small"

@@ -11,6 +11,7 @@ import { RunTable, titleOf } from "../parts/run_table.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
 import { causeOf } from "../run/diagnosis.js";
+import { NextSteps } from "../setup/next.js";
 
 const EVERY_MS = 5000, PART_EVERY_MS = 10_000;
 /** What the demo calls its own agents, and the team that it starts first. */
@@ -67,6 +68,7 @@ export function Home() {
   const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
+    <${NextSteps} hasRun=${last.data && last.data.items.length > 0} />
     <${Figures}>
       <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />

@@ -1,0 +1,169 @@
+"""The first five minutes in the browser: connect a model, choose a template, ask, and watch."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.async_api import BrowserContext, Page, expect
+
+from bottega.settings import Settings
+from tests.console.accessibility import violations
+from tests.console.conftest import Console, window
+from tests.fake_model import FakeModel, text
+from tests.service import Running, running
+
+KEY = "sk-local-0123456789"
+
+
+@pytest.fixture
+async def bottega(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+    """An empty installation of one user: no keys, the embedded database, the demo model."""
+    folder = Path(parse_qs(urlsplit(database_url).query)["host"][0]).parent
+    own = {"data_dir": folder, "openai_api_key": None}
+    async with running(settings.model_copy(update=own), database_url, worker=True) as server:
+        yield server
+    (folder / "secrets.key").unlink(missing_ok=True)
+
+
+@pytest.fixture
+async def page(profile: BrowserContext, bottega: Running) -> AsyncIterator[Page]:
+    async with window(profile) as (page, problems):
+        await page.goto(f"http://127.0.0.1:{bottega.port}/console/")
+        yield page
+    assert problems == []
+
+
+async def test_a_model_is_connected_and_an_agent_answers_from_it_without_a_restart(
+    page: Page, bottega: Running
+) -> None:
+    client = bottega.client
+    agent = {"name": "helper", "system_message": "You help."}
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    async with FakeModel() as model:
+        banner = page.get_by_role("complementary", name="Model")
+        await expect(banner).to_contain_text("The demo model answers")
+        assert await violations(page) == []
+        await banner.get_by_role("button", name="Connect a model", exact=True).click()
+        dialog = page.get_by_role("dialog", name="Connect a model")
+        await dialog.get_by_role("button", name="OpenAI-compatible", exact=True).click()
+        await expect(dialog.get_by_label("Address", exact=True)).to_be_focused()
+
+        await dialog.get_by_label("Address", exact=True).fill("http://127.0.0.1:9/v1")
+        await dialog.get_by_label("Key", exact=True).fill(KEY)
+        await dialog.get_by_role("button", name="Test", exact=True).click()
+        await expect(dialog.get_by_text("cannot connect to 127.0.0.1")).to_be_visible()
+        await expect(dialog.get_by_role("button", name="Save")).to_have_count(0)
+
+        await dialog.get_by_label("Address", exact=True).fill(model.base_url)
+        await dialog.get_by_role("button", name="Test", exact=True).click()
+        await expect(dialog.get_by_text("It answers, in")).to_be_visible()
+        assert await violations(page) == []
+        await page.set_viewport_size({"width": 320, "height": 800})
+        wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        assert not await page.evaluate(wide)
+        await page.set_viewport_size({"width": 1280, "height": 900})
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog).to_have_count(0)
+        await expect(page.get_by_role("status").get_by_text("answers from now on")).to_be_visible()
+        await expect(banner).to_have_count(0)
+        info = (await client.get("/v1/info")).json()
+        assert info["demo_model"] is False
+        assert info["model"].startswith("models/")
+
+        model.script(text("From the local server."))
+        started = await client.post("/v1/runs", json={"agent": "helper", "input": "Hello?"})
+        await page.goto(f"http://127.0.0.1:{bottega.port}/console/#/runs/{started.json()['id']}")
+        await expect(page.get_by_text("From the local server.").first).to_be_visible()
+        assert model.headers[-1]["authorization"] == f"Bearer {KEY}"
+    names = [each["name"] for each in (await client.get("/v1/secrets")).json()["items"]]
+    assert names == ["MODELS_KEY"]
+
+
+async def test_the_wizard_needs_no_mouse_and_leaves_nothing_behind(
+    page: Page, bottega: Running
+) -> None:
+    await (
+        page.get_by_role("complementary", name="Model")
+        .get_by_role("button", name="Connect a model")
+        .focus()
+    )
+    await page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Connect a model")
+    tile = dialog.get_by_role("button", name="Ollama", exact=True)
+    await tile.focus()
+    await page.keyboard.press("Enter")
+    await expect(tile).to_have_attribute("aria-pressed", "true")
+    address = dialog.get_by_label("Address", exact=True)
+    await expect(address).to_have_value("http://127.0.0.1:11434/v1")
+    await expect(dialog.get_by_label("Key", exact=True)).to_be_focused()
+    await page.keyboard.type(KEY)
+    await address.fill("http://127.0.0.1:9/v1")
+    await page.keyboard.press("Enter")
+    await expect(dialog.get_by_text("cannot connect")).to_be_visible()
+    assert len((await bottega.client.get("/v1/secrets")).json()["items"]) == 1
+    async with page.expect_response(lambda found: found.request.method == "DELETE"):
+        await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    button = page.get_by_role("complementary", name="Model").get_by_role(
+        "button", name="Connect a model"
+    )
+    await expect(button).to_be_focused()
+    assert (await bottega.client.get("/v1/secrets")).json()["items"] == []
+
+
+@pytest.mark.parametrize("name", ["support", "letters"])
+async def test_a_template_is_stored_asked_and_watched(
+    page: Page, bottega: Running, name: str
+) -> None:
+    await expect(page.locator("[data-template]")).to_have_count(5)
+    assert await violations(page) == []
+    await page.locator(f"[data-template={name}]").click()
+    dialog = page.get_by_role("dialog")
+    assert await violations(page) == []
+    await dialog.get_by_role("button", name="Ask", exact=True).click()
+    where = "batches" if name == "letters" else "runs"
+    await expect(page).to_have_url(re.compile(f"#/{where}/"))
+    if name == "support":
+        await expect(page.locator(".head").get_by_text("waiting")).to_be_visible()
+    else:
+        await expect(page.get_by_text("completed").first).to_be_visible(timeout=30_000)
+    names = [each["name"] for each in (await bottega.client.get("/v1/agents")).json()["items"]]
+    assert (
+        names == {"support": ["shop-cashier", "shop-support"], "letters": ["letter-writer"]}[name]
+    )
+
+
+async def test_a_template_keeps_what_somebody_changed(page: Page, bottega: Running) -> None:
+    own = {"name": "letter-writer", "system_message": "Mine."}
+    assert (await bottega.client.post("/v1/agents", json=own)).status_code == 201
+    await page.locator("[data-template=letters]").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Ask", exact=True).click()
+    await expect(page).to_have_url(re.compile("#/batches/"))
+    kept = (await bottega.client.get("/v1/agents/letter-writer")).json()
+    assert (kept["version"], kept["system_message"]) == (1, "Mine.")
+
+
+async def test_the_list_says_what_is_next_until_it_is_hidden(page: Page, bottega: Running) -> None:
+    steps = page.locator(".steps li")
+    await expect(steps).to_have_count(3)
+    await expect(page.locator(".steps").get_by_text("Next.")).to_have_count(3)
+    agent = {"name": "helper", "system_message": "You help."}
+    await bottega.client.post("/v1/agents", json=agent)
+    await page.reload()
+    await expect(steps.filter(has_text="Define an agent").get_by_text("Done.")).to_be_visible()
+    await page.get_by_role("button", name="Hide this list").click()
+    await page.reload()
+    again = page.get_by_role("button", name="Set up and templates")
+    await expect(again).to_be_visible()
+    await expect(page.locator("[data-template]")).to_have_count(0)
+    await again.click()
+    await expect(page.locator("[data-template]")).to_have_count(5)
+
+
+async def test_with_a_real_model_there_is_no_banner(console: Console) -> None:
+    page = await console.open()
+    await expect(page.get_by_role("heading", name="Home")).to_be_visible()
+    await expect(page.get_by_text("Connect a model").first).to_be_visible()  # as done, in the list
+    await expect(page.get_by_role("complementary", name="Model")).to_have_count(0)
