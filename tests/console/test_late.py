@@ -63,7 +63,7 @@ async def test_what_could_not_be_read_is_read_when_the_server_is_there_again(
 async def test_a_page_never_shows_what_another_choice_had(console: Console) -> None:
     console.model.script(text("done"))
     await ended(console, await console.run())
-    page = await console.open("operations/usage")
+    page = await console.open("usage?by=day")
     await expect(page.get_by_role("region", name="Usage by day")).to_be_visible()
     watching = """() => {
         window.seen = [];
@@ -71,8 +71,9 @@ async def test_a_page_never_shows_what_another_choice_had(console: Console) -> N
         new MutationObserver(look).observe(document.body, { subtree: true, childList: true });
     }"""
     await page.evaluate(watching)
-    await page.get_by_role("combobox", name="By").select_option("agent")
-    await expect(page.get_by_role("row").filter(has_text="clerk")).to_be_visible()
+    await page.get_by_role("combobox", name="By", exact=True).select_option("agent")
+    usage = page.get_by_role("region", name="Usage by agent")
+    await expect(usage.get_by_role("row").filter(has_text="clerk")).to_be_visible()
     assert not any("no agent" in each for each in await page.evaluate("window.seen"))
 
 

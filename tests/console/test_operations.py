@@ -8,7 +8,7 @@ from tests.console.accessibility import violations
 from tests.console.conftest import Console
 from tests.fake_model import text
 
-TABS = ("Scheduler", "Usage", "Providers", "Keys", "Schedules", "Webhooks", "Audit")
+TABS = ("Scheduler", "Providers", "Keys", "Schedules", "Webhooks", "Audit")
 
 
 async def test_a_key_is_made_shown_once_and_revoked(console: Console) -> None:
@@ -59,6 +59,3 @@ async def test_each_part_shows_what_there_is(console: Console) -> None:
         await expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
         await expect(page.get_by_text(re.compile("Loading"))).to_have_count(0)
         assert await violations(page) == [], name
-    await page.get_by_role("tab", name="Usage").click()
-    await page.get_by_role("combobox", name="By").select_option("agent")
-    await expect(page.get_by_role("row").filter(has_text="clerk")).to_be_visible()

@@ -13,7 +13,8 @@ from uuid import UUID
 import httpx2
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, StringConstraints
-from sqlalchemy import and_, select
+from sqlalchemy import and_, func, select
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import problems
@@ -147,6 +148,21 @@ class ModelCalls(Answer):
     """Calls that wait for a limit of the provider, or for its breaker."""
 
 
+class RecentCalls(Answer):
+    """The last 100 tries of model calls of this tenant, in its newest 200 runs."""
+
+    calls: int
+    """Number of tries."""
+    failed: int
+    """Of these, how many failed."""
+    errors: dict[str, int]
+    """How many failed, by the code of the error."""
+    duration_p50_ms: int | None
+    """Half of the answered ones took less; null: none was answered."""
+    duration_p95_ms: int | None
+    """95 % of the answered ones took less; null: none was answered."""
+
+
 class ProviderHealth(Provider):
     """A provider, and how its server does."""
 
@@ -154,6 +170,8 @@ class ProviderHealth(Provider):
     """By model: those that the provider lists, and all that are not closed."""
     calls: ModelCalls
     """Calls to it now."""
+    recent: RecentCalls
+    """What became of the last calls to it."""
 
 
 def sent_secrets(body: ProviderBody) -> list[Sending]:
@@ -238,7 +256,8 @@ async def _health(
                 calls.update({key: server[key] for key in ("under_way", "waiting")})
                 for breaker in server["breakers"]:
                     breakers[breaker.pop("model")] = breaker
-    return {"breaker": breakers, "calls": calls}
+    recent = select(func.recent_calls(caller.tenant, name, type_=JSONB))
+    return {"breaker": breakers, "calls": calls, "recent": await caller.tx.scalar(recent)}
 
 
 class ProviderTest(Answer):

@@ -222,6 +222,7 @@ _MODULES = {
     "@dagrejs/dagre": "dagre.mjs",
     "marked": "marked.mjs",
     "dompurify": "dompurify.mjs",
+    "uplot": "uplot.mjs",
 }
 """Files in ``vendor``, by the name that other modules import."""
 _OWN_FILE = re.compile(r'(?:href|src)="(?=\w)')

@@ -34,6 +34,8 @@ const PAGES = {
   agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
   graphs: { name: "Graphs", needs: "read", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
   memory: { name: "Memory", needs: "read", load: () => import("./pages/memory.js").then((m) => m.Memory) },
+  health: { name: "Health", needs: "read", load: () => import("./pages/health.js").then((m) => m.Health) },
+  usage: { name: "Usage", needs: "read", load: () => import("./pages/usage.js").then((m) => m.Usage) },
   operations: {
     name: "Operations", needs: "read", load: () => import("./pages/operations.js").then((m) => m.Operations),
   },

@@ -1,20 +1,19 @@
-/** For who keeps it running: scheduler, providers, keys, audit, usage, schedules, webhooks. */
+/** For who keeps it running: scheduler, providers, keys, audit, schedules, webhooks. */
 import { html } from "../html.js";
 import { Audit } from "../operations/audit.js";
 import { Keys, Secrets } from "../operations/keys.js";
 import { Providers } from "../operations/providers.js";
 import { Schedules } from "../operations/schedules.js";
 import { Scheduler } from "../operations/scheduler.js";
-import { Usage } from "../operations/usage.js";
 import { Webhooks } from "../operations/webhooks.js";
 import { Tabs, chosenOf, permitted } from "../parts/basics.js";
 import { go } from "../router.js";
 
 const VIEWS = {
-  scheduler: Scheduler, usage: Usage, providers: Providers, keys: Keys, secrets: Secrets, schedules: Schedules,
+  scheduler: Scheduler, providers: Providers, keys: Keys, secrets: Secrets, schedules: Schedules,
   webhooks: Webhooks, audit: Audit,
 };
-const TABS = [["scheduler", "Scheduler"], ["usage", "Usage"], ["providers", "Providers"], ["keys", "Keys", "admin"],
+const TABS = [["scheduler", "Scheduler"], ["providers", "Providers"], ["keys", "Keys", "admin"],
   ["secrets", "Secrets"], ["schedules", "Schedules"], ["webhooks", "Webhooks"], ["audit", "Audit", "admin"]];
 
 export function Operations({ id, query }) {

@@ -1,0 +1,123 @@
+/** Whether runs succeed, how long they take, and what fails: over time, with the changes of versions. */
+import { get, url, withQuery } from "../api.js";
+import { count, duration } from "../format.js";
+import { html } from "../html.js";
+import { groupsOf } from "../health/failures.js";
+import { useData } from "../load.js";
+import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { Chart } from "../parts/chart.js";
+import { Table } from "../parts/lists.js";
+import { titleOf } from "../parts/run_table.js";
+import { SpanChoice, spanOf, timesOf, useSeries, useTotals } from "../parts/series.js";
+import { go } from "../router.js";
+
+const EVERY_MS = 15_000;
+const MOST_FAILURES = 200;
+const MOST_CHANGED = 10;
+const seconds = (value) => (value == null ? "–" : duration(1000 * value));
+const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part && part < whole ? 1 : 0)} %` : "–");
+
+/** When versions of agents were stored in a span: `[{at, text}]`. */
+async function readChanges(span) {
+  const { from } = timesOf(span);
+  const { items } = await get("/v1/agents?limit=200");
+  const isNew = (each) => each.version > 1 && each.created_at >= from;
+  const changed = items.filter(isNew).slice(0, MOST_CHANGED);
+  const lists = await Promise.all(changed.map(({ name }) =>
+    get(url`/v1/agents/${name}/versions?order=desc&limit=20`)));
+  return lists.flatMap((list, place) => list.items
+    .filter((each) => each.version > 1 && each.created_at >= from)
+    .map((each) => ({ at: each.created_at, text: `${changed[place].name}@${each.version}` })));
+}
+
+function Measured({ title, names, by, span, format, marks, colours = {} }) {
+  const found = useSeries(names, span, by);
+  return html`<${Panel} title=${title}><${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`
+    <${Chart} label=${title} format=${format} marks=${marks}
+      series=${series.map((each) => ({ ...each, colour: colours[each.key] }))} />`}<//><//>`;
+}
+
+function Totals({ span }) {
+  const found = useTotals(span);
+  const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
+  const waiting = scheduler.data?.runs ?? [];
+  const oldest = waiting.map((each) => each.oldest_at).sort()[0];
+  return html`<${Loaded} from=${found} what="figures">${({ items: [all] }) => html`<${Figures}>
+    <${Figure} name="Runs" value=${count(all?.runs ?? 0)} />
+    <${Figure} name="Failed" value=${share(all?.errors ?? 0, all?.runs)}
+      note=${all && `${count(all.errors)} runs`} />
+    <${Figure} name="95 % take less than" value=${seconds(all?.duration_p95)} />
+    <${Figure} name="First token, 95 %" value=${seconds(all?.first_token_p95)} />
+    <${Figure} name="Wait in the queue, 95 %" value=${seconds(all?.queue_wait_p95)} />
+    <${Figure} name="Queued now"
+      value=${scheduler.data ? count(waiting.reduce((n, each) => n + each.queued, 0)) : "–"}
+      note=${oldest && html`since <${Time} at=${oldest} />`} /><//>`}<//>`;
+}
+
+function Failures({ span }) {
+  const path = withQuery("/v1/runs", { order: "desc", limit: MOST_FAILURES });
+  const found = useData(path, { everyMs: EVERY_MS, from: async () => {
+    const about = { order: "desc", limit: MOST_FAILURES, created_after: timesOf(span).from };
+    const lists = await Promise.all(["failed", "timeout"].map((status) =>
+      get(withQuery("/v1/runs", { status, ...about }))));
+    return lists.flatMap(({ items }) => items).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
+  } });
+  return html`<${Panel} title="What fails"><${Loaded} from=${found} what="failures">${(runs) => runs.length ? html`
+    <${Table} label="What fails" head=${["Cause", "Code", "#Runs", "Agents", "First", "Last", "Newest run"]}>
+      ${groupsOf(runs).map((each) => html`<tr key=${each.key}><td>${each.signature}</td>
+        <td><${Link} path=${["runs"]} query=${{ error_code: each.code }}><code>${each.code}</code><//></td>
+        <td class="right">${count(each.runs.length)}</td><td>${each.agents.join(", ")}</td>
+        <td><${Time} at=${each.runs.at(-1).created_at} /></td><td><${Time} at=${each.runs[0].created_at} /></td>
+        <td><${Link} path=${["runs", each.runs[0].id]}>${titleOf(each.runs[0], 40)}<//></td></tr>`)}<//>
+    ${runs.length >= MOST_FAILURES && html`<p class="small soft body">Of the newest ${MOST_FAILURES} of a status.</p>`}`
+    : html`<${Empty} title="No run failed in this time." />`}<//><//>`;
+}
+
+const isOpen = (breaker) => Object.values(breaker).some((each) => each.state !== "closed");
+
+function Providers() {
+  const found = useData("/v1/providers", { everyMs: EVERY_MS, from: async (path) => {
+    const { items } = await get(path);
+    return Promise.all(items.map(({ name }) => get(url`/v1/providers/${name}`)));
+  } });
+  const codes = (recent) => Object.entries(recent.errors).map(([code, n]) => `${code} (${count(n)})`).join(", ");
+  return html`<${Panel} title="Providers, by the last 100 calls"><${Loaded} from=${found} what="providers">
+    ${(all) => html`<${Table} label="Providers"
+      head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}>
+      ${all.map(({ name, recent, calls, breaker }) => html`<tr key=${name}>
+        <td><${Link} path=${["operations", "providers"]}>${name}<//></td>
+        <td class="right">${count(recent.calls)}</td>
+        <td class=${recent.failed ? "right bad-text" : "right"}>${share(recent.failed, recent.calls)}</td>
+        <td class="right">${duration(recent.duration_p50_ms)}</td>
+        <td class="right">${duration(recent.duration_p95_ms)}</td>
+        <td class="small">${codes(recent) || "–"}</td>
+        <td class="small">${isOpen(breaker) ? html`<span class="bad-text">not asked, since it keeps failing</span>`
+          : `${count(calls.under_way)} under way`}</td></tr>`)}<//>`}<//><//>`;
+}
+
+const NONE = [];
+const WAITS = { queue_wait_p95: "in the queue, 95 %", first_token_p95: "for the first token, 95 %" };
+const COLOURS = { "runs": "accent", "failed": "bad" };
+
+function Charts({ span }) {
+  const changes = useData("/v1/agents", { from: () => readChanges(span), everyMs: 60_000 });
+  const marks = changes.data ?? NONE;
+  return html`<${Totals} span=${span} />
+    <div class="charts">
+      <${Measured} title="Runs and failures" names=${{ runs: "runs", errors: "failed" }} span=${span} format=${count}
+        marks=${marks} colours=${COLOURS} />
+      <${Measured} title="Failures by code" names=${{ errors: "" }} by="code" span=${span} format=${count}
+        marks=${marks} />
+      <${Measured} title="Time of a run" names=${{ duration_p50: "half take less", duration_p95: "95 % take less" }}
+        span=${span} format=${seconds} marks=${marks} />
+      <${Measured} title="Waits" names=${WAITS} span=${span} format=${seconds} marks=${marks} />
+    </div>
+    <${Failures} span=${span} /><${Providers} />`;
+}
+
+export function Health({ query }) {
+  const span = spanOf(query, "24h");
+  const choose = (value) => go(["health"], { ...query, span: value }, { replace: true });
+  return html`<div class="head"><h1>Health</h1><div class="actions"><${SpanChoice} span=${span} onChange=${choose} />
+    </div></div><${Charts} key=${span} span=${span} />`;
+}

@@ -1,0 +1,92 @@
+/** Tokens and money: over time, by who spent them, and what each version of an agent costs. */
+import { withQuery } from "../api.js";
+import { count, money, tokens } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Empty, Link, Loaded, Panel } from "../parts/basics.js";
+import { Chart } from "../parts/chart.js";
+import { Filter, Pages, Table } from "../parts/lists.js";
+import { SpanChoice, spanOf, timesOf, useSeries } from "../parts/series.js";
+import { VersionFigures } from "../parts/version_figures.js";
+import { go } from "../router.js";
+
+const KINDS = ["agent", "model", "user", "session", "key", "batch", "metadata", "day"];
+const FILTERS = { agent: "Agent", model: "Model", user: "User", session_id: "Session",
+  metadata: "Metadata (key:value)" };
+const EVERY_MS = 30_000;
+const dollars = (value) => `${Number(value.toPrecision(3))} USD`;
+
+/** The hour in which a span begins: it changes rarely, so that an address stays the same. */
+const hourOf = (span) => `${timesOf(span).from.slice(0, 13)}:00:00Z`;
+
+/** Tokens and cost over time, of all runs or by agent, version or model. */
+function OverTime({ span, by }) {
+  const cost = useSeries({ cost: "cost" }, span, by);
+  const spent = useSeries({ tokens: "tokens" }, span, by);
+  const chart = (title, found, format) => html`<${Panel} title=${title}>
+    <${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`<${Chart} label=${title} series=${series}
+      format=${format} />`}<//><//>`;
+  return html`<div class="charts">${chart("Cost", cost, dollars)}${chart("Tokens", spent, tokens)}</div>`;
+}
+
+function Sums({ by, items }) {
+  const most = Math.max(1, ...items.map((each) => each.input + each.output));
+  const part = (value) => `${(100 * value) / most}%`;
+  const name = (each) => each[by] ?? `no ${by === "metadata" ? "such key" : by}`;
+  const named = (each) => (by === "batch" && each.batch
+    ? html`<${Link} path=${["runs", each.batch]} class="mono">${each.batch}<//>` : name(each));
+  return html`<${Table} label=${`Usage by ${by}`}
+    head=${[by[0].toUpperCase() + by.slice(1), "Tokens", "#In", "#Out", "#Runs", "#Cost"]}>
+    ${items.map((each) => html`<tr key=${name(each)}><td>${named(each)}</td>
+      <td class="wide-cell"><span class="stack" aria-hidden="true">
+        <i class="bar model" style=${{ width: part(each.input) }}></i>
+        <i class="bar tool-bar" style=${{ width: part(each.output) }}></i></span></td>
+      <td class="right">${tokens(each.input)}</td>
+        <td class="right">${tokens(each.output)}${each.estimated ? " ≈" : ""}</td>
+        <td class="right">${count(each.runs)}</td><td class="right">${money(each.cost)}</td></tr>`)}<//>
+    <p class="legend small soft"><span><i class="bar model"></i>in</span><span><i class="bar tool-bar"></i>out</span>
+      <span>≈ partly estimated</span><span>≥ some calls have no known price</span></p>`;
+}
+
+/** Agents that spent anything, to choose one whose versions are shown. */
+function Versions({ agent, span, onChoose }) {
+  const found = useData(withQuery("/v1/usage", { by: "agent", limit: 200, since: hourOf(span) }));
+  const names = (found.data?.items ?? []).map((each) => each.agent);
+  const chosen = agent ?? names[0];
+  const all = [...new Set([...names, ...(agent ? [agent] : [])])];
+  const choice = html`<label class="inline">Agent <select value=${chosen}
+    onChange=${(e) => onChoose(e.target.value)}>${all.map((each) => html`<option>${each}</option>`)}</select></label>`;
+  return chosen && html`<${VersionFigures} key=${`${chosen} ${span}`} agent=${chosen} span=${span}
+    actions=${choice} />`;
+}
+
+function Who({ query, span, set }) {
+  const by = KINDS.includes(query.by) ? query.by : "agent";
+  const key = query.metadata_key ?? "";
+  const only = Object.fromEntries(Object.keys(FILTERS).map((name) => [name, query[name]]));
+  const path = withQuery("/v1/usage", { by, metadata_key: by === "metadata" ? key : "", ...only,
+    since: hourOf(span), order: by === "day" ? "desc" : "asc" });
+  return html`<${Panel} title="Who spent it" actions=${html`<label class="inline">By <select value=${by}
+      onChange=${(e) => set({ by: e.target.value })}>${KINDS.map((each) => html`<option>${each}</option>`)}</select>
+      </label>`}>
+    <div class="body"><form class="filters" onSubmit=${(e) => e.preventDefault()}>
+      ${by === "metadata" && html`<${Filter} label="Key of the metadata" value=${key}
+        onChange=${(text) => set({ metadata_key: text })} />`}
+      ${Object.entries(FILTERS).map(([name, label]) => html`<${Filter} key=${name} label=${label}
+        value=${query[name] ?? ""} onChange=${(text) => set({ [name]: text })} />`)}</form></div>
+    ${by === "metadata" && !key ? html`<${Empty} title="Name a key, such as customer." />`
+      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS}>${(items) => items.length
+        ? html`<${Sums} by=${by} items=${items} />`
+        : html`<${Empty} title="No run like that has used tokens in this time." />`}<//>`}<//>`;
+}
+
+export function Usage({ query }) {
+  const span = spanOf(query, "30d");
+  const set = (change) => go(["usage"], { ...query, ...change }, { replace: true });
+  const over = ["agent", "model"].includes(query.by ?? "agent") ? query.by ?? "agent" : undefined;
+  return html`<div class="head"><h1>Usage</h1><div class="actions"><${SpanChoice} span=${span}
+      onChange=${(value) => set({ span: value })} /></div></div>
+    <${OverTime} key=${`${span} ${over}`} span=${span} by=${over} />
+    <${Who} query=${query} span=${span} set=${set} />
+    <${Versions} agent=${query.of} span=${span} onChoose=${(name) => set({ of: name })} />`;
+}

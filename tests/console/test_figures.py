@@ -1,0 +1,88 @@
+"""The pages Health and Usage, with charts, in a real browser."""
+
+from typing import Any
+
+from playwright.async_api import Page, expect
+
+from tests.console.accessibility import violations
+from tests.console.conftest import Console
+from tests.fake_model import chunk, http_error, sse
+from tests.waiting import until
+
+REPORTED = {"prompt_tokens": 70, "completion_tokens": 30}
+ANSWER = sse(chunk("Done.", finish_reason="stop"), {"choices": [], "usage": REPORTED})
+
+
+async def runs_of_two_versions(console: Console) -> None:
+    """Make two runs of each of two versions of ``clerk``; one of the second fails."""
+    await console.define()
+    client = console.server.client
+    changed = {"description": "Helps.", "system_message": "You help well."}
+    for version, answers in enumerate(((ANSWER, ANSWER), (ANSWER, http_error(400))), 1):
+        for answer in answers:
+            console.model.script(answer)
+            run = {"agent": "clerk", "input": "?", "user": "ada", "metadata": {"plan": "pro"}}
+            await client.post("/v1/runs?wait=30", json=run)
+        if version == 1:
+            (await client.put("/v1/agents/clerk", json=changed)).raise_for_status()
+
+    async def totals() -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = (await client.get("/v1/metrics/totals")).json()["items"]
+        return items
+
+    await until(totals, lambda items: bool(items) and items[0]["runs"] == 4)
+
+
+async def shows_no_fault(page: Page) -> None:
+    """Check a page with its charts' tables: for axe-core, and on a narrow screen."""
+    assert await violations(page) == []
+    await page.set_viewport_size({"width": 320, "height": 800})
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    await page.set_viewport_size({"width": 1280, "height": 900})
+
+
+async def test_health_says_what_fails_and_since_which_version(console: Console) -> None:
+    await runs_of_two_versions(console)
+    page = await console.open("health?span=1h")
+    chart = page.get_by_role("figure").filter(has_text="clerk@2")
+    await expect(page.get_by_role("img", name="Runs and failures")).to_be_visible()
+    await expect(chart.first).to_contain_text("┆ clerk@2")
+    await expect(page.locator(".uplot canvas").first).to_be_visible()
+    await expect(page.get_by_text("25.0 %").first).to_be_visible()
+    failures = page.get_by_role("region", name="What fails")
+    await expect(failures.get_by_role("row").filter(has_text="HTTP 400")).to_contain_text("clerk")
+    providers = page.get_by_role("region", name="Providers")
+    await expect(providers.get_by_role("row").filter(has_text="default")).to_contain_text("25.0 %")
+    values = page.get_by_text("Values", exact=True).first
+    await values.focus()
+    await page.keyboard.press("Enter")
+    table = page.get_by_role("region", name="Values: Runs and failures")
+    await expect(table.get_by_role("columnheader")).to_have_text(["Time", "runs", "failed"])
+    cells = await table.locator("td.right").all_inner_texts()
+    assert sum(int(each) for each in cells) == 5  # four runs, of which one failed
+    await shows_no_fault(page)
+    await page.get_by_role("combobox", name="Time").select_option("7d")
+    await expect(page).to_have_url(f"{console.address}#/health?span=7d")
+    await expect(page.get_by_role("img", name="Time of a run")).to_be_visible()
+
+
+async def test_usage_says_what_each_agent_and_version_costs(console: Console) -> None:
+    await runs_of_two_versions(console)
+    page = await console.open("usage")
+    usage = page.get_by_role("region", name="Usage by agent")
+    await expect(usage.get_by_role("row").filter(has_text="clerk")).to_contain_text("210")
+    await expect(page.get_by_role("img", name="Tokens")).to_be_visible()
+    versions = page.get_by_role("region", name="Figures by version of clerk")
+    rows = versions.get_by_role("row")
+    await expect(rows.nth(1)).to_contain_text("clerk@2")
+    await expect(rows.nth(1)).to_contain_text("50 %")
+    await expect(rows.nth(2)).to_contain_text("100 %")
+    await page.get_by_role("combobox", name="By", exact=True).select_option("metadata")
+    await page.get_by_label("Key of the metadata").fill("plan")
+    await page.keyboard.press("Tab")
+    by_key = page.get_by_role("region", name="Usage by metadata")
+    await expect(by_key.get_by_role("row").filter(has_text="pro")).to_contain_text("210")
+    await shows_no_fault(page)
+    await page.get_by_label("User", exact=True).fill("bob")
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_text("No run like that has used tokens")).to_be_visible()
