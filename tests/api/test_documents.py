@@ -13,7 +13,7 @@ from tests.service import Running
 
 DOCUMENTS = ("/openapi.json", "/asyncapi.json", "/docs", "/docs-assets/swagger-ui.css",
              "/docs-assets/swagger-ui-bundle.js", "/docs-assets/favicon.png",
-             "/console/", "/console/icon.svg", "/console/vendor/cytoscape.mjs")  # fmt: skip
+             "/console/", "/console/icon.svg", "/console/vendor/uplot.mjs")  # fmt: skip
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)

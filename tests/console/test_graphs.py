@@ -20,7 +20,7 @@ async def opened(console: Console) -> Page:
     await define_graph(console.server.client, "chain", *edges)
     page = await console.open("graphs")
     await page.get_by_role("link", name="chain").click()
-    await expect(page.locator(".canvas canvas").first).to_be_visible()
+    await expect(page.locator(".canvas svg").first).to_be_visible()
     return page
 
 

@@ -34,7 +34,7 @@ async def test_home_starts_the_team_of_the_demo_and_pictures_it(console: Console
     await expect(page.locator(".task-row .name").get_by_text("implementer")).to_be_visible()
     await _picture(page, "timeline", 1280, 720)
     await page.get_by_role("tab", name="Graph").click()
-    await expect(page.locator(".graph canvas").first).to_be_visible()
+    await expect(page.locator(".graph .canvas svg").first).to_be_visible()
     await expect(page.get_by_text("Loading the graph")).to_have_count(0)
     await _picture(page, "run", 1280, 720)
     await page.emulate_media(color_scheme="dark")

@@ -1,4 +1,3 @@
 /** Vendored libraries whose types are not checked: those of the drawing and of the charts. */
-declare module "cytoscape";
 declare module "@dagrejs/dagre";
 declare module "uplot";

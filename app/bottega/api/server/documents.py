@@ -218,7 +218,6 @@ _MODULES = {
     "htm": "htm.mjs",
     "@preact/signals": "signals.mjs",
     "@preact/signals-core": "signals-core.mjs",
-    "cytoscape": "cytoscape.mjs",
     "@dagrejs/dagre": "dagre.mjs",
     "marked": "marked.mjs",
     "dompurify": "dompurify.mjs",

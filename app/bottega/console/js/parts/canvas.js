@@ -1,178 +1,160 @@
-/** A graph drawn: its nodes in layers, and its edges around them. The library is read only where a graph is. */
-import { useEffect, useRef, useState } from "preact/hooks";
+/** A graph drawn: nodes in layers, and edges around them. The layout is read only where a graph is. */
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { html } from "../html.js";
 import { Loading } from "./basics.js";
 
 const FLASH_MS = 1600;
-const SHADES = ["surface", "line", "line-strong", "text", "text-soft", "accent", "accent-soft",
-  ...["ok", "busy", "wait", "bad"].flatMap((tone) => [tone, `${tone}-soft`])];
-const WIDTH = 168, HEIGHT = 46, COLUMN = 230, LINE = 84;
+const WIDTH = 168, HEIGHT = 46, COLUMN = 230, LINE = 84, MARGIN = 24;
+const MOST_SCALE = 1.1;
+const ZOOM = { least: 0.3, most: 8, step: 1.2 };
+const MOST_LETTERS = 26;
 
-/** Return a function that gives a colour of the design as the canvas needs it: light or dark. */
-function colours() {
-  const probe = document.body.appendChild(document.createElement("i"));
-  const found = {};
-  for (const name of SHADES) {
-    probe.style.color = `var(--${name})`;
-    found[name] = getComputedStyle(probe).color;
-  }
-  probe.remove();
-  return (name) => found[name];
-}
-
-function styles() {
-  const css = getComputedStyle(document.documentElement);
-  const colour = colours();
-  const base = {
-    shape: "round-rectangle", width: WIDTH, height: HEIGHT, "background-color": colour("surface"), "border-width": 1.5,
-    "border-color": colour("line-strong"), label: "data(label)", color: colour("text"), "font-size": 12,
-    "font-family": css.getPropertyValue("--sans"), "text-wrap": "wrap", "text-valign": "center", "text-max-width": 156,
-      "line-height": 1.3,
+/** Where nodes and edges are: `{nodes: {id: {x, y}}, edges: {id: points}, width, height}`. */
+function arrange(dagre, nodes, edges) {
+  const layout = new dagre.graphlib.Graph({ multigraph: true })
+    .setGraph({ rankdir: "LR", nodesep: LINE - HEIGHT, ranksep: COLUMN - WIDTH }).setDefaultEdgeLabel(() => ({}));
+  for (const { id } of nodes) layout.setNode(id, { width: WIDTH, height: HEIGHT });
+  for (const { id, source, target } of edges) layout.setEdge(source, target, {}, id);
+  if (nodes.length) dagre.layout(layout);
+  const { width = WIDTH, height = HEIGHT } = layout.graph();
+  return {
+    width, height,
+    nodes: new Map(nodes.map(({ id }) => [id, layout.node(id)])),
+    edges: new Map(edges.map(({ id, source, target }) => [id, layout.edge(source, target, id).points])),
   };
-  return [
-    { selector: "node", style: base },
-    ...["ok", "busy", "wait", "bad"]
-      .map((tone) => ({ selector: `node.${tone}`,
-        style: { "border-color": colour(tone), "background-color": colour(`${tone}-soft`) } })),
-    { selector: "node.chosen, node.aim", style: { "border-width": 3, "border-color": colour("accent") } },
-    { selector: "node.aim", style: { "background-color": colour("accent-soft") } },
-    { selector: "edge", style: { width: 1.5, "curve-style": "round-segments", "segment-weights": "data(weights)",
-      "segment-distances": "data(distances)", "segment-radii": 24, "edge-distances": "node-position",
-      "target-arrow-shape": "triangle", "arrow-scale": 0.9, "line-color": colour("line-strong"),
-      "target-arrow-color": colour("line-strong"), label: "data(label)", "font-size": 10.5, color: colour("text-soft"),
-      "text-background-color": colour("surface"), "text-background-opacity": 1, "text-background-padding": 2 } },
-    { selector: "edge.call", style: { "line-style": "dashed", "line-color": colour("line"),
-      "target-arrow-color": colour("line") } },
-    { selector: "edge.flowed, edge.chosen",
-      style: { width: 2, "line-color": colour("accent"), "target-arrow-color": colour("accent") } },
-    { selector: "edge.flash", style: { width: 5, color: colour("accent") } },
-  ];
 }
+
+/** A line through the first and the last point that bends towards those between. */
+function pathOf([first, ...rest]) {
+  const bends = rest.slice(0, -1).map(({ x, y }, place) => {
+    const next = rest[place + 1];
+    const end = place === rest.length - 2 ? next : { x: (x + next.x) / 2, y: (y + next.y) / 2 };
+    return `Q${x} ${y} ${end.x} ${end.y}`;
+  });
+  const last = rest.at(-1);
+  return `M${first.x} ${first.y}${bends.join("") || `L${last.x} ${last.y}`}`;
+}
+
+const cut = (text) => (text.length > MOST_LETTERS ? `${text.slice(0, MOST_LETTERS - 1)}…` : text);
+
+function Node({ node: { id, label, classes }, at: { x, y }, isAim, ...listeners }) {
+  const lines = label.split("\n");
+  return html`<g class=${`node ${classes.join(" ")} ${isAim ? "aim" : ""}`} data-node=${id}
+    transform=${`translate(${x} ${y})`} ...${listeners}>
+    <title>${label}</title>
+    <rect x=${-WIDTH / 2} y=${-HEIGHT / 2} width=${WIDTH} height=${HEIGHT} rx="8" />
+    ${lines.map((line, place) => html`<text y=${(place - (lines.length - 1) / 2) * 16 + 4}>${cut(line)}</text>`)}</g>`;
+}
+
+function Edge({ edge: { label, classes }, points, isFlash, arrow, onClick }) {
+  const path = pathOf(points);
+  const middle = points[Math.floor(points.length / 2)];
+  return html`<g class=${`edge ${classes.join(" ")} ${isFlash ? "flash" : ""}`} onClick=${onClick}>
+    <path class="reach" d=${path} /><path d=${path} marker-end=${`url(#${arrow})`} />
+    ${label && html`<text x=${middle.x} y=${middle.y - 6}>${label}</text>`}</g>`;
+}
+
+/** The ids of edges whose `seq` has just grown, since they were first drawn. */
+function useFlashes(edges) {
+  const seqs = useRef(null);
+  const [flashes, setFlashes] = useState(new Set());
+  useEffect(() => {
+    const before = seqs.current;
+    seqs.current = new Map(edges.map(({ id, seq = 0 }) => [id, seq]));
+    const grown = before ? edges.filter(({ id, seq = 0 }) => seq > (before.get(id) ?? 0)).map(({ id }) => id) : [];
+    if (!grown.length) return;
+    setFlashes((old) => new Set([...old, ...grown]));
+    setTimeout(() => setFlashes((old) => new Set([...old].filter((id) => !grown.includes(id)))), FLASH_MS);
+  }, [edges]);
+  return flashes;
+}
+
+/** The width and height of what a ref holds, in pixels. */
+function useSize(box) {
+  const [size, setSize] = useState({ width: 0, height: 0 });
+  useEffect(() => {
+    const look = () => {
+      const { clientWidth: width, clientHeight: height } = box.current ?? {};
+      if (width) setSize({ width, height });
+    };
+    const observer = new ResizeObserver(look);
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, []);
+  return size;
+}
+
+const nodeAt = (event) =>
+  document.elementFromPoint(event.clientX, event.clientY)?.closest("[data-node]")?.getAttribute("data-node") ?? null;
+
+let drawings = 0;
 
 /**
  * `nodes`: `[{id, label, classes}]`; `edges`: `[{id, source, target, label, classes, seq}]`: an edge lights up when
  * its `seq` grows.
  *
  * `onNode` and `onEdge` get the id of what is clicked; `onConnect` gets two ids when a line is pulled from node to
- * node.
+ * node. The wheel zooms, and the ground is moved by the mouse.
+ *
+ * @param {{nodes: any[], edges: any[], label: string, onNode?: (id: string) => void,
+ *   onEdge?: (id: string) => void, onConnect?: (source: string, target: string) => void}} properties
  */
 export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
   const box = useRef(null);
-  const drawn = useRef({ cy: null, shape: "", seqs: new Map() });
-  const told = useRef(/** @type {any} */ ({}));
-  told.current = { onNode, onEdge, onConnect };
-  const [library, setLibrary] = useState(null);
+  const [dagre, setDagre] = useState(null);
   useEffect(() => {
     let left = false;
-    /** @type {Promise<any[]>} */
-    const libraries = Promise.all([import("cytoscape"), import("@dagrejs/dagre")]);
-    libraries.then(([cytoscape, dagre]) => {
-      if (!left) setLibrary({ cytoscape: cytoscape.default, dagre: dagre.default });
-    });
-    return () => {
-      left = true;
-      drawn.current.cy?.destroy();
-      drawn.current = { cy: null, shape: "", seqs: new Map() };
-    };
+    import("@dagrejs/dagre").then((library) => left || setDagre(() => library.default));
+    return () => void (left = true);
   }, []);
-
-  useEffect(() => {
-    if (!library) return undefined;
-    const cy = library.cytoscape(
-      { container: box.current, style: styles(), minZoom: 0.15, maxZoom: 2, autoungrabify: true });
-    cy.on("tap", "node", ({ target }) => told.current.onNode?.(target.id()));
-    cy.on("tap", "edge", ({ target }) => told.current.onEdge?.(target.id()));
-    if (told.current.onConnect) pullLines(cy, (source, target) => told.current.onConnect(source, target));
-    drawn.current.cy = cy;
-    const restyle = () => cy.style(styles());
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", restyle);
-    const themed = new MutationObserver(restyle);
-    themed.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    return () => {
-      dark.removeEventListener("change", restyle);
-      themed.disconnect();
-    };
-  }, [library]);
-
-  useEffect(() => {
-    if (library && drawn.current.cy) draw(drawn.current, nodes, edges, library);
-  }, [library, nodes, edges]);
-  return html`<div class="canvas" ref=${box} role="img" aria-label=${label}></div>
-    ${!library && html`<${Loading} what="the graph" />`}`;
-}
-
-/** Call `connect` when the mouse is pressed on one node and released on another. */
-function pullLines(cy, connect) {
-  let from = null;
-  const isOther = (element) => element !== cy && element.isNode() && element.id() !== from;
-  cy.on("mousedown", "node", ({ target }) => (from = target.id()));
-  cy.on("mouseover", "node", ({ target }) => from !== null && isOther(target) && target.addClass("aim"));
-  cy.on("mouseout", "node", ({ target }) => target.removeClass("aim"));
-  cy.on("mouseup", ({ target }) => {
-    if (from !== null && isOther(target)) connect(from, target.id());
-    from = null;
-    cy.nodes().removeClass("aim");
-  });
-}
-
-function draw(drawn, nodes, edges, { dagre }) {
-  const { cy } = drawn;
-  const ids = new Set([...nodes, ...edges].map(({ id }) => id));
+  const arrow = useMemo(() => `arrow-${++drawings}`, []);
+  const size = useSize(box);
   const shape = JSON.stringify([nodes.map(({ id }) => id), edges.map(({ id }) => id)]);
-  const isNew = shape !== drawn.shape;
-  cy.batch(() => {
-    for (const each of cy.elements()) if (!ids.has(each.id())) each.remove();
-    for (const { id, label, classes } of nodes) {
-      let element = cy.getElementById(id);
-      if (element.empty()) element = cy.add({ group: "nodes", data: { id } });
-      element.data("label", label);
-      element.classes(classes);
-    }
-    for (const { id, source, target, label, classes, seq = 0 } of edges) {
-      let element = cy.getElementById(id);
-      if (element.empty()) element = cy.add(
-        { group: "edges", data: { id, source, target, weights: [0.5], distances: [0] } });
-      element.data("label", label);
-      element.classes([...classes, ...(element.hasClass("flash") ? ["flash"] : [])]);
-      if (drawn.shape && seq > (drawn.seqs.get(id) ?? 0)) {
-        element.addClass("flash");
-        setTimeout(() => element.removeClass("flash"), FLASH_MS);
-      }
-      drawn.seqs.set(id, seq);
-    }
-  });
-  if (!isNew) return;
-  drawn.shape = shape;
-  if (nodes.length) arrange(cy, nodes, edges, dagre);
-}
-
-function arrange(cy, nodes, edges, dagre) {
-  const layout = new dagre.graphlib.Graph({ multigraph: true })
-    .setGraph({ rankdir: "LR", nodesep: LINE - HEIGHT, ranksep: COLUMN - WIDTH }).setDefaultEdgeLabel(() => ({}));
-  for (const { id } of nodes) layout.setNode(id, { width: WIDTH, height: HEIGHT });
-  for (const edge of edges) layout.setEdge(edge.source, edge.target, {}, edge.id);
-  dagre.layout(layout);
-  cy.nodes().positions((node) => {
-    const { x, y } = layout.node(node.id());
-    return { x, y };
-  });
-  for (const edge of edges) cy.getElementById(edge.id).data(bends(layout, edge));
-  cy.fit(undefined, 24);
-  if (cy.zoom() > 1.1) {
-    cy.zoom(1.1);
-    cy.center();
-  }
-}
-
-/** The way of an edge around other nodes, relative to the straight line between its own two. */
-function bends(layout, edge) {
-  const [from, to] = [layout.node(edge.source), layout.node(edge.target)];
-  const [dx, dy] = [to.x - from.x, to.y - from.y];
-  const length = Math.hypot(dx, dy) || 1;
-  const points = layout.edge(edge.source, edge.target, edge.id).points.slice(1, -1);
-  const weights = points.map(({ x, y }) => ((x - from.x) * dx + (y - from.y) * dy) / length ** 2);
-  const distances = points.map(({ x, y }) => ((y - from.y) * dx - (x - from.x) * dy) / length);
-  return points.length ? { weights, distances } : { weights: [0.5], distances: [0] };
+  const places = useMemo(() => dagre && arrange(dagre, nodes, edges), [dagre, shape]);
+  const [view, setView] = useState({ zoom: 1, x: 0, y: 0 });
+  useEffect(() => setView({ zoom: 1, x: 0, y: 0 }), [shape]);
+  const [pulled, setPulled] = useState({ from: null, aim: null });
+  const flashes = useFlashes(edges);
+  const held = useRef(null);
+  if (!places || !size.width) return html`<div class="canvas" ref=${box} role="img" aria-label=${label}></div>
+    ${!places && html`<${Loading} what="the graph" />`}`;
+  const scale = view.zoom * Math.min(MOST_SCALE, (size.width - 2 * MARGIN) / places.width,
+    (size.height - 2 * MARGIN) / places.height);
+  const shown = { width: size.width / scale, height: size.height / scale };
+  const corner = { x: (places.width - shown.width) / 2 + view.x, y: (places.height - shown.height) / 2 + view.y };
+  const press = (event) => {
+    const from = nodeAt(event);
+    if (onConnect && from !== null) setPulled({ from, aim: null });
+    else if (from === null) held.current = { x: event.clientX, y: event.clientY };
+  };
+  const move = (event) => {
+    if (pulled.from !== null) setPulled({ ...pulled, aim: nodeAt(event) });
+    if (!held.current) return;
+    const by = { x: (event.clientX - held.current.x) / scale, y: (event.clientY - held.current.y) / scale };
+    held.current = { x: event.clientX, y: event.clientY };
+    setView((old) => ({ ...old, x: old.x - by.x, y: old.y - by.y }));
+  };
+  const release = (event) => {
+    const to = nodeAt(event);
+    if (pulled.from !== null && to !== null && to !== pulled.from) onConnect(pulled.from, to);
+    held.current = null;
+    setPulled({ from: null, aim: null });
+  };
+  const wheel = (event) => {
+    event.preventDefault();
+    const factor = event.deltaY < 0 ? ZOOM.step : 1 / ZOOM.step;
+    setView((old) => ({ ...old, zoom: Math.max(ZOOM.least, Math.min(ZOOM.most, old.zoom * factor)) }));
+  };
+  return html`<div class="canvas" ref=${box} role="img" aria-label=${label} onWheel=${wheel} onPointerDown=${press}
+    onPointerMove=${move} onPointerUp=${release} onPointerLeave=${() => (held.current = null)}>
+    <svg viewBox=${`${corner.x} ${corner.y} ${shown.width} ${shown.height}`}>
+      <defs><marker id=${arrow} viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+        <path d="M0 0 8 4 0 8z" /></marker></defs>
+      ${edges.map((edge) => places.edges.has(edge.id) && html`<${Edge} key=${edge.id} edge=${edge} arrow=${arrow}
+        points=${places.edges.get(edge.id)} isFlash=${flashes.has(edge.id)} onClick=${() => onEdge?.(edge.id)} />`)}
+      ${nodes.map((node) => places.nodes.has(node.id) && html`<${Node} key=${node.id} node=${node}
+        at=${places.nodes.get(node.id)} isAim=${pulled.aim === node.id && pulled.from !== node.id}
+        onClick=${() => onNode?.(node.id)} />`)}
+    </svg></div>`;
 }

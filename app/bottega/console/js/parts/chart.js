@@ -11,7 +11,7 @@ const COLOURS = ["accent", "bad", "ok", "wait", "busy", "quiet"];
 const DASHES = [[], [6, 4], [2, 3]];
 const MOST_ROWS = 200;
 
-const colourOf = (place, { colour } = {}) => colour ?? COLOURS[place % COLOURS.length];
+const colourOf = (place, series) => series.colour ?? COLOURS[place % COLOURS.length];
 /** A computed colour: a canvas does not know light-dark(). */
 function paint(name) {
   const probe = document.body.appendChild(document.createElement("i"));
@@ -54,7 +54,7 @@ function optionsOf(series, format, marks, width) {
     dash: DASHES[Math.floor(place / COLOURS.length) % DASHES.length], points: { show: true, size: 4 } });
   return {
     width, height: HEIGHT, legend: { show: false }, cursor: { drag: { x: false, y: false } },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    scales: { y: { range: (_, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, values: (_, times) => times.map((each) => whenOf(new Date(1000 * each))) },
       { ...axis, size: 64, values: (_, values) => distinct(values.map(format)) },
