@@ -1,4 +1,4 @@
-"""What people come for, with the console alone and with few acts: clicks, keys and texts, counted."""
+"""What people come for, with the console alone and few acts: clicks, keys and texts, counted."""
 
 from dataclasses import dataclass
 

@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { post, ROOT, url } from "../api.js";
+import { LINK_STATES } from "../en.js";
 import { count, duration, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -47,8 +48,6 @@ function useRunState(id) {
   return [state, link];
 }
 
-const LINKS = { connecting: "Connecting…", live: "Live", ended: "Ended", gone: "Deleted" };
-
 export function Run({ id, query }) {
   const [live, link] = useRunState(id);
   const run = useData(url`/v1/runs/${id}`);
@@ -93,7 +92,7 @@ export function Run({ id, query }) {
           ${run.data.fork_of && html`<${ForkedFrom} of=${run.data.fork_of} id=${id} taken=${run.data.taken_over} />`}
         </p></div>
       <div class="actions"><${RunStatus} status=${state.status} waitsFor=${state.waitsFor} />
-        <span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
+        <span class="small soft" role="status">${played ? "Playback" : LINK_STATES[link]}</span>
         <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
     <${Stale} from=${run} />

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { connected } from "../api.js";
+import { ERROR_TITLES, WAITS_FOR } from "../en.js";
 import { ago, exact } from "../format.js";
 import { html } from "../html.js";
 import { may } from "../person.js";
@@ -22,12 +23,9 @@ export const Status = ({ value }) => html`
   <span class="status ${toneOf(value)}"><span aria-hidden="true">${SIGNS[value] ?? "·"}</span> <span class="word">
     ${value}</span></span>`;
 
-const AWAITED = { person: "a person", client: "the client", children: "child runs", model: "a model",
-  time: "its next try" };
-
 /** The status of a run, with what it waits for. */
 export const RunStatus = ({ status, waitsFor }) => html`<${Status} value=${status} />
-  ${status === "waiting" && waitsFor && html`<span class="small soft"> for ${AWAITED[waitsFor]}</span>`}`;
+  ${status === "waiting" && waitsFor && html`<span class="small soft"> for ${WAITS_FOR[waitsFor]}</span>`}`;
 
 /** A time as "3 min. ago"; the exact one on hover and for screen readers. */
 export function Time({ at }) {
@@ -83,12 +81,10 @@ export const Loading = ({ what = "" }) => html`<p class="state" role="status"><s
 export const Empty = ({ title, children }) => html`<div class="state"><p><strong>${title}</strong></p>${children}
   </div>`;
 
-const TITLES = { 0: "No connection", 403: "This key may not do this" };
-
 /** An error of the API, in its own words, with a way on. */
 export const Failure = ({ error, again }) => html`
   <div class="state bad" role="alert">
-    <p><strong>${TITLES[error.status] ?? "This did not work"}</strong></p>
+    <p><strong>${ERROR_TITLES[error.status] ?? "This did not work"}</strong></p>
     <p>${error.message}</p>
     ${error.problem?.errors?.map((each) => html`<p class="small"><code>${each.pointer}</code> ${each.detail}</p>`)}
     ${again && html`<${Button} onClick=${again}>Try again<//>`}

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { call, post, url, withQuery } from "../api.js";
+import { CONVERSATION_STATES } from "../en.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { go } from "../router.js";
@@ -9,7 +10,6 @@ import { Button, Empty, Link, Panel, Time } from "./basics.js";
 import { Act, Confirmed, Filter, Pages } from "./lists.js";
 import { isUnread } from "./seen.js";
 
-const STATES = { answering: "answers", waiting: "waits for you", failed: "failed", idle: "idle" };
 const TONES = { answering: "busy", waiting: "wait", failed: "bad" };
 
 /** `query`: of the page's address, which holds the filters. */
@@ -25,7 +25,8 @@ export function Conversations({ query }) {
       ${field("of", "Answered by", of)} ${field("user", "User", user)}
       <label>State <select value=${state} onChange=${(e) => set({ state: e.target.value })}>
         <option value="">any</option>
-        ${Object.entries(STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
+        ${Object.entries(CONVERSATION_STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
+      </select></label>
     </form>
     <${Pages} key=${path} path=${path} what="conversations" everyMs=${10_000}>${(items, reload) => items.length
       ? html`<ul class="rows">${items.map((each) => html`<${Conversation} key=${each.id} of=${each}
@@ -47,7 +48,7 @@ function Conversation({ of, onChange }) {
   return html`<li class=${isNew ? "unread" : ""}>
     <${Link} path=${["chat"]} query=${{ session: id, user }} title=${id}>${name}<//>
     ${isNew && html` <span class="badge">new</span>`}
-    ${TONES[state] && html` <span class=${`status ${TONES[state]}`}>${STATES[state]}</span>`}
+    ${TONES[state] && html` <span class=${`status ${TONES[state]}`}>${CONVERSATION_STATES[state]}</span>`}
     ${last_message && last_message !== title && html`<p class="small">${excerpt(last_message, 140)}</p>`}
     <p class="small soft">${[agent ?? graph, user].filter(Boolean).join(" · ")}${" "}<${Time} at=${updated_at} /></p>
     ${isNaming

@@ -2,16 +2,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
+import { ASKED } from "../en.js";
 import { html } from "../html.js";
 import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
 import { largeArguments } from "./approval_facts.js";
 import { Dialog } from "./dialog.js";
 import { useKeys } from "./keys.js";
-
-const TITLES = {
-  approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program",
-};
 
 /** Keys decide only after this time: one that was meant for what was shown before does nothing. */
 const SETTLED_MS = 400;
@@ -90,7 +87,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const plain = !interrupt.schema || interrupt.schema.type === "string";
   const reply = () => send(() => ({ answer: plain ? answer : JSON.parse(answer) }));
   const result = () => send(() => ({ result: JSON.parse(answer) }));
-  const title = interrupt.server ? `The MCP server ${interrupt.server} asks` : TITLES[interrupt.kind] ?? interrupt.kind;
+  const title = interrupt.server ? `The MCP server ${interrupt.server} asks` : ASKED[interrupt.kind] ?? interrupt.kind;
 
   return html`<article class="decision" aria-labelledby=${id}>
     <h2 id=${id}>${title}</h2>

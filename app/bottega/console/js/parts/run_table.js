@@ -1,4 +1,5 @@
 /** Runs as a table: what was asked, by whom, how it ended and why. */
+import { OUTCOME_WORDS } from "../en.js";
 import { duration, excerpt, money } from "../format.js";
 import { html } from "../html.js";
 import { causeOf } from "../run/diagnosis.js";
@@ -7,12 +8,10 @@ import { Link, RunStatus, Time } from "./basics.js";
 const lasted = (run) =>
   run.started_at && duration((run.ended_at ? Date.parse(run.ended_at) : Date.now()) - Date.parse(run.started_at));
 
-const OUTCOMES = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "–", UNKNOWN: "–" };
-
 /** @typedef {import("../api.js").Schemas["RunSummary"]} RunSummary */
 
 /** What a run was worth, if anybody said so, and who did. */
-const worth = ({ value, source }) => (source ? `${OUTCOMES[value]} (${source})` : "–");
+const worth = ({ value, source }) => (source ? `${OUTCOME_WORDS[value]} (${source})` : "–");
 
 /**
  * A run by what was asked; its id, which nobody remembers, only where nothing was.

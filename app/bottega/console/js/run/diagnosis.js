@@ -1,25 +1,8 @@
 /** Why a run is as it is, in one sentence made from its log by rules. Pure. */
+import { LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
 import { ago, count, duration, excerpt } from "../format.js";
 import { isFinal } from "./state.js";
 
-const OF_MODELS = {
-  model_timeout: "took too long to answer",
-  model_rate_limited: "refused calls above its rate",
-  model_unauthorized: "refused its key",
-  model_forbidden: "refused its key",
-  model_not_found: "does not know the model",
-  model_quota_exhausted: "has no quota left",
-  model_context_too_long: "got more text than it can read",
-  model_filtered: "blocked the answer",
-  model_stream_broken: "broke off its answer",
-  model_bad_response: "sent what is no model's answer",
-  model_bad_request: "rejected the request",
-  model_unavailable: "could not be reached",
-};
-const OF_RUNS = {
-  queue_timeout: "waited too long in the queue",
-  max_iterations: "its agent used all the model calls that it may make",
-};
 /** From this share of a run's time on, what took it is named. */
 const MOST_OF_IT = 0.5;
 const ALIKE_MS = 3_600_000;
@@ -37,7 +20,7 @@ function didOf(error) {
   const status = statusOf(error);
   if (isHeldBack(error) && !status) return "keeps failing";
   const code = /^model_/.test(error.last_code ?? "") ? error.last_code : error.code;
-  const words = OF_MODELS[code] ?? "failed";
+  const words = MODEL_ERRORS[code] ?? "failed";
   if (!status) return words;
   const refused = /^HTTP 4/.test(status) && saidOf(error);
   return `answered ${status}${refused ? `: ${excerpt(refused, 160)}` : ""}`;
@@ -47,7 +30,7 @@ function didOf(error) {
 export function causeOf(error) {
   if (!error) return "";
   if (error.code?.startsWith("model_")) return `model ${didOf(error)}`;
-  return OF_RUNS[error.code] ?? excerpt(error.message ?? error.code, 90);
+  return RUN_ERRORS[error.code] ?? excerpt(error.message ?? error.code, 90);
 }
 
 /** What a model did to the call that failed last and was never answered, and how often; null: there is none. */
@@ -78,14 +61,12 @@ function failedTool(state) {
   return name && `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}`;
 }
 
-const WORK = { model: "calls of", tool: "calls of the tool", person: "waits for people by" };
-
 /** What took most of a run's time, if one model, tool or person did. */
 function slowest(state, total, now) {
   const sums = new Map();
   for (const task of state.tasks.values()) {
     for (const { kind, label, from, to } of task.spans) {
-      if (!WORK[kind]) continue;
+      if (!LONG_WORK[kind]) continue;
       const key = `${kind} ${label}`;
       const sum = sums.get(key) ?? { kind, label, ms: 0, most: 0, number: 0 };
       const ms = (to ?? now) - from;
@@ -95,7 +76,7 @@ function slowest(state, total, now) {
   const [first] = [...sums.values()].sort((a, b) => b.ms - a.ms);
   if (!first || first.ms < MOST_OF_IT * total) return "";
   const longest = first.number > 1 ? `, the longest ${duration(first.most)}` : "";
-  const work = `${count(first.number)} ${WORK[first.kind]} ${first.label}`;
+  const work = `${count(first.number)} ${LONG_WORK[first.kind]} ${first.label}`;
   return `${duration(Math.min(first.ms, total))} of it in ${work}${longest}`;
 }
 
@@ -105,15 +86,13 @@ function retried(state) {
   return [...state.tasks.values()].some(isRetried) ? failedCall(state) : null;
 }
 
-const WAITS = { person: "a person", client: "your program", children: "its child runs", model: "the model's server" };
-
 function unfinished(state, now) {
   if (state.status === "waiting") {
     const asked = [...state.interrupts.values()].filter((each) => each.status === "pending");
     const failed = ["model", "time"].includes(state.waitsFor) ? failedCall(state) : null;
     const on = asked.length ? `, who decides on ${asked.map((each) => each.tool).join(", ")}` : "";
     const doing = state.waitsFor === "time" ? "Pauses before the next try"
-      : `Waits for ${WAITS[state.waitsFor] ?? state.waitsFor}`;
+      : `Waits for ${WAITED_FOR[state.waitsFor] ?? state.waitsFor}`;
     return `${doing}${on}${failed ? `: ${failed}` : ""}.`;
   }
   if (!state.startedAt) return `Waits in the queue for ${duration(now - state.queuedAt)}.`;
@@ -151,7 +130,7 @@ export function diagnose(state, now) {
   }
   const isModel = state.error?.code?.startsWith("model_");
   if (isModel && call) return { text: `Failed ${after}: ${call}.`, place: "providers" };
-  const own = (isModel && causeOf(state.error)) || OF_RUNS[state.error?.code] || state.error?.message;
+  const own = (isModel && causeOf(state.error)) || RUN_ERRORS[state.error?.code] || state.error?.message;
   const why = [own?.replace(/\.$/, ""), tool].filter(Boolean).join("; "); // the run's own error is the reason
   return { text: sentence(`Failed ${after}`, why || "no reason is known"), place: "" };
 }

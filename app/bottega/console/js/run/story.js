@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
+import { DIAGNOSIS_PLACES } from "../en.js";
 import { clock, count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -58,8 +59,6 @@ export function Rating({ run, onRated }) {
     ${error && html`<p class="bad-text small" role="alert">${error}</p>`}</div>`;
 }
 
-const PLACES = { providers: "Health of the model's server", scheduler: "Workers and queue" };
-
 /** The sentence, what else happened alike, and where to look next. */
 export function Diagnosis({ run, state, now }) {
   const { text, place } = diagnose(state, now);
@@ -82,6 +81,6 @@ export function Diagnosis({ run, state, now }) {
         error_code: run.error?.code }}>Show them<//></p>`}
     ${broken && html`<p>${broken}
       ${" "}<${Link} path=${["agents", run.agent]} query=${{ tab: "versions" }}>What changed<//></p>`}
-    ${place && may("read") && html`<p><${Link} path=${["operations", place]}>${PLACES[place]}<//></p>`}
+    ${place && may("read") && html`<p><${Link} path=${["operations", place]}>${DIAGNOSIS_PLACES[place]}<//></p>`}
   </div>`;
 }

@@ -1,6 +1,7 @@
 /** The tree of tasks beside a waterfall of what each did when. */
 import { useMemo, useState } from "preact/hooks";
 
+import { SPAN_KINDS } from "../en.js";
 import { duration, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { Status } from "../parts/basics.js";
@@ -12,8 +13,6 @@ const ROW = 34;
 /** Below this number of tasks a search among them is not offered. */
 const FEW = 8;
 const STATUSES = ["queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"];
-const KINDS = { queue: "waiting in the queue", model: "model", failed: "failed try", retry: "pause before a retry",
-  tool: "tool", person: "waiting for a person" };
 
 /** How a part of a task's time is drawn. */
 const kindOf = ({ kind, error }) => (kind === "model" && error ? "failed" : kind);
@@ -45,7 +44,7 @@ export function Timeline({ state, now, chosen, onChoose }) {
   const place = (time) => `${100 * at(time)}%`;
   const width = (a, b) => `max(2px, ${100 * Math.max(0, at(b) - at(a))}%)`;
   const bar = (each, i) => html`<i key=${i} class=${`bar ${kindOf(each)}`}
-    title=${[`${KINDS[kindOf(each)]}:`, each.label, duration((each.to ?? now) - each.from), causeOf(each.error)]
+    title=${[`${SPAN_KINDS[kindOf(each)]}:`, each.label, duration((each.to ?? now) - each.from), causeOf(each.error)]
       .filter(Boolean).join(" ")}
     style=${{ left: place(each.from), width: width(each.from, each.to ?? now) }}></i>`;
   const row = ({ task, depth }) => {
@@ -84,7 +83,7 @@ export function Timeline({ state, now, chosen, onChoose }) {
           <span class="last">${duration(span)}</span></span></div>
     <${Windowed} items=${shown} rowHeight=${ROW} row=${row} label="Tasks" />
     <p class="legend small soft">
-      ${Object.entries(KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}
+      ${Object.entries(SPAN_KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}
       ${found.length > 0 && html`<label class="check">
         <input type="checkbox" checked=${squeezed} onChange=${(e) => setSqueezed(e.target.checked)} /> Shorten times
         without work</label>`}</p>

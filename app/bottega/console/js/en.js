@@ -1,0 +1,58 @@
+/** Words of the console by what they stand for, such as codes of errors. English. */
+
+/** What a run waits for. */
+export const WAITS_FOR = { person: "a person", client: "the client", children: "child runs", model: "a model",
+  time: "its next try" };
+
+/** Titles of errors by their status. */
+export const ERROR_TITLES = { 0: "No connection", 403: "This key may not do this" };
+
+/** What a person is asked. */
+export const ASKED = {
+  approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program",
+};
+
+/** States of conversations. */
+export const CONVERSATION_STATES = { answering: "answers", waiting: "waits for you", failed: "failed", idle: "idle" };
+
+/** What a run was worth. */
+export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "–", UNKNOWN: "–" };
+
+/** Where more is seen about the cause of a failure. */
+export const DIAGNOSIS_PLACES = { providers: "Health of the model's server", scheduler: "Workers and queue" };
+
+/** What a part of a task's time was. */
+export const SPAN_KINDS = { queue: "waiting in the queue", model: "model", failed: "failed try",
+  retry: "pause before a retry", tool: "tool", person: "waiting for a person" };
+
+/** What a model's server did, by the code of the error. */
+export const MODEL_ERRORS = {
+  model_timeout: "took too long to answer",
+  model_rate_limited: "refused calls above its rate",
+  model_unauthorized: "refused its key",
+  model_forbidden: "refused its key",
+  model_not_found: "does not know the model",
+  model_quota_exhausted: "has no quota left",
+  model_context_too_long: "got more text than it can read",
+  model_filtered: "blocked the answer",
+  model_stream_broken: "broke off its answer",
+  model_bad_response: "sent what is no model's answer",
+  model_bad_request: "rejected the request",
+  model_unavailable: "could not be reached",
+};
+
+/** Why a run failed, by the code of the error. */
+export const RUN_ERRORS = {
+  queue_timeout: "waited too long in the queue",
+  max_iterations: "its agent used all the model calls that it may make",
+};
+
+/** What took most of a run's time. */
+export const LONG_WORK = { model: "calls of", tool: "calls of the tool", person: "waits for people by" };
+
+/** Whom or what a run waits for, in a sentence. */
+export const WAITED_FOR = { person: "a person", client: "your program", children: "its child runs",
+  model: "the model's server" };
+
+/** How a page is connected with its run. */
+export const LINK_STATES = { connecting: "Connecting…", live: "Live", ended: "Ended", gone: "Deleted" };
