@@ -68,6 +68,9 @@ async def test_many_runs_are_cancelled_retried_and_saved(console: Console) -> No
     await expect(page.get_by_text("1 of 1 started again")).to_be_visible()
     await expect(page.get_by_role("row")).to_have_count(4)
     assert await violations(page) == []
+    await page.set_viewport_size({"width": 320, "height": 800})
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    await page.set_viewport_size({"width": 1280, "height": 900})
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Export").click()
     saved = await (await download.value).path()

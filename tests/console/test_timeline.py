@@ -51,7 +51,7 @@ async def test_another_question_starts_a_new_run(console: Console) -> None:
 
 
 async def test_a_retry_is_striped_and_a_playback_jumps_to_it(console: Console) -> None:
-    console.model.script(http_error(500), text("Done."))
+    console.model.script(http_error(500, message="long " * 30), text("Done."))
     page = await console.open(f"runs/{await console.run()}")
     await expect(page.locator(".answer")).to_contain_text("Done.")
     row = page.locator(".timeline .windowed .task-row")
