@@ -50,6 +50,11 @@ async def test_an_answer_is_rendered_and_its_source_one_click_away(console: Cons
     answer = page.locator(".answer")
     await expect(answer.get_by_role("heading", name="Result", level=3)).to_be_visible()
     await expect(answer.get_by_role("cell", name="18")).to_be_visible()
+    head, cell = (answer.get_by_text(each, exact=True) for each in ("value", "18"))
+    above, below = await head.bounding_box(), await cell.last.bounding_box()
+    assert above is not None
+    assert below is not None
+    assert below["y"] - above["y"] < 2 * above["height"]  # one table, without lines in between
     link = answer.get_by_role("link", name="the page")
     assert await link.get_attribute("rel") == "noopener noreferrer nofollow"
     assert await link.get_attribute("target") == "_blank"
