@@ -92,8 +92,8 @@ def _announce_models(settings: "Settings") -> None:
     if settings.uses_demo_model:
         announce(
             settings,
-            "The built-in demo model answers: its texts are canned. "
-            "Set OPENAI_API_KEY (and OPENAI_BASE_URL) for a real one.",
+            "Unless you have connected another one, the built-in demo model answers: its texts are "
+            "canned. Choose Connect a model in the console, or set OPENAI_API_KEY.",
             "yellow",
         )
     if settings.memory != "off":

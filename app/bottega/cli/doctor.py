@@ -349,7 +349,7 @@ async def _of_surroundings(settings: "Settings") -> AsyncIterator[Check]:
     outside = ([] if settings.uses_demo_model else [base]) + ([embedding] if hosted else [])
     yield await _egress(settings, outside)
     if settings.uses_demo_model:
-        detail = "the built-in demo model; set OPENAI_API_KEY for a real one"
+        detail = "the server's own is the demo model; connect one, or set OPENAI_API_KEY"
         yield Check("model", True, detail)
     else:
         yield await _model_server("model", base, settings.openai_api_key)

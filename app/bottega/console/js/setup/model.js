@@ -28,11 +28,8 @@ export function DemoModel() {
     isOpen.value = false;
   };
   return html`${reads && info.value?.demo_model && html`<aside class="banner demo" aria-label="Model">
-      <span>The demo model answers: its texts are made by rules.</span> <${Connect} kind="small" /></aside>`}
+      <span>The demo model answers: its texts are made by rules.</span> <${Button}
+      kind="small" needs="define" onClick=${() => (isOpen.value = true)}>Connect a model<//></aside>`}
     <p class=${news.value ? "banner ok" : ""} role="status">${news.value}</p>
     ${isOpen.value && wizard && html`<${wizard} onConnected=${connected} onClose=${() => (isOpen.value = false)} />`}`;
 }
-
-/** The button that opens the dialog. */
-export const Connect = ({ kind = "primary" }) => html`<${Button} kind=${kind} needs="define"
-  onClick=${() => (isOpen.value = true)}>Connect a model<//>`;

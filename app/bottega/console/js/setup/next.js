@@ -6,7 +6,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Link, Panel } from "../parts/basics.js";
 import { may } from "../person.js";
-import { Connect, info } from "./model.js";
+import { info } from "./model.js";
 import { Templates } from "./templates.js";
 
 const HIDDEN = `bottega.setup${ROOT}`;
@@ -26,8 +26,8 @@ export function NextSteps({ hasRun }) {
   return html`<${Panel} title="Set up" actions=${html`<${Button} kind="small ghost"
     onClick=${() => hide(true)}>Hide this list<//>`}>
     <ul class="rows steps">
-      <${Step} done=${!info.value.demo_model} what="Connect a model" way=${html`<${Connect} kind="small" />`}>
-        ${info.value.demo_model ? "The demo model answers until then."
+      <${Step} done=${!info.value.demo_model} what="Connect a model">
+        ${info.value.demo_model ? "The note above leads there; the demo model answers until then."
           : html`<code>${info.value.model}</code> answers.`}
       <//>
       <${Step} done=${hasAgents} what="Define an agent"
