@@ -49,6 +49,8 @@ async def test_a_link_s_word_stays_one_word_of_an_address(console: Console, name
         "runs",
         "interrupts",
         "graphs",
+        "mcp-servers",
+        "providers",
         "openapi.json",
         "ws-tickets",
     }

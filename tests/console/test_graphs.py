@@ -107,12 +107,9 @@ async def test_a_dry_run_shows_what_flows_and_the_page_is_accessible(console: Co
 async def test_a_condition_is_edited_and_a_skipped_node_says_why(console: Console) -> None:
     page = await opened(console)
     await page.get_by_label("What passes from first to second").focus()
-    details = page.get_by_label("As JSON: of a node")
-    await details.fill('{"when": {"feature": "output", "op": "eq", "value": "no"}')
-    await page.get_by_role("button", name="Take over").press("Enter")
-    await expect(page.get_by_role("alert")).to_contain_text("JSON")
-    await details.fill('{"when": {"feature": "output", "op": "eq", "value": "no"}}')
-    await page.get_by_role("button", name="Take over").press("Enter")
+    await page.get_by_label("It is taken").select_option("when")
+    await page.get_by_label("Comparison").select_option("eq")
+    await page.get_by_label("With").fill("no")
     await expect(page.get_by_text('if output eq "no"').first).to_be_visible()
     await page.get_by_role("button", name="Save version 2").press("Enter")
     await expect(page.get_by_text("Version 2, stored")).to_be_visible()
@@ -125,3 +122,42 @@ async def test_a_condition_is_edited_and_a_skipped_node_says_why(console: Consol
     await page.get_by_role("tab", name="Graph").click()
     await expect(page.get_by_text("the condition on first does not hold")).to_be_visible()
     await expect(page.get_by_role("button", name="second: skipped")).to_be_visible()
+
+
+async def test_nodes_that_are_no_agents_are_set_in_typed_fields(console: Console) -> None:
+    page = await opened(console)
+    await page.get_by_label("Kind of node").select_option("human")
+    await page.get_by_label("Name of the node").fill("review")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Save version 2").click()
+    problem = page.get_by_role("listitem").filter(has_text="review")
+    await problem.get_by_role("button", name="review").first.click()
+    await expect(page.locator(".field.wrong").first).to_contain_text("at least 1 character")
+    await page.get_by_label("Ask", exact=True).fill("Is it good?")
+    await page.get_by_role("button", name="Add a field").click()
+    await page.get_by_label("Field", exact=True).fill("good")
+    await page.get_by_role("combobox", name="Type", exact=True).select_option("boolean")
+    await connect(page, "third", "review")
+    await page.get_by_label("Kind of node").select_option("tool")
+    await page.get_by_label("Name of the node").fill("count")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Set tool").click()
+    await page.get_by_role("combobox", name="Name", exact=True).select_option("calculator")
+    await page.get_by_role("button", name="Add an argument").click()
+    argument = page.get_by_role("textbox", name="Name", exact=True)
+    await argument.fill("expression")
+    await argument.press("Tab")
+    await page.get_by_label("Value", exact=True).fill("2 + 3")
+    await page.get_by_text("When it runs, repeats, fails").click()
+    await page.get_by_label("Join").select_option("all")
+    await connect(page, "review", "count")
+    assert await violations(page) == []
+    await page.get_by_role("button", name="Save version 2").click()
+    await expect(page.get_by_text("Version 2, stored")).to_be_visible()
+    nodes = {each["name"]: each for each in (await stored(console, "chain"))["nodes"]}
+    review, count = nodes["review"], nodes["count"]
+    assert review["ask"] == "Is it good?"
+    assert review["schema"]["properties"] == {"good": {"type": "boolean"}}
+    assert (count["tool"]["name"], count["join"]) == ("calculator", "all")
+    assert count["arguments"] == {"expression": "2 + 3"}
+    console.provoked.add("422")

@@ -14,12 +14,23 @@ from tests.flows.test_interrupts import CALCULATOR
 from tests.waiting import until
 
 PAGES = {
-    "viewer": ("Home", "Runs", "Batches", "Approvals", "Agents", "Graphs", "Memory", "Operations"),
+    "viewer": (
+        "Home",
+        "Runs",
+        "Batches",
+        "Approvals",
+        "Agents",
+        "Graphs",
+        "Tools",
+        "MCP",
+        "Memory",
+        "Operations",
+    ),
     "approver": ("Home", "Runs", "Batches", "Approvals"),
 }
 ALL = (
-    *("Home", "Runs", "Batches", "Approvals", "Ratings", "Chat", "Agents", "Graphs", "Memory"),
-    "Operations",
+    *("Home", "Runs", "Batches", "Approvals", "Ratings", "Chat", "Agents", "Graphs"),
+    *("Tools", "MCP", "Memory", "Operations"),
 )
 PAGES |= dict.fromkeys(("runner", "builder", "admin"), ALL)
 GATE = ("viewer", "approver")

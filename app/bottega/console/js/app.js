@@ -33,6 +33,8 @@ const PAGES = {
   chat: { name: "Chat", view: Chat, needs: "run" },
   agents: { name: "Agents", needs: "read", load: () => import("./pages/agents.js").then((m) => m.Agents) },
   graphs: { name: "Graphs", needs: "read", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
+  tools: { name: "Tools", needs: "read", load: () => import("./pages/tools.js").then((m) => m.Tools) },
+  mcp: { name: "MCP", needs: "read", load: () => import("./pages/mcp.js").then((m) => m.Mcp) },
   memory: { name: "Memory", needs: "read", load: () => import("./pages/memory.js").then((m) => m.Memory) },
   health: { name: "Health", needs: "read", load: () => import("./pages/health.js").then((m) => m.Health) },
   usage: { name: "Usage", needs: "read", load: () => import("./pages/usage.js").then((m) => m.Usage) },

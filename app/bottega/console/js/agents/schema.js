@@ -1,16 +1,4 @@
-/** Fields of a form from the API's own description of an agent. Pure, but for reading it once. */
-import { get } from "../api.js";
-
-let read = null;
-
-/** The schema of an agent's content, from `/openapi.json`; read once. */
-export function agentSchema() {
-  read ??= get("/openapi.json").then((document) => document.components.schemas.AgentContent, (error) => {
-    read = null;
-    throw error;
-  });
-  return read;
-}
+/** The fields of an agent: their groups, and an agent as text. Pure. */
 
 const GROUPS = {
   "What it does": ["description", "system_message", "model", "tools", "subagents"],
@@ -19,36 +7,11 @@ const GROUPS = {
   "Memory, people and success": ["memory", "memory_scope", "recall", "approval", "success_check"],
 };
 
-/** The fields in groups; those that no group names come last: `[[title, [field, …]], …]`. */
-export function fieldsOf(schema) {
+/** Names of the fields in groups; those that no group names come last: `[[title, [name, …]], …]`. */
+export function groupsOf(schema) {
   const known = new Set(Object.values(GROUPS).flat());
   const others = Object.keys(schema.properties).filter((name) => !known.has(name));
-  return Object.entries({ ...GROUPS, Other: others })
-    .map(([title, names]) => /** @type {[string, any[]]} */ ([title, names.filter((name) => name in schema.properties)
-      .map((name) => field(name, schema))]));
-}
-
-/** `{name, label, help, kind, choices, least, most, isRequired, mayBeNull, usual}`. */
-function field(name, schema) {
-  const of = schema.properties[name];
-  const choices = of.anyOf ?? [of];
-  const plain = choices.filter((each) => each.type !== "null");
-  const one = plain.length === 1 ? plain[0] : null;
-  return {
-    name, label: of.title ?? name, help: of.description ?? "", kind: kindOf(name, one), choices: one?.enum
-      ?? one?.items?.enum ?? [],
-    least: one?.minimum, most: one?.maximum ?? one?.maxLength, isRequired: schema.required?.includes(name) ?? false,
-    mayBeNull: plain.length < choices.length, usual: of["x-default"],
-  };
-}
-
-function kindOf(name, one) {
-  if (name === "system_message") return "long";
-  if (!one) return "json";
-  if (one.enum) return "choice";
-  if (one.type === "array" && one.items?.enum) return "several";
-  if (one.type === "array" && one.items?.type === "string") return "lines";
-  return { string: "text", boolean: "switch", integer: "number", number: "number" }[one.type] ?? "json";
+  return Object.entries({ ...GROUPS, Other: others });
 }
 
 /** An agent as lines of text, to compare two versions: long texts keep their lines. */
@@ -64,4 +27,29 @@ export function asText(agent) {
 /** What of an agent is sent to store it again. */
 export function contentOf(agent, schema) {
   return Object.fromEntries(Object.entries(agent).filter(([name]) => name in schema.properties));
+}
+
+/** Place of the note on a version, in the agent's own metadata. */
+const NOTE = "version_note";
+
+export const noteOf = (agent) => agent.metadata?.[NOTE] ?? "";
+
+/** The content with a note on the version that it will be; "": without one. */
+export function withNote(content, note) {
+  if (!note && !noteOf(content)) return content;
+  const { [NOTE]: gone, ...rest } = content.metadata ?? {};
+  return { ...content, metadata: note ? { ...rest, [NOTE]: note } : rest };
+}
+
+/**
+ * What tries a tool: an agent that has only this one, and is told to call it.
+ *
+ * @param {any} tool
+ * @param {any} [given]
+ */
+export function trialOf(tool, given) {
+  const name = tool.type === "mcp" ? tool.tools?.[0] ?? tool.server : tool.name;
+  return { model: "real", definition: { system_message: "Call the tool as you are told, then say what it answered.",
+    tools: [tool] }, input: `Now call the tool '${name}' ${given ? `with these arguments: ${JSON.stringify(given)}`
+      : "with arguments that fit its parameters"}.` };
 }

@@ -13,8 +13,30 @@ export const idOf = (edge) => `${edge.source}→${edge.target}`;
 
 export const has = (graph, agent) => graph.nodes.some((node) => nameOf(node) === agent);
 
-export const withNode = (graph, agent) => (has(graph, agent) ? graph
-  : { ...graph, nodes: [...graph.nodes, { agent, ttl_s: null }] });
+/** What a node of a type has before anything is set in it. */
+const FRESH = { agent: {}, tool: { arguments: {} }, human: { ask: "" }, graph: { graph: "" } };
+/** What all types of nodes have in common. */
+const COMMON = ["name", "ttl_s", "join", "timeout_s", "retry", "on_error"];
+
+export function withNode(graph, name, type = "agent") {
+  if (has(graph, name)) return graph;
+  const node = type === "agent" ? { agent: name, ttl_s: null } : { name, ttl_s: null, type, ...FRESH[type] };
+  return { ...graph, nodes: [...graph.nodes, node] };
+}
+
+/** A node of another type: what both have stays. */
+export const retyped = (node, type) => ({
+  ...Object.fromEntries(Object.entries(node).filter(([name]) => COMMON.includes(name))), type,
+  ...(type === "agent" ? { agent: nameOf(node) } : FRESH[type]),
+});
+
+/** Names of the nodes whose answers a node may read. */
+export function upstreamOf(graph, name) {
+  const found = new Set([name]); // a loop over a set meets what is added meanwhile
+  for (const each of found) for (const { source, target } of graph.edges) if (target === each) found.add(source);
+  found.delete(name);
+  return [...found];
+}
 
 export const withoutNode = (graph, agent) => ({
   ...graph,
@@ -60,21 +82,13 @@ export function moved(graph, agent, step) {
 export const withTtl = (graph, agent, ttl_s) => (
   { ...graph, nodes: graph.nodes.map((node) => (nameOf(node) === agent ? { ...node, ttl_s } : node)) });
 
-/** What a node or an edge decides, as JSON to be edited: all but its name, or its ends. */
-export function detailsOf(graph, id) {
+/** What a node or an edge decides: all but its name, or its ends. */
+function detailsOf(graph, id) {
   const node = graph.nodes.find((each) => nameOf(each) === id);
   const { name, ttl_s, source, target, policy, ...details } = node ?? graph.edges.find((each) => idOf(each) === id)
     ?? {};
   return details;
 }
-
-export const withDetails = (graph, id, details) => ({
-  ...graph,
-  nodes: graph.nodes.map((node) => (nameOf(node) === id ? { name: nameOf(node), ttl_s: node.ttl_s, ...details }
-    : node)),
-  edges: graph.edges.map((edge) => (idOf(edge) === id
-    ? { source: edge.source, target: edge.target, policy: edge.policy, ...details } : edge)),
-});
 
 /**
  * A condition in words; "": none.

@@ -4,13 +4,18 @@ import { useState } from "preact/hooks";
 import { html } from "../html.js";
 import { Button, Empty, Link, Panel } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
-import { conditionOf, cycleOf, detailsOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withDetails, withEdge, withNode,
-  withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
+import { conditionOf, cycleOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withEdge, withNode, withoutEdge, withoutNode,
+  withPolicy, withTtl } from "./draft.js";
+import { Details, placeOf, Problems } from "./panel.js";
 
 const USUAL = "final_response_only";
+const KINDS = { agent: "agent", tool: "tool", human: "person", graph: "graph" };
 
-/** `graph`: the draft; `agents`: names of all agents, or null if there are too many; `onChange` gets another draft. */
-export function Editor({ graph, agents, onChange }) {
+/**
+ * `graph`: the draft; `agents`: names of all agents, or null if there are too many; `problems`: `[{pointer, detail}]` of
+ * the last try to store it; `onChange` gets another draft.
+ */
+export function Editor({ graph, agents, problems, onChange }) {
   const [chosen, setChosen] = useState(null);
   const [refused, setRefused] = useState(null);
   const level = levelsOf(graph);
@@ -25,9 +30,10 @@ export function Editor({ graph, agents, onChange }) {
     return !path;
   };
   const nodes = graph.nodes.map((node) => {
-    const [id, isBad] = [nameOf(node), isUnknown(agents, node.agent)];
+    const [id, isBad] = [nameOf(node), isUnknown(agents, node.agent)
+      || problems.some((each) => placeOf(graph, each.pointer) === nameOf(node))];
     const kind = node.router ? "router, " : node.agent ? "" : `${node.type}, `;
-    return { id, label: `${id}\n${isBad ? "no such agent" : `${kind}level ${level.get(id) + 1}`}`,
+    return { id, label: `${id}\n${isUnknown(agents, node.agent) ? "no such agent" : `${kind}level ${level.get(id) + 1}`}`,
       classes: [...(isBad ? ["bad"] : []), ...(chosen === id ? ["chosen"] : [])] };
   });
   const edges = graph.edges.map(
@@ -44,13 +50,14 @@ export function Editor({ graph, agents, onChange }) {
             label="The graph; the tables below say the same, and change it." /></div>`
         : html`<${Empty} title="The graph is empty."><p>Add its agents below.</p><//>`}
       ${refused && html`<p class="note bad" role="alert">${refused}</p>`}
+      <${Problems} graph=${graph} problems=${problems} onChoose=${setChosen} />
     <//>
     <div class="columns">
       <${Agents} ...${{ graph, agents, level, chosen, setChosen, change }} />
       <${Edges} ...${{ graph, chosen, setChosen, change, connect }} />
     </div>
     ${chosen && (has(graph, chosen) || graph.edges.some((edge) => idOf(edge) === chosen))
-      && html`<${Details} key=${chosen} ...${{ graph, chosen, change }} />`}`;
+      && html`<${Details} ...${{ graph, chosen, agents, problems, change }} />`}`;
 }
 
 /** Leave the focus at the table whose row is removed. */
@@ -58,43 +65,21 @@ const keepFocus = (event) => event.currentTarget.closest(".scroll").focus();
 
 const isUnknown = (agents, agent) => Boolean(agent) && agents !== null && !agents.includes(agent);
 
-/** What the chosen node or edge decides, as JSON. */
-function Details({ graph, chosen, change }) {
-  const [typed, setTyped] = useState(null);
-  const [error, setError] = useState(null);
-  const text = typed ?? JSON.stringify(detailsOf(graph, chosen), null, 2);
-  const keep = () => {
-    try {
-      change(withDetails(graph, chosen, JSON.parse(text)));
-      setTyped(null);
-      setError(null);
-    } catch (problem) {
-      setError(problem.message);
-    }
-  };
-  return html`<${Panel} title=${`What ${chosen} decides`}>
-    <div class="body form">
-      <label>As JSON: of a node router, type, tool, ask and so on; of an edge when or else
-        <textarea rows="8" spellcheck=${false} value=${text} onInput=${(e) => setTyped(e.target.value)}></textarea>
-          </label>
-      ${error && html`<p class="note bad" role="alert">${error}</p>`}
-      <${Button} disabled=${typed === null} onClick=${keep}>Take over<//>
-    </div>
-  <//>`;
-}
-
 function Agents({ graph, agents, level, chosen, setChosen, change }) {
   const [name, setName] = useState("");
+  const [type, setType] = useState("agent");
   const add = (event) => {
     event.preventDefault();
-    change(withNode(graph, name.trim()));
+    change(withNode(graph, name.trim(), type));
     setChosen(name.trim());
     setName("");
   };
   return html`<${Panel} title="Agents">
     <div class="body"><form class="filters" onSubmit=${add}>
-      <label class="grow">Add an agent
-        <input value=${name} list="graph-agents" required pattern="[a-z][a-z0-9_\\-]{0,63}"
+      <label>Kind of node <select value=${type} onChange=${(e) => setType(e.target.value)}>
+        ${Object.entries(KINDS).map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select></label>
+      <label class="grow">${type === "agent" ? "Add an agent" : "Name of the node"}
+        <input value=${name} list=${type === "agent" ? "graph-agents" : undefined} required pattern="[a-z][a-z0-9_\\-]{0,63}"
           title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off"
           onInput=${(e) => setName(e.target.value)} /></label>
       <datalist id="graph-agents">

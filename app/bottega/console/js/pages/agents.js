@@ -2,25 +2,28 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { AgentForm } from "../agents/form.js";
-import { agentSchema, contentOf } from "../agents/schema.js";
+import { DraftChat } from "../agents/draft_chat.js";
+import { asText, contentOf, trialOf, withNote } from "../agents/schema.js";
 import { Versions } from "../agents/versions.js";
 import { call, get, url } from "../api.js";
+import { useSchemas } from "../forms/schemas.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time, chosenOf,
   permitted } from "../parts/basics.js";
+import { Diff } from "../parts/diff.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
 
 const NEW = "+new";
-const TABS = [["edit", "Settings"], ["versions", "Versions"], ["try", "Try it", "run"], ["runs", "Runs"]];
+const TABS = [["edit", "Settings"], ["versions", "Versions"], ["runs", "Runs"]];
 
 export function Agents({ id, query }) {
-  if (id === NEW) return html`<${New} />`;
+  if (id === NEW) return html`<${New} wanted=${query.name} />`;
   return id ? html`<${Stored} key=${id} name=${id} query=${query} />` : html`<${All} query=${query} />`;
 }
 
@@ -45,27 +48,32 @@ function All({ query }) {
         <p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
 }
 
-/** The schema of agents; null while it is read. */
-function useSchema() {
-  const [schema, setSchema] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => void agentSchema().then(setSchema, setError), []);
-  return [schema, error];
+/** What the editors of an agent offer; null while the schemas are read. */
+function useKnown() {
+  const [schemas, error] = useSchemas();
+  const names = ({ data }) => (data && !data.next_cursor ? data.items.map((each) => each.name) : undefined);
+  const agents = names(useData("/v1/agents?limit=200"));
+  const servers = names(useData("/v1/mcp-servers?limit=200"));
+  const providers = useData("/v1/providers?view=full&limit=100");
+  const models = providers.data?.items.flatMap((each) => (each.models ?? []).map((model) => `${each.name}/${model}`));
+  return [schemas && { schemas, agents, servers, models: models ?? [] }, error];
 }
 
-function New() {
+/** `wanted`: the name that it shall have. */
+function New({ wanted = "" }) {
   const [postOnce] = usePostOnce();
-  const [schema, failed] = useSchema();
-  const [name, setName] = useState("");
+  const [known, failed] = useKnown();
+  const [name, setName] = useState(wanted);
   const make = (content) => follow(postOnce("/v1/agents", { ...content, name }), () => ["agents",
     name]).then(() => keep(NEW, null));
   if (failed) return html`<${Failure} error=${failed} />`;
-  if (!schema) return html`<${Loading} what="the form" />`;
+  if (!known) return html`<${Loading} what="the form" />`;
   return html`<div class="head"><h1>New agent</h1></div>
-    <label>Name <input value=${name} autofocus pattern="[a-z][a-z0-9_\\-]{0,63}"
-      placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
-    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Create" save=${make} left=${unsaved(NEW)}
-      onDraft=${(draft) => keep(NEW, draft)} />`;
+    <${Editor} known=${known} name=${name} content=${{ system_message: "" }} label="Create" save=${make}
+      left=${unsaved(NEW)} onDraft=${(draft) => keep(NEW, draft)}>
+      <div class="body"><label>Name <input value=${name} autofocus required pattern="[a-z][a-z0-9_\\-]{0,63}"
+        placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
+        </div><//>`;
 }
 
 function Stored({ name, query }) {
@@ -76,7 +84,7 @@ function Stored({ name, query }) {
 
 /** `stored`: the agent when the page was opened; a later version that somebody else stores is not taken unasked. */
 function One({ stored, query }) {
-  const [schema, failed] = useSchema();
+  const [known, failed] = useKnown();
   const place = `agents/${stored.name}`;
   const left = unsaved(place); // when the page was left
   const [agent, setAgent] = useState(left?.agent ?? stored);
@@ -85,9 +93,11 @@ function One({ stored, query }) {
   const tab = chosenOf(TABS, query.tab);
   const show = (next) => go(["agents", agent.name], { tab: next === "edit" ? "" : next }, { replace: true });
   const path = url`/v1/agents/${agent.name}`;
-  const save = async (content) => {
-    const now = await call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
-    if (unsaved(place)?.draft === content) keep(place, null); // also if the page was left
+  const schema = known?.schemas.AgentContent;
+  const put = (content) => call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
+  const save = async (content, draft) => {
+    const now = await put(content);
+    if (unsaved(place)?.draft === draft) keep(place, null); // also if the page was left
     setBase(null);
     setAgent(now);
     return contentOf(now, schema);
@@ -102,6 +112,8 @@ function One({ stored, query }) {
     begin(old, agent);
     show("edit");
   };
+  const restore = async (old) => begin(null, await put(withNote(contentOf(old, schema),
+    `Version ${old.version} again`)));
   const remove = async () => {
     await follow(call("DELETE", path), () => ["agents"]);
     keep(place, null);
@@ -113,23 +125,29 @@ function One({ stored, query }) {
         <${Confirmed} needs="define" label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
-      <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : schema
-        ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Save"
-          save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null} left=${left?.draft}
-            onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
+      <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : known
+        ? html`<${Editor} key=${turn} known=${known} name=${agent.name} content=${contentOf(base ?? agent, schema)}
+          label="Save" save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null}
+          stored=${agent} left=${left?.draft} onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
         : html`<${Loading} what="the form" />`}</div>
-      ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack} />`}
-      ${tab === "try" && html`<${Trial} name=${agent.name} />`}
+      ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack}
+        onRestore=${restore} />`}
       ${tab === "runs" && html`<${Latest} name=${agent.name} />`}
     </div>`;
 }
 
-/** `left`: the draft when the page was left; `onDraft` gets each draft, or null if it is what is stored. */
-function Editor({ schema, content, label, save, again, isChanged = false, left, onDraft }) {
+/**
+ * `left`: the draft when the page was left; `onDraft` gets each draft, or null if it is what is stored. `stored`: the
+ * agent that a draft is compared with.
+ */
+function Editor({ known, name, content, label, save, again, stored, isChanged = false, left, onDraft, children }) {
   const [draft, setDraft] = useState(left ?? content);
+  const [note, setNote] = useState("");
   const [error, setError] = useState(null);
+  const [problems, setProblems] = useState([]);
   const [busy, setBusy] = useState(false);
   const [turn, setTurn] = useState(0); // counts how often all was undone
+  const [asked, setAsked] = useState(null);
   const [isWrong, setIsWrong] = useState(false); // a field has a text that is no JSON yet
   const touched = isChanged || isWrong || JSON.stringify(draft) !== JSON.stringify(content);
   useEffect(() => onDraft(touched ? draft : null));
@@ -137,52 +155,40 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
     event.preventDefault();
     setBusy(true);
     setError(null);
+    setProblems([]);
     try {
-      const stored = await save(draft);
-      if (stored) setDraft((now) => (now === draft ? stored : now)); // what was typed meanwhile stays
+      const now = await save(withNote(draft, note), draft);
+      setNote("");
+      if (now) setDraft((other) => (other === draft ? now : other)); // what was typed meanwhile stays
     } catch (problem) {
       setError(problem);
+      setProblems(problem.problem?.errors ?? []);
     }
     setBusy(false);
   };
   const undo = () => {
     setDraft(content);
     setError(null);
+    setProblems([]);
     setIsWrong(false);
     setTurn(turn + 1);
   };
-  const problems = error?.problem?.errors ?? [];
-  return html`<form onSubmit=${submit}
+  return html`<div class="build"><form onSubmit=${submit}
     onInput=${(e) => setIsWrong([...e.currentTarget.elements].some((each) => each.validity.customError))}
-      class="stacked"><${Panel}>
-      <${AgentForm} schema=${schema} draft=${draft} turn=${turn} onChange=${setDraft} problems=${problems} />
+      class="stacked"><${Panel}>${children}
+      <${AgentForm} known=${{ ...known, problems, onTry: (tool) => setAsked(trialOf(tool)) }} draft=${draft}
+        turn=${turn} onChange=${setDraft} />
     <//>
     ${error && html`<${Failure} error=${error} />`}
     ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button}
       kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
+    ${stored && touched && html`<details class="panel"><summary>What differs from version ${stored.version}</summary>
+      <${Diff} before=${asText(contentOf(stored, known.schemas.AgentContent))} after=${asText(draft)} /></details>`}
     <div class="composer"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!touched}>
-      ${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
-}
-
-function Trial({ name }) {
-  const [postOnce] = usePostOnce();
-  const [input, setInput] = useState("");
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
-  const start = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    try {
-      await follow(postOnce("/v1/runs", { agent: name, input }), ({ id }) => ["runs", id]);
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
-  return html`<${Panel} title="Ask it"><form class="form body" onSubmit=${start}><label>Question <textarea rows="5"
-    value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
-    ${error && html`<${Failure} error=${error} />`}<div class="actions"><${Button} type="submit" kind="primary"
-      busy=${busy} disabled=${!input.trim()}>Start a run<//></div></form><//>`;
+      ${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>
+      <label class="grow">Note on this version <input value=${note} maxlength="500"
+        onInput=${(e) => setNote(e.target.value)} /></label>`}</div></form>
+    <${DraftChat} name=${name} draft=${draft} asked=${asked} onProblems=${setProblems} /></div>`;
 }
 
 function Latest({ name }) {

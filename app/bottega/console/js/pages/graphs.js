@@ -126,7 +126,7 @@ function Workshop({ graph, agents, query, reload }) {
     ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
     <${MissingAgents} graph=${draft} agents=${agents} />
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Views of the graph" />
-    ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents}
+    ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents} problems=${error?.problem?.errors ?? []}
       onChange=${(next) => setDrafts((old) => [...old, next])} />`}
     ${tab === "try" && html`<${Trial} name=${name} agents=${agents} isChanged=${isChanged} />`}
     ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version}

@@ -1,0 +1,105 @@
+/** A conversation with an agent as it is in the form, before it is stored. */
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { post, url } from "../api.js";
+import { excerpt } from "../format.js";
+import { html } from "../html.js";
+import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
+import { Decision } from "../parts/decision.js";
+import { watch } from "../run/live.js";
+import { RunState } from "../run/state.js";
+
+const MODELS = { demo: "Demo model: tools are not called", real: "Its own model: tools are called" };
+
+/** A run of a draft as its events come; `onEnd` gets its state. */
+function useDraftRun(id, onEnd) {
+  const [, redraw] = useState(0);
+  const state = useMemo(() => new RunState(), [id]);
+  const atEnd = useRef(onEnd);
+  atEnd.current = onEnd;
+  useEffect(() => {
+    if (!id) return undefined;
+    const onEvents = (events) => {
+      for (const event of events) state.apply(event);
+      redraw((n) => n + 1);
+    };
+    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && atEnd.current(state) });
+  }, [id]);
+  return state;
+}
+
+/**
+ * `draft`: the agent's content; `name`: of the agent; `asked`: `{definition, input, model}` that the page asks by itself,
+ * a new object each time; `onProblems` gets `[{pointer, detail}]` of what is wrong with the draft.
+ */
+export function DraftChat({ name, draft, asked, onProblems }) {
+  const [turns, setTurns] = useState([]);
+  const [model, setModel] = useState("demo");
+  const [text, setText] = useState("");
+  const [open, setOpen] = useState(null);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const state = useDraftRun(open, (ended) => {
+    const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error, calls: callsOf(ended) };
+    setTurns((old) => [...old, answer]);
+    setOpen(null);
+  });
+  const send = async (body, said) => {
+    setError(null);
+    onProblems([]);
+    setBusy(true);
+    try {
+      const run = await post(url`/v1/agents/${name || "draft"}/draft-runs`, body);
+      setTurns((old) => [...old, { role: "user", content: said }]);
+      setText("");
+      setOpen(run.id);
+    } catch (problem) {
+      setError(problem);
+      onProblems((problem.problem?.errors ?? []).map((each) => ({ ...each,
+        pointer: each.pointer?.replace(/^\/definition/, "") })));
+    }
+    setBusy(false);
+  };
+  const ask = (event) => {
+    event.preventDefault();
+    const before = turns.filter((each) => each.content).map(({ role, content }) => ({ role, content }));
+    send({ definition: draft, input: [...before, { role: "user", content: text }], model }, text);
+  };
+  useEffect(() => void (asked && send(asked, asked.input)), [asked]);
+  const root = state.tasks.values().next().value;
+  const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");
+  const box = useRef(null);
+  useEffect(() => void (box.current.scrollTop = box.current.scrollHeight), [turns.length, root?.live?.text, open]);
+  return html`<${Panel} title="Try the draft" kind="draft-chat" needs="define" actions=${turns.length > 0 && !open
+    && html`<${Button} kind="small" onClick=${() => setTurns([])}>Start over<//>`}>
+    <div class="draft-log" role="log" aria-label="Draft conversation" tabindex="0" ref=${box}>
+      ${!turns.length && !open && html`<p class="small soft">Ask the agent as it stands in the form. Nothing is
+        stored.</p>`}
+      ${turns.map((each, at) => html`<${Turn} key=${at} of=${each} />`)}
+      ${open && html`<div class="said assistant" aria-busy="true"><${Calls} calls=${callsOf(state)} />
+        <pre class="text">${root?.live?.text || ""}</pre>
+        <p class="small soft"><${Status} value=${state.status ?? "queued"} /></p></div>`}
+      ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
+    </div>
+    ${error && html`<${Failure} error=${error} />`}
+    <form class="form body" onSubmit=${ask}>
+      <label>Answered by <select value=${model} onChange=${(e) => setModel(e.target.value)}>
+        ${Object.entries(MODELS).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select></label>
+      <label>Question <textarea rows="2" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label>
+      <div class="actions"><${Button} type="submit" kind="primary" busy=${busy || open !== null}
+        disabled=${!text.trim()}>Ask<//></div></form><//>`;
+}
+
+const outputOf = (state) => (typeof state.output === "string" ? state.output
+  : state.tasks.values().next().value?.output ?? "");
+const callsOf = (state) => [...state.tasks.values()].flatMap((task) => task.tools.map(({ name, arguments: args }) =>
+  ({ name, args })));
+
+const Calls = ({ calls }) => calls.map(({ name, args }) => html`<p class="small soft">calls <code>${name}</code>${args
+  && html` <code>${excerpt(JSON.stringify(args), 120)}</code>`}</p>`);
+
+const Turn = ({ of: { role, content, run, error, calls = [] } }) => html`<div class="said ${role}">
+  <${Calls} calls=${calls} />
+  ${content && html`<pre class="text">${content}</pre>`}
+  ${error && html`<p class="note bad" role="alert">${error.message}</p>`}
+  ${run && html`<p class="small soft"><${Link} path=${["runs", run]}>the whole run<//></p>`}</div>`;

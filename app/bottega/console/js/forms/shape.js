@@ -1,0 +1,204 @@
+/** How a value of a schema of the API is edited. Pure. */
+
+/** More characters than this are typed in several lines. */
+const LONGEST_LINE = 2000;
+/** Fields that are JSON Schemas, or conditions, which the document calls objects. */
+const SCHEMAS = ["parameters", "output_schema", "input_schema", "schema"];
+const CONDITIONS = ["when", "until"];
+const ABBREVIATIONS = { url: "URL", json: "JSON", id: "ID", ttl: "TTL", s: "(seconds)", k: "count" };
+
+/** The words of a field: `max_output_tokens` as "Max output tokens". */
+export function labelOf(name) {
+  const words = name.split("_").map((word) => ABBREVIATIONS[word] ?? word).join(" ");
+  return words[0].toUpperCase() + words.slice(1);
+}
+
+/** The schema that a reference names, with the description beside the reference. */
+export function resolved(schema, schemas) {
+  if (!schema?.$ref) return schema ?? {};
+  const found = resolved(schemas[schema.$ref.split("/").at(-1)], schemas);
+  return schema.description ? { ...found, description: schema.description } : found;
+}
+
+/** The value that a property has in one of several kinds of an object; undefined: any. */
+const constOf = (property) => (property?.enum?.length === 1 ? property.enum[0] : property?.const ?? undefined);
+
+/** The property that tells kinds of an object apart, and their schemas by its value; null: none does. */
+function kindsOf(choices, schemas) {
+  const all = choices.map((each) => resolved(each, schemas));
+  const names = Object.keys(all[0]?.properties ?? {});
+  const by = names.find((name) => all.every((each) => typeof constOf(each.properties?.[name]) === "string"));
+  return by ? { by, kinds: Object.fromEntries(all.map((each) => [constOf(each.properties[by]), each])) } : null;
+}
+
+/**
+ * How a field is edited: `{kind, name, label, help, isRequired, mayBeNull, usual, …}`.
+ *
+ * @param {string} name
+ * @param {any} schema
+ * @param {any} schemas
+ * @param {boolean} [isRequired]
+ * @returns {any}
+ */
+export function shapeOf(name, schema, schemas, isRequired = false) {
+  const whole = resolved(schema, schemas);
+  const choices = (whole.anyOf ?? [whole]).map((each) => resolved(each, schemas));
+  const plain = choices.filter((each) => each.type !== "null");
+  const one = plain.length === 1 ? plain[0] : null;
+  const shared = { name, label: labelOf(name), help: whole.description ?? one?.description ?? "", isRequired,
+    mayBeNull: plain.length < choices.length, usual: whole["x-default"] };
+  return { ...shared, ...(one ? ofOne(name, one, schemas) : ofSeveral(name, plain)) };
+}
+
+function ofSeveral(name, plain) {
+  if (name === "model") return { kind: "models" };
+  const [words, when] = [plain.find((each) => each.enum), plain.find((each) => each.properties?.when)];
+  if (words && when) return { kind: "rule", choices: words.enum };
+  return { kind: "json" };
+}
+
+function ofOne(name, one, schemas) {
+  if (CONDITIONS.includes(name)) return { kind: "condition" };
+  if (SCHEMAS.includes(name)) return { kind: "schema" };
+  if (name === "arguments") return { kind: "arguments" };
+  if (one.oneOf) {
+    const found = kindsOf(one.oneOf, schemas);
+    return found ? { kind: "kinds", ...found } : { kind: "json" };
+  }
+  if (one.const !== undefined) return { kind: "constant" };
+  if (one.enum) return { kind: "choice", choices: one.enum };
+  if (one.type === "array") return ofList(one, schemas);
+  if (one.type === "object" || one.properties) return ofObject(one);
+  if (one.type === "boolean") return { kind: "switch" };
+  if (one.type === "integer" || one.type === "number") {
+    return { kind: "number", least: one.minimum ?? one.exclusiveMinimum, most: one.maximum ?? one.exclusiveMaximum,
+      isWhole: one.type === "integer" };
+  }
+  if (one.type === "string") {
+    return { kind: one.maxLength > LONGEST_LINE ? "long" : "text", most: one.maxLength, pattern: one.pattern };
+  }
+  return { kind: "json" };
+}
+
+function ofList(one, schemas) {
+  const item = resolved(one.items, schemas);
+  if (item.enum) return { kind: "several", choices: item.enum };
+  if (item.type === "string") return { kind: "lines", most: one.maxItems };
+  return item.oneOf || item.properties ? { kind: "list", item, most: one.maxItems } : { kind: "json" };
+}
+
+function ofObject(one) {
+  if (one.properties) return { kind: "object", schema: one };
+  const isText = (each) => each?.type === "string";
+  const values = one.additionalProperties?.anyOf ?? [one.additionalProperties];
+  const secrets = values.find((each) => !isText(each));
+  if (values.some(isText) && (!secrets || secrets.$ref?.endsWith("/SecretHeader"))) {
+    return { kind: "texts", hasSecrets: Boolean(secrets) };
+  }
+  return { kind: "json" };
+}
+
+/** The fields of an object, in their order. */
+export const fieldsOf = (schema, schemas) => Object.entries(schema.properties).map(([name, each]) =>
+  shapeOf(name, each, schemas, schema.required?.includes(name)));
+
+/** What a new value of a kind of an object begins with: what is required. */
+export function begun(schema, schemas) {
+  const start = { string: "", integer: 1, number: 1, boolean: false, array: [], object: {} };
+  return Object.fromEntries(Object.entries(schema.properties).flatMap(([name, property]) => {
+    const fixed = constOf(property);
+    const of = resolved(property, schemas);
+    if (fixed !== undefined && fixed !== null) return [[name, fixed]];
+    if (SCHEMAS.includes(name) && of.type === "object") return [[name, { type: "object", properties: {} }]];
+    if (!schema.required?.includes(name)) return [];
+    if (CONDITIONS.includes(name)) return [[name, TEST]];
+    return [[name, of.enum?.[0] ?? start[of.type] ?? null]];
+  }));
+}
+
+/** An object of another kind, with those of its fields that this kind has too. */
+export function changedTo(schema, value, by, schemas) {
+  const kept = Object.entries(value ?? {}).filter(([name]) => name !== by && name in schema.properties
+    && constOf(schema.properties[name]) === undefined && schema.properties[name].const === undefined);
+  return { ...begun(schema, schemas), ...Object.fromEntries(kept) };
+}
+
+/** An object with one field changed; undefined: without it. */
+export function withField(value, name, part) {
+  if (part !== undefined) return { ...value, [name]: part };
+  const { [name]: gone, ...rest } = value ?? {};
+  return rest;
+}
+
+// JSON Schemas of objects, as rows.
+
+export const TYPES = { string: "text", number: "number", integer: "whole number", boolean: "yes or no",
+  array: "list of texts" };
+
+/** The word for the type of a property; "other": it is edited as JSON. */
+export function typeOf(property) {
+  const type = property?.type;
+  if (type === "array") return property.items?.type === "string" ? "array" : "other";
+  return typeof type === "string" && type in TYPES && typeof property === "object" ? type : "other";
+}
+
+/** True if a schema can be edited in rows: one for each property. */
+export const hasRows = (schema) => schema?.type === "object"
+  && (schema.properties === undefined || (typeof schema.properties === "object" && schema.properties !== null))
+  && (schema.required === undefined || Array.isArray(schema.required));
+
+/** `[{name, of, isRequired}]` of a schema that has rows. */
+export const rowsOf = (schema) => Object.entries(schema.properties ?? {}).map(([name, of]) =>
+  ({ name, of, isRequired: schema.required?.includes(name) ?? false }));
+
+/** The schema with these rows in place of its own; all else of it stays. */
+export function withRows(schema, rows) {
+  const names = rows.filter((each) => each.isRequired).map((each) => each.name);
+  const own = new Set(Object.keys(schema.properties ?? {}));
+  const kept = (schema.required ?? []).filter((name) => !own.has(name) || names.includes(name));
+  const required = [...kept, ...names.filter((name) => !kept.includes(name))];
+  const isShown = required.length > 0 || schema.required !== undefined;
+  return { ...schema, properties: Object.fromEntries(rows.map(({ name, of }) => [name, of])),
+    ...(isShown && { required }) };
+}
+
+export const withType = (of, type) => {
+  const { items, ...rest } = of;
+  return { ...rest, type, ...(type === "array" && { items: { type: "string" } }) };
+};
+
+// Conditions, as rows; values, as texts.
+
+export const OPERATORS = { eq: "is", ne: "is not", gt: "is more than", ge: "is at least", lt: "is less than",
+  le: "is at most", contains: "contains", in: "is one of", not_in: "is none of", exists: "is there" };
+export const TEST = { feature: "output", op: "contains", value: "" };
+
+const isTest = (each) => typeof each?.feature === "string" && each.op in OPERATORS
+  && Object.keys(each).every((name) => ["feature", "op", "value"].includes(name));
+
+/** `{group, tests}` of a condition; null: it is nested, and edited as JSON. */
+export function testsOf(condition) {
+  if (isTest(condition)) return { group: "all", tests: [condition] };
+  const [group, ...others] = Object.keys(condition ?? {});
+  if (others.length || !["all", "any"].includes(group) || !Array.isArray(condition[group])) return null;
+  return condition[group].every(isTest) ? { group, tests: condition[group] } : null;
+}
+
+/** A condition of some tests; one that was a group stays one. */
+export const conditionOf = (group, tests, before) => (tests.length === 1 && !before?.[group] ? tests[0]
+  : { [group]: tests });
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** A value as it is typed: texts as they are, unless they look like another value. */
+export const typedOf = (value) => (typeof value === "string" && parsed(value.trim()) === undefined ? value
+  : value === undefined ? "" : JSON.stringify(value));
+
+/** What a typed text means; see `typedOf`. */
+export const meantBy = (text) => parsed(text.trim()) ?? (text.trim() === "null" ? null : text);

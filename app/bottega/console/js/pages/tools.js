@@ -1,0 +1,65 @@
+/** Tools of agents and of MCP servers, and a trial of one with arguments by its schema. */
+import { useState } from "preact/hooks";
+
+import { DraftChat } from "../agents/draft_chat.js";
+import { trialOf } from "../agents/schema.js";
+import { Known } from "../forms/parts.js";
+import { useSchemas } from "../forms/schemas.js";
+import { begun } from "../forms/shape.js";
+import { Fields } from "../forms/typed.js";
+import { excerpt } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Empty, Failure, Link, Loaded, Panel } from "../parts/basics.js";
+import { Table } from "../parts/lists.js";
+import { go } from "../router.js";
+
+/** `[{place, name, description, definition, parameters}]`: tools of agents that are called outside. */
+const ofAgents = ({ items }) => items.flatMap((agent) => (agent.tools ?? []).filter((each) => each.type === "http")
+  .map((tool) => ({ place: agent.name, path: ["agents", agent.name], name: tool.name, description: tool.description,
+    definition: tool, parameters: tool.parameters })));
+
+const ofServers = ({ items }) => items.flatMap((server) => (server.tools ?? []).map((tool) => ({ place: server.name,
+  path: ["mcp"], name: tool.name, description: tool.description, parameters: tool.input_schema,
+  definition: { type: "mcp", server: server.name, tools: [tool.name] } })));
+
+export function Tools({ query }) {
+  const agents = useData("/v1/agents?view=full&limit=100");
+  const servers = useData("/v1/mcp-servers?view=full&limit=100");
+  return html`<div class="head"><h1>Tools</h1><div class="actions"><${Link} path=${["mcp"]}>MCP servers<//></div></div>
+    <${Loaded} from=${agents} what="tools">${(own) => html`<${Loaded} from=${servers} what="tools">${(others) => {
+      const tools = [...ofAgents(own), ...ofServers(others)];
+      const chosen = tools.find((each) => each.place === (query.server ?? query.agent) && each.name === query.tool);
+      return html`<${Listed} tools=${tools} />${chosen && html`<${Trial} key=${`${chosen.place} ${chosen.name}`}
+        tool=${chosen} />`}`;
+    }}<//>`}<//>`;
+}
+
+const Listed = ({ tools }) => html`<${Panel} title="Tools that are called outside">${tools.length
+  ? html`<${Table} label="Tools" head=${["Tool", "Of", "What it does", ""]}>${tools.map((each) => html`<tr
+    key=${`${each.place} ${each.name}`}><td><code>${each.name}</code></td><td><${Link} path=${each.path}>
+    ${each.place}<//></td><td class="small">${excerpt(each.description ?? "", 120)}</td><td><${Button} kind="small"
+      needs="define" aria-label=${`Try ${each.name} of ${each.place}`}
+        onClick=${() => go(["tools"], { [each.path[0] === "mcp" ? "server" : "agent"]: each.place, tool: each.name })}>
+        Try<//></td></tr>`)}<//>`
+  : html`<${Empty} title="There is none yet."><p>Give an agent an HTTP request, or add an MCP server.</p><//>`}<//>`;
+
+function Trial({ tool }) {
+  const [schemas, failed] = useSchemas();
+  const hasFields = tool.parameters?.properties !== undefined;
+  const [values, setValues] = useState(hasFields ? begun(tool.parameters, {}) : {});
+  const [asked, setAsked] = useState(null);
+  if (failed) return html`<${Failure} error=${failed} />`;
+  const start = (event) => {
+    event.preventDefault();
+    setAsked(trialOf(tool.definition, values));
+  };
+  return schemas && html`<div class="build"><${Panel} title=${`Try ${tool.name}`}><form class="form body"
+    onSubmit=${start}><${Known.Provider} value=${{ schemas: tool.parameters?.$defs ?? {}, problems: [] }}>
+      ${hasFields && html`<${Fields} schema=${tool.parameters} value=${values} at="" onChange=${setValues} />`}<//>
+    <p class="small soft">Your default model is asked to call it with these arguments. The call is a real one; nothing
+      is stored but its run.</p>
+    <div class="actions"><${Button} type="submit" kind="primary">Call it<//></div></form><//>
+    <${DraftChat} name="" draft=${trialOf(tool.definition, values).definition} asked=${asked} onProblems=${() => {}} />
+    </div>`;
+}
