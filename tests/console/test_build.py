@@ -84,7 +84,9 @@ async def test_an_agent_with_a_tool_and_a_graph_are_built_without_json(console: 
     await page.get_by_role("button", name="Save version 2").click()
     await expect(page.get_by_text("Version 2, stored")).to_be_visible()
     graph = await _read(console, "/v1/graphs/desk")
-    decides = {(each["target"], each.get("else", False)): each["when"] for each in graph["edges"]}
+    decides = {
+        (each["target"], each.get("else", False)): each.get("when") for each in graph["edges"]
+    }
     assert decides == {
         ("support", False): {"feature": "output", "op": "contains", "value": "money"},
         ("writer", True): None,

@@ -25,12 +25,13 @@ PAGES = {
         "MCP",
         "Memory",
         "Operations",
+        "Settings",
     ),
-    "approver": ("Home", "Runs", "Batches", "Approvals"),
+    "approver": ("Home", "Runs", "Batches", "Approvals", "Settings"),
 }
 ALL = (
     *("Home", "Runs", "Batches", "Approvals", "Ratings", "Chat", "Agents", "Graphs"),
-    *("Tools", "MCP", "Memory", "Operations"),
+    *("Tools", "MCP", "Memory", "Operations", "Settings"),
 )
 PAGES |= dict.fromkeys(("runner", "builder", "admin"), ALL)
 GATE = ("viewer", "approver")

@@ -14,6 +14,7 @@ import { Runs } from "./pages/runs.js";
 import { useData } from "./load.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
+import { dates, theme } from "./preferences.js";
 import { route, title } from "./router.js";
 import { DemoModel } from "./setup/model.js";
 
@@ -41,6 +42,7 @@ const PAGES = {
   operations: {
     name: "Operations", needs: "read", load: () => import("./pages/operations.js").then((m) => m.Operations),
   },
+  settings: { name: "Settings", load: () => import("./pages/settings.js").then((m) => m.Settings) },
 };
 const asksForKey = signal(false);
 const signedOut = signal(null);
@@ -78,15 +80,6 @@ function Later({ name, load, given }) {
 }
 
 const THEMES = ["system", "light", "dark"];
-const theme = signal(localStorage.getItem("bottega.theme") ?? "system");
-
-function useTheme() {
-  useEffect(() => {
-    if (theme.value === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme.value;
-    localStorage.setItem("bottega.theme", theme.value);
-  }, [theme.value]);
-}
 
 function KeyDialog({ onClose }) {
   const [value, setValue] = useState(key.value);
@@ -150,7 +143,6 @@ function Waiting({ name }) {
 }
 
 function App() {
-  useTheme();
   const main = useRef(null);
   const at = route.value;
   const here = ALSO[at.path[0]] ?? at.path[0] ?? "";
@@ -191,7 +183,8 @@ function App() {
       ? "you to sign in, or " : ""}an API key.
       ${provider.value && html`<${Button} kind="small" onClick=${signIn}>Sign in<//>`} <${Button} kind="small"
         onClick=${() => (asksForKey.value = true)}>Enter a key<//></p>`}
-    <main id="main" ref=${main} tabindex="-1" key=${key.value}>${page(at)}</main>
+    <main id="main" ref=${main} tabindex="-1"
+      key=${`${key.value} ${dates.value.language} ${dates.value.zone}`}>${page(at)}</main>
     ${asksForKey.value && html`<${KeyDialog} onClose=${() => (asksForKey.value = false)} />`}`;
 }
 

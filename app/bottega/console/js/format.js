@@ -1,10 +1,20 @@
-/** Numbers, amounts and times as text. Pure. */
+/** Numbers, amounts and times as text. Pure, but for the language and zone of dates. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const exactTime = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "medium" });
-const dayTime = new Intl.DateTimeFormat("en", { timeStyle: "short", hourCycle: "h23" });
-const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });
+let exactTime, dayTime, day, relative;
+setDates("en", "");
+
+/** Choose the language of dates and times, and their zone; "": the browser's. */
+export function setDates(language, zone) {
+  const timeZone = zone || undefined;
+  exactTime = new Intl.DateTimeFormat(language, { year: "numeric", month: "short", day: "numeric", hour: "2-digit",
+    minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short", timeZone });
+  dayTime = new Intl.DateTimeFormat(language, { timeStyle: "short", hourCycle: "h23", timeZone });
+  day = new Intl.DateTimeFormat(language, { dateStyle: "short", timeZone });
+  relative = new Intl.RelativeTimeFormat(language, { numeric: "auto", style: "short" });
+}
+
 const NONE = "–";
 
 export const count = (value) => (value == null ? NONE : whole.format(value));
@@ -38,7 +48,7 @@ export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
 
 /** The time of day; of another day with its date. */
 export const clock = (at) =>
-  new Date(at).toDateString() === new Date().toDateString() ? dayTime.format(new Date(at)) : exact(at);
+  day.format(new Date(at)) === day.format(new Date()) ? dayTime.format(new Date(at)) : exact(at);
 
 /** @type {[number, Intl.RelativeTimeFormatUnit, number][]} */
 const STEPS = [

@@ -29,8 +29,8 @@ function useDraftRun(id, onEnd) {
 }
 
 /**
- * `draft`: the agent's content; `name`: of the agent; `asked`: `{definition, input, model}` that the page asks by itself,
- * a new object each time; `onProblems` gets `[{pointer, detail}]` of what is wrong with the draft.
+ * `draft`: the agent's content; `name`: of the agent; `asked`: `{definition, input, model}` that the page asks by
+ * itself, a new object each time; `onProblems` gets `[{pointer, detail}]` of what is wrong with the draft.
  */
 export function DraftChat({ name, draft, asked, onProblems }) {
   const [turns, setTurns] = useState([]);
@@ -40,7 +40,8 @@ export function DraftChat({ name, draft, asked, onProblems }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const state = useDraftRun(open, (ended) => {
-    const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error, calls: callsOf(ended) };
+    const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error,
+      calls: callsOf(ended) };
     setTurns((old) => [...old, answer]);
     setOpen(null);
   });
@@ -84,7 +85,8 @@ export function DraftChat({ name, draft, asked, onProblems }) {
     ${error && html`<${Failure} error=${error} />`}
     <form class="form body" onSubmit=${ask}>
       <label>Answered by <select value=${model} onChange=${(e) => setModel(e.target.value)}>
-        ${Object.entries(MODELS).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select></label>
+        ${Object.entries(MODELS).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select>
+        </label>
       <label>Question <textarea rows="2" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label>
       <div class="actions"><${Button} type="submit" kind="primary" busy=${busy || open !== null}
         disabled=${!text.trim()}>Ask<//></div></form><//>`;

@@ -67,7 +67,8 @@ export function ConditionRows({ label, value, onChange, onRemove }) {
         ${Object.entries(OPERATORS).map(([op, words]) => html`<option value=${op}>${words}</option>`)}</select></label>
       ${each.op !== "exists" && html`<label>With <input value=${typedOf(each.value)}
         onInput=${(e) => set(at, { value: meantBy(e.target.value) })} /></label>`}
-      ${(tests.length > 1 || onRemove) && html`<${Button} kind="small" aria-label=${`Remove the test of ${each.feature}`}
+      ${(tests.length > 1 || onRemove) && html`<${Button} kind="small"
+        aria-label=${`Remove the test of ${each.feature}`}
         onClick=${() => keep(tests.filter((_, other) => other !== at))}>Remove<//>`}</div>`)}
     <datalist id=${list}>${features.map((each) => html`<option value=${each} />`)}</datalist>
     <div><${Button} kind="small" onClick=${() => keep([...tests, { ...TEST, feature: tests[0].feature }])}>

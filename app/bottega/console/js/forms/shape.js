@@ -53,7 +53,9 @@ export function shapeOf(name, schema, schemas, isRequired = false) {
 function ofSeveral(name, plain) {
   if (name === "model") return { kind: "models" };
   const [words, when] = [plain.find((each) => each.enum), plain.find((each) => each.properties?.when)];
-  if (words && when) return { kind: "rule", choices: words.enum };
+  const confirms = plain.some((each) => each.properties?.confirm_above);
+  if (words && when) return { kind: "rule", choices: words.enum, confirms };
+  if (plain.some((each) => each.type === "string" && !each.enum)) return { kind: "textOr" };
   return { kind: "json" };
 }
 

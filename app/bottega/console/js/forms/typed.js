@@ -53,6 +53,11 @@ function Editor({ shape, input, value, at, onChange }) {
     case "long": return html`<label>${shape.label} <textarea rows="8" ...${input} required=${shape.isRequired}
       value=${value ?? ""} onInput=${(e) => onChange(e.target.value || (shape.isRequired ? "" : gone))}></textarea>
       </label>`;
+    case "textOr": return typeof (value ?? "") === "string"
+      ? html`<label>${shape.label} <textarea rows="3" ...${input} required=${shape.isRequired} value=${value ?? ""}
+        onInput=${(e) => onChange(e.target.value || (shape.isRequired ? "" : gone))}></textarea></label>`
+      : html`<${JsonField} ...${input} label=${`${shape.label}, as JSON`} value=${value} rows=${4}
+        onChange=${onChange} />`;
     case "several": return html`<${Several} ...${given} choices=${shape.choices} />`;
     case "lines": return html`<${Lines} ...${given} />`;
     case "models": return html`<${Models} ...${given} />`;
@@ -113,8 +118,8 @@ function Several({ shape, value, choices, onChange }) {
   const own = value ?? [];
   const all = [...choices, ...own.filter((each) => !choices.includes(each))];
   const toggled = (each, isIn) => (isIn ? [...own, each] : own.filter((one) => one !== each));
-  return html`<fieldset class="choices"><legend class="small soft">${shape.label}</legend>${all.map((each) => html`<label
-    class="inline" key=${each}><input type="checkbox" checked=${own.includes(each)}
+  return html`<fieldset class="choices"><legend class="small soft">${shape.label}</legend>${all.map((each) =>
+    html`<label class="inline" key=${each}><input type="checkbox" checked=${own.includes(each)}
     onChange=${(e) => onChange(toggled(each, e.target.checked))} /> ${each}</label> `)}
     ${!all.length && html`<span class="small soft">There is none to choose.</span>`}</fieldset>`;
 }
@@ -148,20 +153,36 @@ function Models({ shape, input, value, onChange }) {
     placeholder="the default model" spellcheck=${false} onInput=${(e) => tell(at, e.target.value)} /></label>`)}
     <datalist id=${`${input.id}-models`}>${models.map((each) => html`<option value=${each} />`)}</datalist>
     ${value && own.at(-1) !== "" && html`<${Button} kind="small"
-      onClick=${() => onChange([...own, models.find((each) => !own.includes(each)) ?? own[0]])}>Add another model<//>`}`;
+      onClick=${() => onChange([...own, models.find((each) => !own.includes(each)) ?? own[0]])}>Add another
+        model<//>`}`;
+}
+
+/** The bounds of a rule that asks twice above them, by argument; null: it is another rule. */
+function aboveOf(value) {
+  const bounds = value?.always === true && Object.keys(value).length === 2 ? value.confirm_above : null;
+  return bounds && Object.values(bounds).every((each) => typeof each === "number") ? bounds : null;
 }
 
 /** A rule about people: words, or a condition. */
 function Rule({ shape, input, value, onChange, gone, at }) {
   const isWhen = value !== null && typeof value === "object" && "when" in value && Object.keys(value).length === 1;
-  if (value !== null && !isWhen && !shape.choices.includes(value)) return html`<${JsonField} ...${input} value=${value}
-    label=${`${shape.label}, as JSON`} rows=${2} onChange=${onChange} />`;
+  const above = shape.confirms && aboveOf(value);
+  if (value !== null && !isWhen && !above && !shape.choices.includes(value)) return html`<${JsonField} ...${input}
+    value=${value} label=${`${shape.label}, as JSON`} rows=${2} onChange=${onChange} />`;
   const begin = { feature: "arguments.amount", op: "gt", value: 100 };
-  const tell = (word) => onChange(word === "when" ? { when: begin } : word || gone);
-  return html`<label>${shape.label} <select ...${input} value=${isWhen ? "when" : value ?? ""}
+  const asTold = { when: { when: begin }, above: { always: true, confirm_above: { [begin.feature]: begin.value } } };
+  const tell = (word) => onChange(asTold[word] ?? (word || gone));
+  return html`<label>${shape.label} <select ...${input} value=${isWhen ? "when" : above ? "above" : value ?? ""}
     onChange=${(e) => tell(e.target.value)}>${shape.mayBeNull && html`<option value="">usual</option>`}
     ${shape.choices.map((each) => html`<option value=${each}>${each}</option>`)}<option value="when">
-    under a condition</option></select></label>
+    under a condition</option>${shape.confirms && html`<option value="above">always, and large ones twice</option>`}
+    </select></label>
+    ${above && Object.entries(above).map(([name, most], place) => html`<div class="row" key=${place}>
+      <label>Argument <input value=${name} required spellcheck=${false}
+        onChange=${(e) => onChange({ ...value, confirm_above: renamed(above, name, e.target.value) })} /></label>
+      <label>Twice above <input type="number" step="any" required value=${most}
+        onInput=${(e) => onChange({ ...value, confirm_above: { ...above, [name]: Number(e.target.value) } })} /></label>
+      </div>`)}
     ${isWhen && html`<${ConditionRows} label=${`${shape.label} when`} value=${value.when} at=${`${at}/when`}
       onChange=${(when) => onChange({ when })} />`}`;
 }
@@ -196,8 +217,10 @@ function Kind({ kinds, by, value, at, onChange }) {
   const kind = value[by] in kinds ? value[by] : Object.keys(kinds)[0];
   return html`<label>${labelOf(by)} <select value=${kind}
     onChange=${(e) => onChange(changedTo(kinds[e.target.value], value, by, schemas))}>
-    ${Object.keys(kinds).map((each) => html`<option value=${each}>${TOOL_WORDS[each] ?? each}</option>`)}</select></label>
-    <${Fields} schema=${kinds[kind]} value=${value} at=${at} onChange=${onChange} shown=${(each) => each.name !== by} />`;
+    ${Object.keys(kinds).map((each) => html`<option value=${each}>${TOOL_WORDS[each] ?? each}</option>`)}</select>
+    </label>
+    <${Fields} schema=${kinds[kind]} value=${value} at=${at} onChange=${onChange}
+      shown=${(each) => each.name !== by} />`;
 }
 
 /** A list of objects, as cards. */
@@ -211,7 +234,8 @@ function List({ shape, value, at, onChange }) {
   return html`<fieldset class="part"><legend>${shape.label}</legend>
     ${items.map((item, place) => html`<fieldset class="card" key=${place}>
       <legend>${`${labelOf(one)} ${place + 1}${item.name ? `: ${item.name}` : ""}`}</legend>
-      ${found ? html`<${Kind} ...${found} value=${item} at=${`${at}/${place}`} onChange=${(next) => set(place, next)} />`
+      ${found ? html`<${Kind} ...${found} value=${item} at=${`${at}/${place}`}
+        onChange=${(next) => set(place, next)} />`
         : html`<${Fields} schema=${shape.item} value=${item} at=${`${at}/${place}`}
           onChange=${(next) => set(place, next)} />`}
       <div class="actions">${shape.name === "tools" && onTry && html`<${Button} kind="small"
@@ -238,7 +262,8 @@ function Texts({ shape, value, onChange }) {
   const own = value ?? {};
   return html`<fieldset class="part"><legend>${shape.label}</legend>
     ${Object.entries(own).map(([name, each], place) => html`<div class="row" key=${place}>
-      <${Name} label="Name" value=${name} taken=${Object.keys(own)} onChange=${(to) => onChange(renamed(own, name, to))} />
+      <${Name} label="Name" value=${name} taken=${Object.keys(own)}
+        onChange=${(to) => onChange(renamed(own, name, to))} />
       ${shape.hasSecrets && html`<label>Kind <select value=${typeof each === "string" ? "text" : "secret"}
         onChange=${(e) => onChange({ ...own, [name]: e.target.value === "text" ? "" : { secret: "" } })}>
         <option value="text">text</option><option value="secret">secret</option></select></label>`}
@@ -262,7 +287,8 @@ function Arguments({ shape, value, onChange }) {
   const set = (name, each) => onChange({ ...own, [name]: each });
   return html`<fieldset class="part"><legend>${shape.label}</legend>
     ${Object.entries(own).map(([name, each], place) => html`<div class="row" key=${place}>
-      <${Name} label="Name" value=${name} taken=${Object.keys(own)} onChange=${(to) => onChange(renamed(own, name, to))} />
+      <${Name} label="Name" value=${name} taken=${Object.keys(own)}
+        onChange=${(to) => onChange(renamed(own, name, to))} />
       <label>Comes from <select value=${isFrom(each) ? each.from : ""} onChange=${(e) => set(name, e.target.value
         ? { from: e.target.value, pointer: isFrom(each) ? each.pointer ?? "" : "" } : "")}>
         <option value="">a fixed value</option>${[...new Set(["run", ...nodes, ...(isFrom(each) ? [each.from] : [])])]
@@ -270,7 +296,8 @@ function Arguments({ shape, value, onChange }) {
       ${isFrom(each)
         ? html`<label>Place in it <input value=${each.pointer ?? ""} placeholder="/amount" spellcheck=${false}
           onInput=${(e) => set(name, { ...each, pointer: e.target.value })} /></label>`
-        : html`<label>Value <input value=${typedOf(each)} onInput=${(e) => set(name, meantBy(e.target.value))} /></label>`}
+        : html`<label>Value <input value=${typedOf(each)}
+          onInput=${(e) => set(name, meantBy(e.target.value))} /></label>`}
       <${Button} kind="small" aria-label=${`Remove ${name}`} onClick=${() => onChange(withField(own, name, undefined))}>
         Remove<//></div>`)}
     <div><${Button} kind="small" onClick=${() => set(fresh(own, "name"), "")}>Add an argument<//></div></fieldset>`;

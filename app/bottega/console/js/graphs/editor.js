@@ -4,16 +4,16 @@ import { useState } from "preact/hooks";
 import { html } from "../html.js";
 import { Button, Empty, Link, Panel } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
-import { conditionOf, cycleOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withEdge, withNode, withoutEdge, withoutNode,
-  withPolicy, withTtl } from "./draft.js";
+import { conditionOf, cycleOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withEdge, withNode, withoutEdge,
+  withoutNode, withPolicy, withTtl } from "./draft.js";
 import { Details, placeOf, Problems } from "./panel.js";
 
 const USUAL = "final_response_only";
 const KINDS = { agent: "agent", tool: "tool", human: "person", graph: "graph" };
 
 /**
- * `graph`: the draft; `agents`: names of all agents, or null if there are too many; `problems`: `[{pointer, detail}]` of
- * the last try to store it; `onChange` gets another draft.
+ * `graph`: the draft; `agents`: names of all agents, or null if there are too many; `problems`: `[{pointer, detail}]`
+ * of the last try to store it; `onChange` gets another draft.
  */
 export function Editor({ graph, agents, problems, onChange }) {
   const [chosen, setChosen] = useState(null);
@@ -33,7 +33,8 @@ export function Editor({ graph, agents, problems, onChange }) {
     const [id, isBad] = [nameOf(node), isUnknown(agents, node.agent)
       || problems.some((each) => placeOf(graph, each.pointer) === nameOf(node))];
     const kind = node.router ? "router, " : node.agent ? "" : `${node.type}, `;
-    return { id, label: `${id}\n${isUnknown(agents, node.agent) ? "no such agent" : `${kind}level ${level.get(id) + 1}`}`,
+    const about = isUnknown(agents, node.agent) ? "no such agent" : `${kind}level ${level.get(id) + 1}`;
+    return { id, label: `${id}\n${about}`,
       classes: [...(isBad ? ["bad"] : []), ...(chosen === id ? ["chosen"] : [])] };
   });
   const edges = graph.edges.map(
@@ -79,7 +80,8 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
       <label>Kind of node <select value=${type} onChange=${(e) => setType(e.target.value)}>
         ${Object.entries(KINDS).map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select></label>
       <label class="grow">${type === "agent" ? "Add an agent" : "Name of the node"}
-        <input value=${name} list=${type === "agent" ? "graph-agents" : undefined} required pattern="[a-z][a-z0-9_\\-]{0,63}"
+        <input value=${name} list=${type === "agent" ? "graph-agents" : undefined} required
+          pattern="[a-z][a-z0-9_\\-]{0,63}"
           title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off"
           onInput=${(e) => setName(e.target.value)} /></label>
       <datalist id="graph-agents">

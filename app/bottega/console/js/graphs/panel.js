@@ -74,7 +74,8 @@ function EdgePanel({ graph, at, schemas, change }) {
 export function Problems({ graph, problems, onChoose }) {
   const found = problems.map((each) => ({ ...each, id: placeOf(graph, each.pointer) })).filter(({ id }) => id);
   return found.length > 0 && html`<ul class="rows">${found.map(({ id, detail }) => html`<li>
-    <${Button} kind="small" onClick=${() => onChoose(id)}>${id}<//> <span class="bad-text">${detail}</span></li>`)}</ul>`;
+    <${Button} kind="small" onClick=${() => onChoose(id)}>${id}<//> <span class="bad-text">${detail}</span></li>`)}
+    </ul>`;
 }
 
 /** The node or edge that a JSON Pointer is in; null: none. */

@@ -3,11 +3,20 @@ import { useState } from "preact/hooks";
 
 import { call, post, url } from "../api.js";
 import { html } from "../html.js";
-import { Copy, Empty, Panel, Time, Value } from "../parts/basics.js";
+import { Button, Copy, Empty, Panel, Time, Value } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 const SCOPES = { read: "sees everything", run: "starts and cancels runs", define: "changes agents and graphs",
   approve: "decides on approvals", admin: "everything, keys too" };
+
+/** Scopes that often go together. */
+const PRESETS = { "a program that asks agents": ["run"], "a person who approves": ["approve"],
+  "a deployment": ["define"], "a person who builds": ["run", "define"], "an administrator": ["admin"] };
+
+/** Choose the scopes of a preset in the form of the button. */
+const choose = (event, scopes) => {
+  for (const box of event.currentTarget.form.elements.scope) box.checked = scopes.includes(box.value);
+};
 
 export function Keys() {
   const [made, setMade] = useState(null);
@@ -35,6 +44,8 @@ export function Keys() {
         </p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
       <${Sending} label="Create" send=${make}>
         <label>Name <input name="name" required maxlength="100" /></label>
+        <div class="actions"><span class="small soft">For</span>${Object.entries(PRESETS).map(([words, scopes]) => html`
+          <${Button} kind="small" onClick=${(e) => choose(e, scopes)}>${words}<//>`)}</div>
         <fieldset class="choices"><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, means]) => html`<label
           class="check"><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "run"}
             /> ${scope}: ${means}</label>`)}</fieldset>

@@ -1,15 +1,20 @@
 /** Runs that start by themselves. */
 import { useState } from "preact/hooks";
 
-import { call, url } from "../api.js";
+import { call, get, post, url } from "../api.js";
+import { Known } from "../forms/parts.js";
+import { useSchemas } from "../forms/schemas.js";
+import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
-import { Empty, Link, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Panel, Time } from "../parts/basics.js";
 import { Act, Confirmed, Pages, Sending, Table } from "../parts/lists.js";
+import { follow } from "../router.js";
 
 export function Schedules() {
   const [postOnce] = usePostOnce();
   const [version, setVersion] = useState(0);
+  const [edited, setEdited] = useState(null);
   const make = async (form) => {
     const { name, cron, timezone, agent, input } = Object.fromEntries(form);
     await postOnce("/v1/schedules", { name, cron, timezone: timezone || "UTC", run: { agent, input } });
@@ -25,11 +30,18 @@ export function Schedules() {
           </td>
         <td>${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time} at=${each.last_at} />
           <//>` : "–"}${each.last_error && html`<p class="small bad-text">${each.last_error.message}</p>`}</td>
-        <td class="actions"><${Act} needs="define" kind="small" label=${each.paused ? "Go on" : "Pause"}
+        <td class="actions"><${Act} needs="run" kind="small" label="Run now"
+          act=${() => follow(get(path(each)).then(({ run }) => post("/v1/runs", run)), ({ id }) => ["runs", id])} />
+          <${Act} needs="define" kind="small" label="Edit" act=${async () => setEdited(await get(path(each)))} />
+          <${Act} needs="define" kind="small" label=${each.paused ? "Go on" : "Pause"}
           act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
           <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`}
             act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No run is scheduled." />`}<//><//>
+    ${edited && html`<${Change} key=${edited.name} schedule=${edited} onDone=${() => {
+      setEdited(null);
+      setVersion((n) => n + 1);
+    }} />`}
     <${Panel} title="Make a schedule" needs="define"><${Sending} label="Create" send=${make}>
       <label>Name <input name="name" required /></label>
       <label>Cron: minute, hour, day, month, weekday <input name="cron" required placeholder="0 8 * * 1-5" class="mono"
@@ -37,4 +49,26 @@ export function Schedules() {
       <label>Time zone <input name="timezone" placeholder="UTC" /></label>
       <label>Agent <input name="agent" required /></label>
       <label>Question <textarea name="input" rows="3" required></textarea></label><//><//>`;
+}
+
+/** Change a schedule, in the fields that the API has for it. */
+function Change({ schedule, onDone }) {
+  const [schemas, failed] = useSchemas();
+  const { cron, timezone, paused, run } = schedule;
+  const [draft, setDraft] = useState({ cron, timezone, paused, run });
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const send = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    await call("PUT", url`/v1/schedules/${schedule.name}`, draft).then(onDone, setError);
+    setBusy(false);
+  };
+  if (failed) return html`<${Failure} error=${failed} />`;
+  return schemas && html`<${Panel} title=${`Change ${schedule.name}`}><form class="form body" onSubmit=${send}>
+    <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>
+      <${Fields} schema=${schemas.ScheduleContent} value=${draft} at="" onChange=${setDraft} /><//>
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Save<//><${Button} onClick=${onDone}>
+      Cancel<//></div></form><//>`;
 }
