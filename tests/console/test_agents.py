@@ -152,6 +152,12 @@ async def test_a_definition_comes_back_from_the_form_as_it_was(console: Console)
     for _ in range(2):
         await page.get_by_role("tab", name="JSON").click()
         await page.get_by_role("tab", name="Form").click()
+    for odd in ("[5]", '{"tools": [null], "system_message": 5, "params": "x"}', "null"):
+        await page.get_by_role("tab", name="JSON").click()
+        await page.get_by_label("The agent as JSON").fill(odd)
+        await page.get_by_role("tab", name="Form").click()
+        await expect(page.get_by_label("Max iterations")).to_be_visible()
+        await page.get_by_role("button", name="Undo all").click()
     await page.get_by_label("Max iterations").fill("16")
     await expect(save).to_be_enabled()
     await page.get_by_label("Max iterations").fill("15")

@@ -24,6 +24,8 @@ PAGES = {
         "Tools",
         "MCP",
         "Memory",
+        "Health",
+        "Usage",
         "Operations",
         "Settings",
     ),
@@ -31,7 +33,7 @@ PAGES = {
 }
 ALL = (
     *("Home", "Runs", "Batches", "Approvals", "Ratings", "Chat", "Agents", "Graphs"),
-    *("Tools", "MCP", "Memory", "Operations", "Settings"),
+    *("Tools", "MCP", "Memory", "Health", "Usage", "Operations", "Settings"),
 )
 PAGES |= dict.fromkeys(("runner", "builder", "admin"), ALL)
 GATE = ("viewer", "approver")

@@ -78,3 +78,12 @@ test("a tool of another type keeps what both have", () => {
   assert.deepEqual(changed, { type: "client", name: "pay", description: "Pays.", approval: "always",
     parameters: { type: "object", properties: {} } });
 });
+
+test("a value of another type than its field's is edited as JSON", () => {
+  const fields = shape.fieldsOf(schemas.AgentContent, schemas);
+  const { tools, system_message: prompt, memory } = Object.fromEntries(fields.map((each) => [each.name, each]));
+  assert.deepEqual([[], [{}], null, 5, [null], {}].map((value) => shape.fits(tools, value)),
+    [true, true, true, false, false, false]);
+  assert.deepEqual(["a", 5, ["a"]].map((value) => shape.fits(prompt, value)), [true, false, false]);
+  assert.deepEqual(["off", "other"].map((value) => shape.fits(memory, value)), [true, false]);
+});

@@ -8,7 +8,7 @@ import { Tabs } from "../parts/basics.js";
 import { groupsOf } from "./schema.js";
 
 /** What the conditions of approvals may look at: the arguments of tools. */
-const featuresOf = (tools) => [...new Set(tools.flatMap((each) => Object.keys(each.parameters?.properties ?? {}))
+const featuresOf = (tools) => [...new Set(tools.flatMap((each) => Object.keys(each?.parameters?.properties ?? {}))
   .map((name) => `arguments.${name}`))];
 
 /**
@@ -21,12 +21,13 @@ export function AgentForm({ known, draft, turn, onChange }) {
   const [view, setView] = useState("form");
   const schema = known.schemas.AgentContent;
   const tools = Array.isArray(draft.tools) ? draft.tools : [];
-  const names = tools.map((each) => each.name).filter(Boolean);
+  const names = tools.map((each) => each?.name).filter(Boolean);
   return html`<${Tabs} tabs=${[["form", "Form"], ["json", "JSON"]]} chosen=${view} onChoose=${setView}
     label="Ways to edit" />
     ${view === "json"
       ? html`<div class="body">
-        <${JsonField} key=${turn} label="The agent as JSON" value=${draft} rows=${26} onChange=${onChange} /></div>`
+        <${JsonField} key=${turn} label="The agent as JSON" value=${draft} rows=${26}
+          onChange=${(value) => onChange(value && typeof value === "object" ? value : {})} /></div>`
       : html`<${Known.Provider} value=${{ ...known, tools: names, features: featuresOf(tools) }}>
         ${groupsOf(schema).map(([title, fields]) => html`<fieldset class="fields" key=${`${title} ${turn}`}>
           <legend>${title}</legend><${Fields} schema=${schema} value=${draft} at="" onChange=${onChange}

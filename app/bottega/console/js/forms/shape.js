@@ -91,14 +91,29 @@ function ofList(one, schemas) {
 
 function ofObject(one) {
   if (one.properties) return { kind: "object", schema: one };
-  const isText = (each) => each?.type === "string";
+  const isTextSchema = (each) => each?.type === "string";
   const values = one.additionalProperties?.anyOf ?? [one.additionalProperties];
-  const secrets = values.find((each) => !isText(each));
-  if (values.some(isText) && (!secrets || secrets.$ref?.endsWith("/SecretHeader"))) {
+  const secrets = values.find((each) => !isTextSchema(each));
+  if (values.some(isTextSchema) && (!secrets || secrets.$ref?.endsWith("/SecretHeader"))) {
     return { kind: "texts", hasSecrets: Boolean(secrets) };
   }
   return { kind: "json" };
 }
+
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const isTexts = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
+const isText = (value) => typeof value === "string";
+/** What the editor of a kind can show; the others show anything. */
+const FITS = { switch: (value) => typeof value === "boolean", choice: isText, text: isText, long: isText,
+  number: (value) => typeof value === "number", several: isTexts, lines: isTexts,
+  models: (value) => isText(value) || (isTexts(value) && value.length > 0), object: isObject, kinds: isObject,
+  list: (value) => Array.isArray(value) && value.every(isObject), arguments: isObject, schema: isObject,
+  condition: isObject, texts: (value) => isObject(value) && Object.values(value).every((each) => isText(each)
+    || isText(each?.secret)) };
+
+/** True if the editor of a field can show a value, which may have been typed as JSON; else it is edited as JSON. */
+export const fits = ({ kind, choices }, value) => value === null || ((FITS[kind]?.(value) ?? true)
+  && (kind !== "choice" || choices.includes(value)));
 
 /** The fields of an object, in their order. */
 export const fieldsOf = (schema, schemas) => Object.entries(schema.properties).map(([name, each]) =>

@@ -5,7 +5,7 @@ import { html } from "../html.js";
 import { Button } from "../parts/basics.js";
 import { JsonField, Known, Name } from "./parts.js";
 import { ConditionRows, SchemaRows } from "./rows.js";
-import { begun, changedTo, fieldsOf, labelOf, meantBy, typedOf, withField } from "./shape.js";
+import { begun, changedTo, fieldsOf, fits, labelOf, meantBy, typedOf, withField } from "./shape.js";
 
 /** Names that a field of this name offers: the list of `Known`. */
 const OFFERED = { agent: "agents", names: "agents", graph: "graphs", server: "servers", tool_name: "tools",
@@ -45,7 +45,7 @@ export function Field({ shape, value, at, onChange }) {
 function Editor({ shape, input, value, at, onChange }) {
   const gone = shape.mayBeNull ? null : undefined;
   const given = { shape, input, value, at, onChange, gone };
-  switch (shape.kind) {
+  switch (fits(shape, value) ? shape.kind : "json") {
     case "switch": return html`<${Switch} ...${given} />`;
     case "choice": return html`<${Choice} ...${given} />`;
     case "number": return html`<${Numeric} ...${given} />`;

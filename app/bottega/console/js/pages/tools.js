@@ -4,13 +4,12 @@ import { useState } from "preact/hooks";
 import { DraftChat } from "../agents/draft_chat.js";
 import { trialOf } from "../agents/schema.js";
 import { Known } from "../forms/parts.js";
-import { useSchemas } from "../forms/schemas.js";
 import { begun } from "../forms/shape.js";
 import { Fields } from "../forms/typed.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Failure, Link, Loaded, Panel } from "../parts/basics.js";
+import { Button, Empty, Link, Loaded, Panel } from "../parts/basics.js";
 import { Table } from "../parts/lists.js";
 import { go } from "../router.js";
 
@@ -45,16 +44,14 @@ const Listed = ({ tools }) => html`<${Panel} title="Tools that are called outsid
   : html`<${Empty} title="There is none yet."><p>Give an agent an HTTP request, or add an MCP server.</p><//>`}<//>`;
 
 function Trial({ tool }) {
-  const [schemas, failed] = useSchemas();
   const hasFields = tool.parameters?.properties !== undefined;
   const [values, setValues] = useState(hasFields ? begun(tool.parameters, {}) : {});
   const [asked, setAsked] = useState(null);
-  if (failed) return html`<${Failure} error=${failed} />`;
   const start = (event) => {
     event.preventDefault();
     setAsked(trialOf(tool.definition, values));
   };
-  return schemas && html`<div class="build"><${Panel} title=${`Try ${tool.name}`}><form class="form body"
+  return html`<div class="build"><${Panel} title=${`Try ${tool.name}`}><form class="form body"
     onSubmit=${start}><${Known.Provider} value=${{ schemas: tool.parameters?.$defs ?? {}, problems: [] }}>
       ${hasFields && html`<${Fields} schema=${tool.parameters} value=${values} at="" onChange=${setValues} />`}<//>
     <p class="small soft">Your default model is asked to call it with these arguments. The call is a real one; nothing
