@@ -66,7 +66,8 @@ async def test_a_model_is_connected_and_an_agent_answers_from_it_without_a_resta
         await page.set_viewport_size({"width": 1280, "height": 900})
         await dialog.get_by_role("button", name="Save", exact=True).click()
         await expect(dialog).to_have_count(0)
-        await expect(page.get_by_role("status").get_by_text("answers from now on")).to_be_visible()
+        await expect(page.get_by_text("answers from now on")).to_be_visible()
+        assert await violations(page) == []
         await expect(banner).to_have_count(0)
         info = (await client.get("/v1/info")).json()
         assert info["demo_model"] is False

@@ -30,6 +30,6 @@ export function DemoModel() {
   return html`${reads && info.value?.demo_model && html`<aside class="banner demo" aria-label="Model">
       <span>The demo model answers: its texts are made by rules.</span> <${Button}
       kind="small" needs="define" onClick=${() => (isOpen.value = true)}>Connect a model<//></aside>`}
-    <p class=${news.value ? "banner ok" : ""} role="status">${news.value}</p>
+    <p class=${news.value ? "banner ok" : ""} aria-live="polite">${news.value}</p>
     ${isOpen.value && wizard && html`<${wizard} onConnected=${connected} onClose=${() => (isOpen.value = false)} />`}`;
 }
