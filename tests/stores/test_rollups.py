@@ -189,3 +189,68 @@ async def test_quantiles_of_buckets_are_within_a_tenth(owner: asyncpg.Connection
 
     await asyncio.to_thread(holds)
     assert checked > 10
+
+
+LOG = """
+INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+SELECT tenant_id, id, 2, 30, 1, ended_at, (
+    SELECT string_agg(event_line(
+        CASE WHEN n % 4 = 0 THEN 'llm.completed' WHEN n % 4 = 1 THEN 'llm.started'
+        ELSE 'tool.completed' END,
+        jsonb_build_object('model', 'm', 'provider', 'p', 'first_token_ms', 100 + n, 'message',
+                           jsonb_build_object('content', repeat('word ', 100))),
+        NULL, NULL, 'a'), E'\\n')
+    FROM generate_series(1, 28) AS n)
+FROM runs
+"""
+MONTH = """
+INSERT INTO metric_rollups (tenant_id, span, by, at, key, sums)
+SELECT $1, s.span, k.by, t, k.key, '{"runs": 9, "duration:7": 4, "duration:9": 5, "tokens": 900}'
+FROM (VALUES ('minute', interval '1 minute'), ('hour', interval '1 hour')) AS s(span, width)
+CROSS JOIN (
+    SELECT 'all' AS by, 'all' AS key
+    UNION ALL SELECT 'agent', 'agent-' || n FROM generate_series(1, $2) AS n) AS k
+CROSS JOIN generate_series($3::timestamptz, $3::timestamptz + interval '30 days', s.width) AS t
+ORDER BY t
+"""
+
+
+@pytest.mark.deep
+async def test_what_rollups_cost(owner: asyncpg.Connection) -> None:
+    """Measure a thousand ended runs of seven model calls: one statement for all of them."""
+    await owner.execute(END, await store(owner, *[f"agent-{n % 20}" for n in range(1000)]))
+    await owner.execute(LOG)
+    await owner.execute("DELETE FROM storage_changes WHERE ended_run IS NULL; ANALYZE")
+    plan = await owner.fetchval("EXPLAIN (ANALYZE, FORMAT JSON) SELECT sum_storage(0)")
+    took_ms = json.loads(plan)[0]["Execution Time"]
+    print(f"1,000 ended runs: {took_ms:.0f} ms in one statement")
+    assert (await rollups(owner, "all"))["all"]["runs"] == 1000
+    assert took_ms < 5000  # on a busy machine
+
+
+@pytest.mark.deep
+async def test_reading_a_month_is_bounded(owner: asyncpg.Connection) -> None:
+    """Read thirty days of a busy tenant with 20 agents: no more rows than its points need."""
+    await owner.execute(MONTH, DEFAULT_TENANT, 20, NOON)
+    await owner.execute("ANALYZE metric_rollups; SET enable_sort = off")  # as the route does
+    await owner.execute("SELECT set_config('bottega.tenant', $1, false)", str(DEFAULT_TENANT))
+    for span, by, step, most in (
+        ("minute", "all", "5 minutes", 55_000),
+        ("minute", "agent", "5 minutes", 55_000),
+        ("hour", "agent", "1 day", 264_000),
+    ):
+        plan = await owner.fetchval(
+            "EXPLAIN (ANALYZE, FORMAT JSON) SELECT key, at, bucket_quantile(sums, 'duration', 0.95)"
+            f" FROM read_rollups('{DEFAULT_TENANT}', '{span}', '{by}', 'duration:%',"
+            f" '{NOON}', '{NOON}'::timestamptz + interval '30 days', interval '{step}', {most})"
+        )
+        took_ms = json.loads(plan)[0]["Execution Time"]
+        print(f"30 days of {span}s by {by}: {took_ms:.0f} ms")
+        assert took_ms < 10_000
+        assert _most_rows(json.loads(plan)[0]["Plan"]) <= 4 * (most + 1)
+
+
+def _most_rows(plan: dict[str, Any]) -> float:
+    """Return the largest number of rows that a part of a plan gave."""
+    own = float(plan["Actual Rows"]) * float(plan["Actual Loops"])
+    return max([own, *(_most_rows(each) for each in plan.get("Plans", ()))])

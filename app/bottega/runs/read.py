@@ -759,7 +759,7 @@ _COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Whose usage is summed up; ``None``: everybody's.
+    """Limits of what usage is summed up; ``None``: there is none.
 
     Attributes:
         agent, model: of model calls.

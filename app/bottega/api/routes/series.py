@@ -228,7 +228,9 @@ async def get_totals(
 
 
 async def _now(tx: AsyncConnection) -> datetime:
-    now: datetime = (await tx.execute(select(func.now()))).scalar_one()
+    """Return the time; from now on rollups are read in the order of their index, and no further."""
+    by_index = func.set_config("enable_sort", "off", True)
+    now: datetime = (await tx.execute(select(func.now(), by_index))).one()[0]
     return now
 
 

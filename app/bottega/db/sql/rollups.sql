@@ -47,6 +47,8 @@ LANGUAGE sql AS $$
             SELECT (split_part(l.line, ',"data":', 1) || '}')::jsonb AS head,
                    left(substr(l.line, strpos(l.line, ',"data":') + 8), -1)::jsonb AS data) AS h
         WHERE l.line LIKE '{"type":"llm.started"%' OR l.line LIKE '{"type":"llm.completed"%'
+    ), models AS MATERIALIZED (
+        SELECT id, array_agg(DISTINCT model) AS names FROM calls GROUP BY id
     ), measured(id, agent, model, name, value) AS (  -- of one call, or of a run
         SELECT r.id, NULL, NULL, m.name, m.value FROM ended r CROSS JOIN LATERAL (
             SELECT 'runs', 1::numeric
@@ -69,7 +71,7 @@ LANGUAGE sql AS $$
         WHERE first_s IS NOT NULL
     ), keyed AS (
         SELECT r.created_at, k.by, left(k.key, 300) AS key, m.name, m.value
-        FROM measured m JOIN ended r USING (id)
+        FROM measured m JOIN ended r USING (id) LEFT JOIN models o USING (id)
         CROSS JOIN LATERAL (
             SELECT 'all', 'all'
             UNION ALL SELECT 'code', r.code
@@ -78,8 +80,7 @@ LANGUAGE sql AS $$
                 WHEN m.agent IS NULL THEN r.name || '@' || r.version
                 ELSE m.agent || '@' || (r.pinned -> 'agents' ->> m.agent) END
             UNION ALL SELECT 'model', m.model WHERE m.agent IS NOT NULL
-            UNION ALL
-            SELECT DISTINCT 'model', c.model FROM calls c WHERE m.agent IS NULL AND c.id = r.id
+            UNION ALL SELECT 'model', name FROM unnest(o.names) AS name WHERE m.agent IS NULL
         ) AS k(by, key) WHERE k.key IS NOT NULL AND m.value <> 0
     ), added AS (
         SELECT s.span, s.at, k.by, k.key, k.name, sum(k.value) AS value
@@ -122,7 +123,7 @@ CREATE OR REPLACE FUNCTION read_rollups(
         SELECT m.key, m.at, m.sums FROM metric_rollups m
         WHERE m.tenant_id = p_tenant AND m.span = p_span AND m.by = p_by
           AND m.at >= p_from AND m.at < p_to
-        LIMIT p_most + 1
+        ORDER BY m.at, m.key LIMIT p_most + 1
     )
     SELECT s.key, s.at, jsonb_object_agg(s.name, s.total), (SELECT count(*) FROM found) FROM (
         SELECT f.key, date_bin(p_step, f.at, p_from) AS at, e.name, sum(e.value::numeric) AS total

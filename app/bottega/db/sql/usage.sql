@@ -49,10 +49,9 @@ BEGIN
     PERFORM count_spending(p_tenant, p_spent);
 END $$;
 
--- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
--- spent, with their child runs, by agent, model, session, day, key, user, batch, or the value of a
--- key of metadata, in the order of these. Their ids are between p_first and p_last. Drafts do not
--- count. p_only: {"agent", "model", "user", "session", "metadata": [[alternatives], …], "key"}.
+-- Called by GET /v1/usage. Sum up by p_by what runs spent, child runs too, that were created from
+-- p_since on and before p_until (ids from p_first to p_last) and are no drafts. p_only: {"agent",
+-- "model", "user", "session", "metadata": [[alternatives], …], "key": of metadata}.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid,
     p_only jsonb
