@@ -54,7 +54,7 @@ export function Timeline({ state, now, chosen, onChoose }) {
     return html`<div key=${task.key} class=${`task-row ${chosen === task.key ? "chosen" : ""}`}
       style=${{ height: `${ROW}px` }} role="listitem">
       <button type="button" class="task-name" style=${{ paddingLeft: `${8 + depth * 16}px` }}
-        aria-pressed=${chosen === task.key} onClick=${() => onChoose(task.key)}>
+        aria-pressed=${chosen === task.key} title=${retriesOf(task) || null} onClick=${() => onChoose(task.key)}>
         <span class="name">${task.title || task.agent}${retriesOf(task) && html`<span class="small bad-text">
           ${" "}${retriesOf(task)}</span>`}</span> <${Status} value=${task.status} /></button>
       <span class="numbers small soft">${lasted}</span>
