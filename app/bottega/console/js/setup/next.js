@@ -33,7 +33,8 @@ export function NextSteps({ hasRun }) {
       <${Step} done=${hasAgents} what="Define an agent"
         way=${html`<${Link} path=${["agents"]}>Write one<//>`}>Or begin with a template below.<//>
       <${Step} done=${hasRun} what="Ask, and watch it live"
-        way=${html`<${Link} path=${["chat"]}>Ask an agent<//>`}>Each run shows its agents, tools and answers as they come.<//>
+        way=${html`<${Link} path=${["chat"]}>Ask an agent<//>`}>
+        Each run shows its agents, tools and answers as they come.<//>
     </ul>
     <${Templates} />
   <//>`;
