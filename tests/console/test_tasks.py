@@ -1,4 +1,4 @@
-"""What people come for, with the console alone and few acts: clicks, keys and texts, counted."""
+"""Tasks of people with the console alone; the tests count clicks, keys and texts."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from tests.fake_model import http_error, text
 
 @dataclass(slots=True)
 class Hand:
-    """Acts on a page, and counts that."""
+    """Person who acts on a page; each act is counted."""
 
     page: Page
     acts: int = 0
@@ -32,7 +32,7 @@ class Hand:
 
 
 async def test_why_runs_fail_is_on_the_first_page(console: Console) -> None:
-    """A breaker opens meanwhile: calls that are not sent any more have the same cause."""
+    """Calls that an open breaker holds back have the same cause as those that were sent."""
     agent = {"name": "clerk", "system_message": "You help.", "model_patience_s": 1}
     client = console.server.client
     (await client.post("/v1/agents", json=agent)).raise_for_status()

@@ -83,7 +83,8 @@ BEGIN
                 jsonb_to_recordset(p_interrupts[n]) AS (
                     id uuid, task_id uuid, agent text, kind text, call integer, tool text,
                     tool_call_id text, arguments jsonb, question text, schema jsonb, reason text,
-                    confirm_above jsonb, server text, node text, who text, expires_s double precision)
+                    confirm_above jsonb, server text, node text, who text,
+                    expires_s double precision)
             ) WITH ORDINALITY AS i(
                 id, task_id, agent, kind, call, tool, tool_call_id, arguments, question, schema,
                 reason, confirm_above, server, node, who, expires_s, position)
