@@ -20,8 +20,8 @@ _MADE = re.compile(
     # a request to an address that a template or a sum makes
     | \b(?:{"|".join(_SENDERS)})\(\s*(?:"[A-Z]+",\s*)?(?:`|[\w.]+\s*\+)
     | \bpath=\$\{{`
-    # an address that is made of another one
-    | `\$\{{\w+\}}[/?&][^`]*`
+    # an address that is made of another one; `at` is a JSON pointer
+    | `\$\{{(?!at\}})\w+\}}[/?&][^`]*`
     # a value encoded by hand
     | \bencodeURI(?:Component)?\(
     """

@@ -86,7 +86,7 @@ async def test_what_people_say_to_runs_is_recorded(guest: Running, guest_model: 
     gate = asyncio.Event()
     guest_model.script(gated(gate, text("one")), text("two"))
     run = await run_of(client)
-    await until(lambda: asyncio.sleep(0, len(guest_model.requests)), lambda count: count == 1)
+    await guest_model.received(1)
     message = {"content": "And this."}
     path = f"/v1/runs/{run}"
     assert await entries_of(client, "POST", f"{path}/messages", message) == ["run.message"]

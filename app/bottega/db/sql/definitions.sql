@@ -91,7 +91,8 @@ BEGIN
               ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = CASE
                 WHEN a.name = p_agent THEN coalesce(p_version, a.version) ELSE a.version END
             WHERE a.tenant_id = p_tenant AND a.deleted_at IS NULL AND (
-                a.name = p_agent AND p_draft IS NULL OR a.name = ANY(ARRAY(SELECT node ->> 'agent' FROM nodes)))
+                a.name = p_agent AND p_draft IS NULL
+                OR a.name = ANY(ARRAY(SELECT node ->> 'agent' FROM nodes)))
             UNION
             SELECT a.name, v.version, v.definition FROM reached
             CROSS JOIN jsonb_array_elements_text(

@@ -25,22 +25,24 @@ function pythonOf(value, indent = "") {
     "}");
 }
 
-const curl = (base, body) => `curl -sf ${quoted(`${base}/v1/runs?wait=60`)} -H 'content-type: application/json' \\
+const START = "/v1/runs?wait=60";
+
+const curl = (address, body) => `curl -sf ${quoted(address)} -H 'content-type: application/json' \\
   -H "authorization: Bearer $BOTTEGA_KEY" -d ${quoted(JSON.stringify(body, null, 2))}
 `;
 
-const python = (base, body) => `import os
+const python = (address, body) => `import os
 
 import httpx2
 
 headers = {"authorization": f"Bearer {os.environ.get('BOTTEGA_KEY', '')}"}
 body = ${pythonOf(body)}
-answer = httpx2.post(${JSON.stringify(`${base}/v1/runs?wait=60`)}, json=body, headers=headers, timeout=90)
+answer = httpx2.post(${JSON.stringify(address)}, json=body, headers=headers, timeout=90)
 answer.raise_for_status()
 print(answer.json()["output"])
 `;
 
-const typescript = (base, body) => `const answer = await fetch(${JSON.stringify(`${base}/v1/runs?wait=60`)}, {
+const typescript = (address, body) => `const answer = await fetch(${JSON.stringify(address)}, {
   method: "POST",
   headers: {
     "content-type": "application/json",
@@ -61,6 +63,7 @@ const applied = (body) => `${JSON.stringify({
 /** `{curl, Python, TypeScript, apply}`: texts by their names. `base`: the server's address. */
 export function programsOf(run, base) {
   const body = requestOf(run);
-  return { curl: curl(base, body), Python: python(base, body), TypeScript: typescript(base, body),
+  const address = base + START;
+  return { curl: curl(address, body), Python: python(address, body), TypeScript: typescript(address, body),
     apply: applied(body) };
 }
