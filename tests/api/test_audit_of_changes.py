@@ -45,6 +45,10 @@ CHANGES: dict[str, tuple[str, str, Any, str]] = {
     ),
     "create_provider": ("POST", "/v1/providers", {"name": "p", **PROVIDER}, "provider.create"),
     "replace_provider": ("PUT", "/v1/providers/p", PROVIDER, "provider.replace"),
+    "set_default_model": (
+        *("PUT", "/v1/default-model", {"model": "default/x"}),
+        "default_model.set",
+    ),
     "create_schedule": ("POST", "/v1/schedules", {"name": "s", **CRON}, "schedule.create"),
     "replace_schedule": ("PUT", "/v1/schedules/s", CRON, "schedule.replace"),
     "change_schedule": ("PATCH", "/v1/schedules/s", {"paused": True}, "schedule.change"),
@@ -92,6 +96,7 @@ WORK = {
     # runs, sessions and files are records themselves; runs name who started them
     *(
         "create_run",
+        "create_draft_run",
         "create_batch",
         "retry_run",
         "fork_run",
@@ -103,7 +108,7 @@ WORK = {
 }
 READS = {
     *("search_episodes", "find_similar_failures", "find_context", "match_patterns"),
-    "dry_run_graph",
+    *("dry_run_graph", "test_provider"),
 }
 
 

@@ -65,7 +65,8 @@ OF_TENANT = {
     *("get_user", "delete_user", "export_user", "create_file", "get_file", "get_file_content"),
     *("get_interrupt", "get_episode", "delete_episode", "list_audit_log"),
     *("DELETE /mcp", "DELETE /mcp/", "GET /mcp", "GET /mcp/"),
-    # batches act for nobody
+    # batches and drafts act for nobody
+    "create_draft_run",
     *("create_batch", "list_batches", "get_batch", "list_batch_results", "list_batch_events"),
     *("cancel_batch", "retry_batch"),
 }
@@ -79,7 +80,7 @@ OF_NOBODY = {
     *("_webhook_secret", "_webhook_secrets", "_secret", "_secrets", "_pattern", "_patterns"),
     *("_pattern_application", "_pattern_evidence", "_similar_patterns", "_memory"),
     *("_memory_reports", "_memory_report", "_scheduler", "_info"),
-    *("_metric_series", "_metric_totals"),
+    *("_metric_series", "_metric_totals", "_default_model"),
 }
 """Ends of the ids of all other operations, behind their verb."""
 
