@@ -33,7 +33,7 @@ LONGEST_LIST = 2
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 _SECRETS = (
-    (re.compile(r"btg_[a-z0-9]{8}_\w{43}"), "btg_4fqx0a1b_<43 characters>"),
+    (re.compile(r"btg_[a-z0-9]{8}_[\w-]{43}"), "btg_4fqx0a1b_<43 characters>"),
     (re.compile(r"btg_[a-z0-9]{8}\b(?!_)"), "btg_4fqx0a1b"),
     (re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+"), "eyJhbGciOiJIUzI1NiJ9.<claims>.<signature>"),
     (re.compile(r"^[\w-]{16}\.[\w-]{16}$"), "q5Yx0V3H1b8nT2uK.5dJ0mJv8cV8gk1Qe"),
