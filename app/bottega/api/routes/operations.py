@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 import bottega
 from bottega.api.auth import acts_for
@@ -26,7 +26,14 @@ from bottega.api.shared.deps import (
     Tenant,
     Transaction,
 )
-from bottega.api.shared.pages import LINK, MetadataPairs, PageQuery, QueriedUser, pairs_of
+from bottega.api.shared.pages import (
+    LINK,
+    MetadataPairs,
+    PageQuery,
+    QueriedUser,
+    pairs_of,
+    storable,
+)
 from bottega.container import Service
 from bottega.db.migrate import require_current
 from bottega.engine import workers
@@ -408,14 +415,21 @@ class UsageQuery(PageQuery):
         PlaceInTime | None, Field(description="Of runs created before; by default now.")
     ] = None
     agent: Annotated[
-        str | None, Field(max_length=128, description="Only of this agent's model calls.")
+        str | None,
+        AfterValidator(storable),
+        Field(max_length=128, description="Only of this agent's model calls."),
     ] = None
-    model: Annotated[str | None, Field(max_length=300, description="Only of this model.")] = None
+    model: Annotated[
+        str | None,
+        AfterValidator(storable),
+        Field(max_length=300, description="Only of this model."),
+    ] = None
     user: QueriedUser = None
     session_id: Annotated[SessionName | None, Field(description="Only of this session.")] = None
     metadata: MetadataPairs
     metadata_key: Annotated[
         str | None,
+        AfterValidator(storable),
         Field(
             pattern=r"^[^:]{1,64}$",
             description="With `by=metadata`, and only then: sum up by the values of this key.",
