@@ -5,8 +5,10 @@ from uuid import uuid4
 
 import pytest
 
+from bottega.clock import utcnow
 from bottega.errors import ModelError
 from bottega.llm import gates
+from bottega.llm.errors import ErrorMapper
 from bottega.llm.gates import LEAST_CALLS, WINDOW_S, ModelBreakers, ModelKey
 from bottega.llm.limits import ServerKey
 
@@ -51,6 +53,16 @@ def test_repeated_failures_open_a_breaker(breakers: ModelBreakers, clock: Clock)
     assert breakers.held_s(stranger) == 0
     breakers.succeeded(KEY)  # of a call that began before
     assert not breakers.is_open(KEY)
+
+
+def test_the_cause_quotes_nothing_of_another_call(breakers: ModelBreakers, clock: Clock) -> None:
+    mapper = ErrorMapper("https://models.example", "")
+    error = mapper.refused(500, {"error": {"message": "cannot do: my PIN is 1234"}}, {}, utcnow())
+    assert "1234" in error.detail
+    for _ in range(LEAST_CALLS):
+        breakers.failed(KEY, error, was_probe=False)
+    assert "HTTP 500" in breakers.cause(KEY)
+    assert "1234" not in breakers.cause(KEY)
 
 
 @pytest.mark.parametrize(("well", "opens"), [(3, True), (4, False)])

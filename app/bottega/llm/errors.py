@@ -18,6 +18,8 @@ from bottega.llm.vendor_words import ERROR_CODES, error_code
 from bottega.network import AddressRefusedError
 from bottega.redaction import Redactor
 
+SAID = ". It said: "
+"""Before what the server says, in the text of an error."""
 _LONGEST_QUOTE = 300
 
 _RETRYABLE_CODES = frozenset(
@@ -183,7 +185,7 @@ class ErrorMapper:
         advice = _ADVICE[code].format(key=self._places.key, base_url=self._places.base_url)
         detail = f"the model's API at {self._address} {advice} ({what})"
         if said := self._quote(body):
-            detail = f"{detail}. It said: {said}"
+            detail = f"{detail}{SAID}{said}"
         return ModelError(
             detail, code=code, retryable=code in _RETRYABLE_CODES, retry_after_s=retry_after
         )

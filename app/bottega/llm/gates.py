@@ -20,7 +20,7 @@ from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import ModelError
 from bottega.failure_rates import FailureRates
-from bottega.llm.errors import BROKEN_ANSWERS, STREAM_BROKEN, delay_s
+from bottega.llm.errors import BROKEN_ANSWERS, SAID, STREAM_BROKEN, delay_s
 from bottega.llm.limits import LimitPermit, ServerKey, ServerLimits, Shares
 
 LEAST_CALLS, WINDOW_S = 5, 60.0
@@ -95,7 +95,10 @@ class ModelBreakers:
         return max(0.0, breaker.retry_at - monotonic())
 
     def cause(self, key: ModelKey) -> str:
-        """Return the last failure of a model whose breaker is not closed, in words."""
+        """Return the last failure of a model whose breaker is not closed, in words.
+
+        Without those of the server, which may quote what another user asked.
+        """
         return self._open[key].cause
 
     def begin_call(self, key: ModelKey) -> bool:
@@ -140,7 +143,7 @@ class ModelBreakers:
         else:
             return
         pause_s = min(3600.0, delay_s(failures, error, self._random_unit()))
-        self._set_open(key, failures, error.detail, pause_s)
+        self._set_open(key, failures, error.detail.partition(SAID)[0], pause_s)
 
     def abandoned(self, key: ModelKey) -> None:
         """Note that a probe was cancelled: another call may be the next one."""
