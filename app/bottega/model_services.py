@@ -37,6 +37,7 @@ from bottega.llm.usage import PermitsOnly
 from bottega.llm.vendors import NO_KEY, with_openai
 from bottega.lookups import NameLookups
 from bottega.outside import OutsideError, check_json
+from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.subagents.child import PATIENCE_S
@@ -437,8 +438,9 @@ async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequen
         )
     except (OutsideError, ValueError, LookupError, TypeError, AttributeError):
         raise UnavailableError(f"{host} answers, but {_NO_LIST}") from None
+    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server may repeat them
     fit = (each for each in names if isinstance(each, str) and 0 < len(each) <= _LONGEST_ID)
-    return list(dict.fromkeys(fit))[:_MOST_IDS]
+    return [each for each in dict.fromkeys(fit) if sent.text(each) == each][:_MOST_IDS]
 
 
 _NO_LIST = (

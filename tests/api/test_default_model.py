@@ -101,6 +101,22 @@ async def test_a_server_lists_its_models_for_a_key(
         assert names == ["default"]
 
 
+async def test_what_a_server_repeats_of_a_key_is_not_shown(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_SECRET_RIGHT", KEY)
+    allowed = settings.model_copy(update={"egress_allow": ["127.0.0.1"]})
+
+    def answer(asked: str, headers: dict[str, str]) -> bytes:
+        names = ["m", headers["authorization"], headers["x-team"], KEY]
+        return http(200, {"data": [{"id": each} for each in names]})
+
+    secret = {"secret": "RIGHT"}
+    async with running(allowed, database_url) as server, serving(answer) as url:
+        found = await tried(server, url, key=secret, headers={"X-Team": secret})
+    assert found["models"] == ["m"]
+
+
 BAD = {
     "the wrong path": (http(404), "it has no list of models there"),
     "a page": (http(200, b"<html>"), "it has no list of models there"),
