@@ -8,7 +8,9 @@ import { html } from "../html.js";
 import { Button, copied } from "./basics.js";
 
 /** A longer text is shown as it is: to render it would stop the page. */
-const LONGEST = 200_000;
+const LONGEST = 50_000;
+/** So many signs without a blank: to look for addresses and emphasis in them takes the square of their number. */
+const LONG_WORD = /[!-~]{5000}/;
 /** Headings of a text come below those of the page. */
 const TOP_HEADING = 3;
 const FILE = new RegExp(`^${ROOT}(/v1/files/[0-9a-f-]{36}/content)$`);
@@ -108,7 +110,7 @@ function isJson(text) {
 
 /** A text as elements; null: it is no Markdown, too long or too deep, and shown as it is. */
 export function rendered(text) {
-  if (text.length > LONGEST || isJson(text)) return null;
+  if (text.length > LONGEST || LONG_WORD.test(text) || isJson(text)) return null;
   let made;
   try {
     made = DOMPurify.sanitize(/** @type {string} */ (marked.parse(text)), ALLOWED);
