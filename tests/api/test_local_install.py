@@ -1,5 +1,7 @@
 """An installation of one user: loopback, the embedded database, no keys and no variables."""
 
+import errno
+import os
 import stat
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -148,6 +150,28 @@ def test_a_broken_key_file_is_reported_in_words(tmp_path: Path) -> None:
     (tmp_path / "secrets.key").write_text("none")
     with pytest.raises(DataFolderError, match="restore it from a backup"):
         secrets_key(tmp_path)
+
+
+def test_a_key_outlives_a_power_failure_and_a_full_disk_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+
+    def note(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+
+    monkeypatch.setattr(os, "fsync", note)
+    make_secrets_key(tmp_path)
+    assert synced == [False, True]  # the file, and then its name
+    (tmp_path / "secrets.key").unlink()
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DataFolderError, match="No space left"):
+        make_secrets_key(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_two_processes_the_first_makes_the_key(tmp_path: Path) -> None:

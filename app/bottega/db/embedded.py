@@ -113,15 +113,20 @@ def make_secrets_key(folder: Path) -> None:
     """
     try:
         descriptor, name = tempfile.mkstemp(prefix="secrets-new-", dir=folder)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(b64encode(os.urandom(32)))
-            file.flush()
-            os.fsync(file.fileno())
         try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(b64encode(os.urandom(32)))
+                file.flush()
+                os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):  # another process was first
                 os.link(name, folder / _SECRETS_KEY)
         finally:
             os.unlink(name)
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # else a power failure may take the key, and leave what it sealed
+        finally:
+            os.close(directory)
     except OSError as error:
         raise DataFolderError(
             f"the data folder {folder} takes no key of secrets ({error.strerror or error}): "
