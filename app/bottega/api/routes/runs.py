@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_core import from_json
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import ClientDisconnect
@@ -56,6 +56,7 @@ from bottega.api.shared.pages import (
     ViewQuery,
     encoded_page,
     pairs_of,
+    storable,
 )
 from bottega.api.shared.run_control import refuse_other_user, send_message
 from bottega.api.shared.run_follower import until_rest
@@ -492,6 +493,7 @@ class RunQuery(ViewQuery):
     metadata: MetadataPairs
     q: Annotated[
         str | None,
+        AfterValidator(storable),
         Query(
             min_length=1,
             max_length=500,
@@ -500,7 +502,9 @@ class RunQuery(ViewQuery):
         ),
     ] = None
     error_code: Annotated[
-        str | None, Query(max_length=100, description=f"Code of the error. {_SEARCHED}")
+        str | None,
+        AfterValidator(storable),
+        Query(max_length=100, description=f"Code of the error. {_SEARCHED}"),
     ] = None
     outcome: Annotated[OutcomeValue | None, Query(description=_SEARCHED)] = None
     longer_than_s: Annotated[

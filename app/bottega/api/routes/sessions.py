@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, acts_for
@@ -31,6 +31,7 @@ from bottega.api.shared.pages import (
     QueriedUser,
     Seq,
     pairs_of,
+    storable,
 )
 from bottega.runs import sessions
 from bottega.tenants import audit
@@ -206,6 +207,7 @@ class SessionQuery(PageQuery):
     state: Annotated[State | None, Query(description=_SEARCHED)] = None
     q: Annotated[
         str | None,
+        AfterValidator(storable),
         Query(
             min_length=1,
             max_length=500,
