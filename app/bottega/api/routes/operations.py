@@ -416,24 +416,24 @@ class UsageQuery(PageQuery):
     ] = None
     agent: Annotated[
         str | None,
-        AfterValidator(storable),
         Field(max_length=128, description="Only of this agent's model calls."),
+        AfterValidator(storable),
     ] = None
     model: Annotated[
         str | None,
-        AfterValidator(storable),
         Field(max_length=300, description="Only of this model."),
+        AfterValidator(storable),
     ] = None
     user: QueriedUser = None
     session_id: Annotated[SessionName | None, Field(description="Only of this session.")] = None
     metadata: MetadataPairs
     metadata_key: Annotated[
         str | None,
-        AfterValidator(storable),
         Field(
             pattern=r"^[^:]{1,64}$",
             description="With `by=metadata`, and only then: sum up by the values of this key.",
         ),
+        AfterValidator(storable),
     ] = None
 
     @model_validator(mode="after")

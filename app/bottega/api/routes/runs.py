@@ -493,18 +493,18 @@ class RunQuery(ViewQuery):
     metadata: MetadataPairs
     q: Annotated[
         str | None,
-        AfterValidator(storable),
         Query(
             min_length=1,
             max_length=500,
             description="Part of the first 300 characters of the question, in any case and with "
             f"or without accents; no wildcards. {_SEARCHED}",
         ),
+        AfterValidator(storable),
     ] = None
     error_code: Annotated[
         str | None,
-        AfterValidator(storable),
         Query(max_length=100, description=f"Code of the error. {_SEARCHED}"),
+        AfterValidator(storable),
     ] = None
     outcome: Annotated[OutcomeValue | None, Query(description=_SEARCHED)] = None
     longer_than_s: Annotated[

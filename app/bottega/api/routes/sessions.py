@@ -207,13 +207,13 @@ class SessionQuery(PageQuery):
     state: Annotated[State | None, Query(description=_SEARCHED)] = None
     q: Annotated[
         str | None,
-        AfterValidator(storable),
         Query(
             min_length=1,
             max_length=500,
             description="Part of its title or of the first 300 characters of a question, in any "
             f"case and with or without accents; no wildcards. {_SEARCHED}",
         ),
+        AfterValidator(storable),
     ] = None
     metadata: MetadataPairs
 
