@@ -313,6 +313,7 @@ async def test_without_its_provider_a_default_model_is_not_replaced_by_another(
     await client.delete("/v1/providers/own")
     answer = await client.post("/v1/runs", json={"agent": "a", "input": "hi"})
     assert (answer.status_code, answer.json()["code"]) == (422, "unknown_provider")
+    assert "PUT /v1/default-model" in answer.json()["detail"]
     assert (await client.get("/v1/info")).json()["model"] == "own/m"
 
 

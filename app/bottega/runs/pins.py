@@ -383,7 +383,10 @@ def _pins(
     known = {**operators, **own}
     default = found["default_model"]
     read = {name: with_default(each, default) for name, each in found["agents"].items()}
-    models = {name: _models(name, each["model"], known) for name, each in read.items()}
+    models = {
+        name: _models(name, each["model"], known, is_default=each is not found["agents"][name])
+        for name, each in read.items()
+    }
     judges = [each for name in first for each in _judges(name, found["agents"][name], known)]
     names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
     versions = {name: known[name].version for name in names}
@@ -543,9 +546,16 @@ def _judges(
 
 
 def _models(
-    agent: str, model: str | Sequence[str] | None, known: Mapping[str, KnownProvider]
+    agent: str,
+    model: str | Sequence[str] | None,
+    known: Mapping[str, KnownProvider],
+    *,
+    is_default: bool = False,
 ) -> Sequence[ModelName]:
     """Return an agent's models.
+
+    Args:
+        is_default: the agent names none of its own.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
@@ -554,6 +564,8 @@ def _models(
         return [checked(each, known) for each in listed(model)]
     except InvalidInputError as error:
         detail = f"the agent '{agent}': {error.detail}"
+        if is_default:
+            detail += "; it is the default model: PUT /v1/default-model chooses another"
         raise InvalidInputError(detail, code=error.code) from None
 
 
