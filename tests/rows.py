@@ -1,7 +1,8 @@
 """All rows of a database, to compare them before and after."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 import asyncpg
 
@@ -11,11 +12,14 @@ IN_BACKGROUND = (
 """Tables whose rows change by themselves."""
 
 
-async def rows(url: str, *, without: tuple[str, ...] = ()) -> set[tuple[str, str]]:
+async def rows(
+    url: str, *, without: tuple[str, ...] = (), tenants: Collection[UUID] = ()
+) -> set[tuple[str, str]]:
     """Return every row of every table, as text.
 
     Args:
         without: names of tables to leave out, such as those that record when they were used.
+        tenants: as of :func:`unchanged`.
     """
     connection = await asyncpg.connect(url)
     try:
@@ -28,15 +32,25 @@ async def rows(url: str, *, without: tuple[str, ...] = ()) -> set[tuple[str, str
         return {
             (name, row["text"])
             for (name,) in tables
-            for row in await connection.fetch(f'SELECT t::text AS text FROM "{name}" t')
+            for row in await connection.fetch(
+                f'SELECT t::text AS text FROM "{name}" t'
+                " WHERE $1::text[] = '{}' OR to_jsonb(t) ->> 'tenant_id' = ANY ($1)",
+                [str(each) for each in tenants],
+            )
         }
     finally:
         await connection.close()
 
 
 @asynccontextmanager
-async def unchanged(url: str, *, without: tuple[str, ...] = ()) -> AsyncIterator[None]:
-    """Check at the block's end that every row is as it was at its start."""
-    before = await rows(url, without=without)
+async def unchanged(
+    url: str, *, without: tuple[str, ...] = (), tenants: Collection[UUID] = ()
+) -> AsyncIterator[None]:
+    """Check at the block's end that every row is as it was at its start.
+
+    Args:
+        tenants: only rows of these; empty: of all, and of none.
+    """
+    before = await rows(url, without=without, tenants=tenants)
     yield
-    assert await rows(url, without=without) == before
+    assert await rows(url, without=without, tenants=tenants) == before

@@ -206,6 +206,7 @@ CREATE TABLE metric_rollups (
     at timestamptz NOT NULL,
     -- Of an agent, a version, a model or a code; "all", or "other".
     key text NOT NULL,
+    -- Numbers by name, such as runs, tokens, or the count "duration:27" of times in a bucket.
     sums jsonb NOT NULL,
     CONSTRAINT pk_metric_rollups PRIMARY KEY (tenant_id, span, by, at, key),
     CONSTRAINT fk_metric_rollups_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),

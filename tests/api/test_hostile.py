@@ -49,7 +49,7 @@ SEARCHES = (
     *("/v1/episodes/search", "/v1/episodes/similar-failures"),
     *("/v1/memory/context", "/v1/memory/learn"),
     *("/v1/patterns/match", "/v1/patterns/{pattern_id}/applications"),
-    *("/v1/tokens", "/v1/batches"),
+    *("/v1/tokens", "/v1/batches", "/v1/agents/{name}/draft-runs"),
 )
 """Operations whose answers differ from their requests."""
 USED = ("api_keys", "definition_epochs", "episode_state")
@@ -99,7 +99,10 @@ class Document:
             return schema["examples"][0]
         for alternatives in ("anyOf", "oneOf", "allOf"):
             if alternatives in schema:
-                return self.sample(schema[alternatives][0])
+                one = schema[alternatives][0]
+                if "properties" in schema:  # each says which of them are required
+                    return self.sample({"type": "object", "properties": schema["properties"]} | one)
+                return self.sample(one)
         if "const" in schema or "enum" in schema:
             return schema.get("const", schema.get("enum", [None])[0])
         if schema.get("type") == "object":

@@ -152,7 +152,7 @@ async def test_definitions_need_the_scope_define(refusing: Running) -> None:
     assert {name for name, scope in needed.items() if scope == "define"} == {
         *(f"{verb}_{noun}" for verb in ("create", "replace", "delete") for noun in NOUNS),
         *("add_graph_edge", "remove_graph_edge"),
-        "apply",
+        *("apply", "create_draft_run", "test_provider", "set_default_model"),
         *("create_schedule", "replace_schedule", "change_schedule", "delete_schedule"),
         *("put_secret", "delete_secret"),
         *(f"{verb}_mcp_server" for verb in ("create", "replace", "delete", "refresh")),

@@ -110,17 +110,19 @@ async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> N
     await expect(page).not_to_have_url(f"{console.address}#/runs/{first}")
     assert len(set(keys)) == 1
     assert await runs_of(console) == 2
-    await console.open("agents/clerk?tab=try")
-    keys = await losing(page, "**/v1/runs")
+    await console.open("agents/clerk")
+    keys = await losing(page, "**/draft-runs")
     await page.get_by_label("Question").fill("Which?")
-    start = page.get_by_role("button", name="Start a run")
-    await start.click()
+    ask = page.get_by_role("button", name="Ask")
+    await ask.click()
     await told(page)
-    await start.click()
-    await expect(page.get_by_role("heading", name="Question")).to_be_visible()
+    await ask.click()
+    await expect(page.get_by_role("log", name="Draft conversation")).to_contain_text("Which?")
     assert len(keys) == 2
     assert len(set(keys)) == 1
-    assert await runs_of(console) == 3
+    assert await runs_of(console) == 2
+    drafts = (await console.server.client.get("/v1/runs?draft=true")).json()["items"]
+    assert len(drafts) == 1
 
 
 @pytest.mark.deep

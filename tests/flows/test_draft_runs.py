@@ -150,7 +150,11 @@ async def test_it_refuses_what_storing_and_running_refuse(shared: Running, share
     async with (
         administrator.client(shared) as client,
         runner.client(shared) as other,
-        unchanged(shared_url, without=("api_keys",)),
+        unchanged(
+            shared_url,
+            without=("api_keys",),
+            tenants=(administrator.tenant_id, runner.tenant_id),
+        ),
     ):
         for changes, code, at in (
             ({"subagents": {"names": ["clerk"]}}, 409, None),

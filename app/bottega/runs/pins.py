@@ -30,7 +30,6 @@ from bottega.definitions.agents import (
     checked,
     listed,
     refuse_stateful,
-    with_default,
 )
 from bottega.definitions.graphs import (
     DEEPEST,
@@ -382,11 +381,8 @@ def _pins(
     own = {name: KnownProvider(**each) for name, each in found["providers"].items()}
     known = {**operators, **own}
     default = found["default_model"]
-    read = {name: with_default(each, default) for name, each in found["agents"].items()}
-    models = {
-        name: _models(name, each["model"], known, is_default=each is not found["agents"][name])
-        for name, each in read.items()
-    }
+    read = found["agents"]
+    models = {name: _models(name, each["model"], known, default) for name, each in read.items()}
     judges = [each for name in first for each in _judges(name, found["agents"][name], known)]
     names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
     versions = {name: known[name].version for name in names}
@@ -549,22 +545,21 @@ def _models(
     agent: str,
     model: str | Sequence[str] | None,
     known: Mapping[str, KnownProvider],
-    *,
-    is_default: bool = False,
+    default: str | None = None,
 ) -> Sequence[ModelName]:
     """Return an agent's models.
 
     Args:
-        is_default: the agent names none of its own.
+        default: that of an agent that names none, if the tenant has chosen one.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
     """
     try:
-        return [checked(each, known) for each in listed(model)]
+        return [checked(each, known) for each in listed(model or default)]
     except InvalidInputError as error:
         detail = f"the agent '{agent}': {error.detail}"
-        if is_default:
+        if default is not None and not model:
             detail += "; it is the default model: PUT /v1/default-model chooses another"
         raise InvalidInputError(detail, code=error.code) from None
 

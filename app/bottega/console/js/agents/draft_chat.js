@@ -1,9 +1,10 @@
 /** A conversation with an agent as it is in the form, before it is stored. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { post, url } from "../api.js";
+import { url } from "../api.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
+import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { watch } from "../run/live.js";
@@ -39,6 +40,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
   const [open, setOpen] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
+  const [postOnce] = usePostOnce();
   const state = useDraftRun(open, (ended) => {
     const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error,
       calls: callsOf(ended) };
@@ -50,7 +52,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
     onProblems([]);
     setBusy(true);
     try {
-      const run = await post(url`/v1/agents/${name || "draft"}/draft-runs`, body);
+      const run = await postOnce(url`/v1/agents/${name || "draft"}/draft-runs`, body);
       setTurns((old) => [...old, { role: "user", content: said }]);
       setText("");
       setOpen(run.id);
