@@ -17,8 +17,8 @@ export function VersionFigures({ agent, span = "30d", actions = null }) {
     const versions = items.filter(({ key, runs }) => key.includes("@") && runs)
       .sort((a, b) => numberOf(b) - numberOf(a));
     return versions.length ? html`<${Table} label=${`Figures by version of ${agent}`}
-      head=${["Version", "#Runs", "#Without failure", "#Cost of a run", "#Tokens of its own", "#Half take", "#95 % take",
-        "#First token, 95 %"]}>
+      head=${["Version", "#Runs", "#Without failure", "#Cost of a run", "#Tokens of its own", "#Half take",
+        "#95 % take", "#First token, 95 %"]}>
       ${versions.map((each) => html`<tr key=${each.key}>
         <td><${Link} path=${["runs"]} query=${{ agent, version: numberOf(each) }}>${each.key}<//></td>
         <td class="right">${count(each.runs)}</td>
