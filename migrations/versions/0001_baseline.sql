@@ -193,8 +193,11 @@ CREATE TABLE storage_changes (
     tenant_id uuid NOT NULL,
     kind text NOT NULL,
     bytes bigint NOT NULL,
-    -- The run whose end it is, for the figures over time; null: another change.
-    ended_run uuid
+    -- For the figures over time: the run whose end it is, or for which checks or memory spent
+    -- something; null: another change. It may be deleted before this row, which counts still.
+    of_run uuid,
+    -- What these spent, as in runs.spent; null: it is the run's end.
+    spent jsonb
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
 
 -- Figures over time: see rollups.sql.

@@ -26,7 +26,7 @@ FROM unnest($2::text[]) AS a RETURNING id
 """
 END = """
 UPDATE runs SET status = 'completed', ended_at = started_at + interval '2 seconds',
-       bytes = bytes + 1, spent = '[{"agent": "a", "model": "m", "input": 3, "output": 4,
+       spent = '[{"agent": "a", "model": "m", "input": 3, "output": 4,
        "cost": {"amount": "0.5"}}]'
 WHERE id = ANY ($1)
 """
@@ -78,6 +78,28 @@ async def test_each_run_counts_once_in_its_minute_and_hour(owner: asyncpg.Connec
         "a": (2, 21),
         "b": (1, None),
     }
+
+
+async def test_what_checks_and_memory_spend_counts_once_whenever_they_do(
+    owner: asyncpg.Connection,
+) -> None:
+    judged = (
+        '[{"agent": "a", "model": "judge", "own": false, "input": 100, "output": 5,'
+        ' "cached": 0, "reasoning": 0, "estimated": false,'
+        ' "cost": {"amount": "1", "currency": "USD", "complete": true}}]'
+    )
+    (run,) = await store(owner, "a")
+    call = "SELECT count_call($1, $2, $3::jsonb)"
+    await owner.execute(call, DEFAULT_TENANT, run, judged)
+    await owner.execute(END, [run])
+    await add_up(owner)
+    assert (await rollups(owner, "all"))["all"]["tokens"] == 112
+    await owner.execute(call, DEFAULT_TENANT, run, judged)
+    await owner.execute(call, DEFAULT_TENANT, None, judged)  # of no run
+    await add_up(owner)
+    sums = (await rollups(owner, "all"))["all"]
+    assert (sums["runs"], sums["tokens"], sums["cost"]) == (1, 217, 2.5)
+    assert (await rollups(owner, "model"))["judge"] == {"tokens": 210, "cost": 2}
 
 
 async def test_drafts_and_batches_do_not_count(owner: asyncpg.Connection) -> None:
@@ -220,7 +242,7 @@ async def test_what_rollups_cost(owner: asyncpg.Connection) -> None:
     """Measure a thousand ended runs of seven model calls: one statement for all of them."""
     await owner.execute(END, await store(owner, *[f"agent-{n % 20}" for n in range(1000)]))
     await owner.execute(LOG)
-    await owner.execute("DELETE FROM storage_changes WHERE ended_run IS NULL; ANALYZE")
+    await owner.execute("DELETE FROM storage_changes WHERE of_run IS NULL; ANALYZE")
     plan = await owner.fetchval("EXPLAIN (ANALYZE, FORMAT JSON) SELECT sum_storage(0)")
     took_ms = json.loads(plan)[0]["Execution Time"]
     print(f"1,000 ended runs: {took_ms:.0f} ms in one statement")

@@ -156,7 +156,7 @@ class RecentCalls(Answer):
     failed: int
     """Of these, how many failed."""
     errors: dict[str, int]
-    """How many failed, by the code of the error."""
+    """Number of failed ones, by the code of the error."""
     duration_p50_ms: int | None
     """Half of the answered ones took less; null: none was answered."""
     duration_p95_ms: int | None
@@ -171,7 +171,7 @@ class ProviderHealth(Provider):
     calls: ModelCalls
     """Calls to it now."""
     recent: RecentCalls
-    """What became of the last calls to it."""
+    """Outcomes of the last calls to it."""
 
 
 def sent_secrets(body: ProviderBody) -> list[Sending]:

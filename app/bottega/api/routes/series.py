@@ -94,7 +94,7 @@ class Series(Answer):
     """The values of one key."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
-    """What the values are of; `all`; or `other`: of all beyond the first 199 keys of a minute."""
+    """Name of what is measured; `all`; or `other`: all beyond the first 199 keys of a minute."""
     points: list[Point]
     """A value for each step, the oldest first."""
 
@@ -120,7 +120,7 @@ class Total(Answer):
     runs: int
     """Runs that are over, items of batches among them."""
     errors: int
-    """Of these, how many failed or ran out of time."""
+    """Those of them that failed or ran out of time."""
     tokens: int
     """Input and output of the key's own model calls."""
     cost: float

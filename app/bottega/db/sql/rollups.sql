@@ -24,24 +24,29 @@ RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Called by sum_storage, by one process at a time. Add runs that have ended to their minute and
--- hour. Of the keys of one minute, or hour, 199 have rows of their own; the others are in the row
--- "other".
-CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_runs uuid[]) RETURNS void
+-- hour, and what checks and memory spent for runs: [{"run", "spent"}], spent as in runs. Of the
+-- keys of one minute, or hour, 199 have rows of their own; the others are in the row "other".
+CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_ended uuid[], p_beside jsonb) RETURNS void
 LANGUAGE sql AS $$
-    WITH ended AS MATERIALIZED (
-        SELECT r.*, r.parent_task IS NULL AS is_whole,  -- not a task of another run
+    WITH beside AS MATERIALIZED (
+        SELECT b.run, b.spent
+        FROM jsonb_to_recordset(coalesce(p_beside, '[]')) AS b(run uuid, spent jsonb)
+    ), noted AS MATERIALIZED (
+        SELECT r.*, r.id = ANY (coalesce(p_ended, '{}')) AS is_end,
+               r.parent_task IS NULL AS is_whole,  -- not a task of another run
                coalesce(r.agent, r.graph) AS name,
                coalesce(r.pinned #>> '{graph,version}',
                         r.pinned -> 'agents' ->> r.agent) AS version,
                CASE WHEN r.status IN ('failed', 'timeout') THEN r.error ->> 'code' END AS code
         FROM runs r
-        WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs)
+        WHERE r.tenant_id = p_tenant
+          AND r.id = ANY (coalesce(p_ended, '{}') || ARRAY(SELECT run FROM beside))
           AND NOT r.draft AND r.mode <> 'batch'  -- its items count
     ), calls AS MATERIALIZED (
         SELECT r.id, h.head ->> 'agent' AS agent, h.data ->> 'model' AS model,
                (h.data -> 'first_token_ms')::numeric / 1000 AS first_s
-        FROM ended r JOIN run_steps s ON s.tenant_id = p_tenant AND s.run_id = r.id
-             AND s.last_seq > r.carried_seq
+        FROM noted r JOIN run_steps s ON s.tenant_id = p_tenant AND s.run_id = r.id
+             AND s.last_seq > r.carried_seq AND r.is_end
         CROSS JOIN LATERAL string_to_table(s.events, E'\n') AS l(line)
         CROSS JOIN LATERAL (
             SELECT (split_part(l.line, ',"data":', 1) || '}')::jsonb AS head,
@@ -50,7 +55,7 @@ LANGUAGE sql AS $$
     ), models AS MATERIALIZED (
         SELECT id, array_agg(DISTINCT model) AS names FROM calls GROUP BY id
     ), measured(id, agent, model, name, value) AS (  -- of one call, or of a run
-        SELECT r.id, NULL, NULL, m.name, m.value FROM ended r CROSS JOIN LATERAL (
+        SELECT r.id, NULL, NULL, m.name, m.value FROM noted r CROSS JOIN LATERAL (
             SELECT 'runs', 1::numeric
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
@@ -58,10 +63,13 @@ LANGUAGE sql AS $$
             SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at)), 1
             UNION ALL
             SELECT 'queue_wait:' || time_bucket(extract(epoch FROM started_at - created_at)), 1
-        ) AS m(name, value) WHERE r.is_whole AND m.name IS NOT NULL
+        ) AS m(name, value) WHERE r.is_end AND r.is_whole AND m.name IS NOT NULL
         UNION ALL
         SELECT r.id, s.agent, s.model, m.name, m.value
-        FROM ended r CROSS JOIN LATERAL jsonb_to_recordset(r.spent || r.spent_beside) AS s(
+        FROM (
+            SELECT id, spent FROM noted WHERE is_end
+            UNION ALL SELECT r.id, b.spent FROM noted r JOIN beside b ON b.run = r.id) AS r
+        CROSS JOIN LATERAL jsonb_to_recordset(r.spent) AS s(
             agent text, model text, input numeric, output numeric, cost jsonb)
         CROSS JOIN LATERAL (VALUES
             ('tokens', s.input + s.output), ('cost', (s.cost ->> 'amount')::numeric)
@@ -71,7 +79,7 @@ LANGUAGE sql AS $$
         WHERE first_s IS NOT NULL
     ), keyed AS (
         SELECT r.created_at, k.by, left(k.key, 300) AS key, m.name, m.value
-        FROM measured m JOIN ended r USING (id) LEFT JOIN models o USING (id)
+        FROM measured m JOIN noted r USING (id) LEFT JOIN models o USING (id)
         CROSS JOIN LATERAL (
             SELECT 'all', 'all'
             UNION ALL SELECT 'code', r.code

@@ -1,7 +1,8 @@
 -- What tenants store, in bytes: definitions, episodes, files, runs and sessions, without indexes.
 -- A change adds a row to storage_changes, which locks nothing; every few seconds a process sums the
 -- rows up. So the sums are some seconds late, and no run waits for another one to be counted. The
--- row of a run's end names the run: the same process adds it to the figures over time.
+-- row of a run's end names the run, and so does one of what was spent for a run beside its log: the
+-- same process adds both to the figures over time.
 
 -- Trigger on the tables that count; its argument is the kind. Note the change of bytes.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -22,8 +23,8 @@ BEGIN
     IF TG_OP <> 'INSERT' THEN
         v_bytes := v_bytes - OLD.bytes;
     END IF;
-    IF v_bytes <> 0 THEN
-        INSERT INTO storage_changes (tenant_id, kind, bytes, ended_run)
+    IF v_bytes <> 0 OR v_ended IS NOT NULL THEN
+        INSERT INTO storage_changes (tenant_id, kind, bytes, of_run)
         VALUES (v_tenant, TG_ARGV[0], v_bytes, v_ended);
     END IF;
     RETURN NULL;
@@ -44,8 +45,10 @@ BEGIN
             CREATE OR REPLACE TRIGGER count_storage_in AFTER INSERT OR DELETE ON %1$I
             FOR EACH ROW EXECUTE FUNCTION count_storage(%2$L);
             CREATE OR REPLACE TRIGGER count_storage_change AFTER UPDATE ON %1$I
-            FOR EACH ROW WHEN (OLD.bytes <> NEW.bytes) EXECUTE FUNCTION count_storage(%2$L)',
-            v_table, v_kind);
+            FOR EACH ROW WHEN (OLD.bytes <> NEW.bytes%3$s) EXECUTE FUNCTION count_storage(%2$L)',
+            v_table, v_kind,
+            CASE v_table WHEN 'runs' THEN ' OR OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL'
+            END);
     END LOOP;
 END $$;
 
@@ -74,8 +77,11 @@ BEGIN
     INSERT INTO tenant_storage AS s (tenant_id, kind, bytes)
     SELECT n.tenant_id, n.kind, sum(n.bytes) FROM unnest(v_noted) AS n GROUP BY 1, 2
     ON CONFLICT (tenant_id, kind) DO UPDATE SET bytes = s.bytes + excluded.bytes;
-    PERFORM roll_up(n.tenant_id, array_agg(n.ended_run)) FROM unnest(v_noted) AS n
-    WHERE n.ended_run IS NOT NULL GROUP BY n.tenant_id;
+    PERFORM roll_up(
+        n.tenant_id, array_agg(n.of_run) FILTER (WHERE n.spent IS NULL),
+        jsonb_agg(jsonb_build_object('run', n.of_run, 'spent', n.spent))
+            FILTER (WHERE n.spent IS NOT NULL))
+    FROM unnest(v_noted) AS n WHERE n.of_run IS NOT NULL GROUP BY n.tenant_id;
     IF cardinality(v_noted) = v_most THEN
         RETURN true;
     END IF;

@@ -46,6 +46,10 @@ BEGIN
                    sum_usage(array_agg(u)) AS usage
             FROM jsonb_array_elements(spent_beside || p_spent) AS u GROUP BY 1, 2, 3) AS s)
     WHERE tenant_id = p_tenant AND id = p_run;
+    IF FOUND THEN
+        INSERT INTO storage_changes (tenant_id, kind, bytes, of_run, spent)
+        VALUES (p_tenant, 'runs', 0, p_run, p_spent);
+    END IF;
     PERFORM count_spending(p_tenant, p_spent);
 END $$;
 
