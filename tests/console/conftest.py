@@ -8,8 +8,10 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import pytest
 from playwright.async_api import BrowserContext, Page, async_playwright, expect
@@ -119,8 +121,23 @@ async def window(profile: BrowserContext, key: str = "") -> AsyncIterator[tuple[
             await _forget(each, blank)
 
 
+_HELD: WeakSet[Page] = WeakSet()
+
+
+async def hold_clock(page: Page) -> None:
+    """Let a test move the page's clock; :func:`window` sets it right again for the next pages.
+
+    The clock is one of the whole profile, for good.
+    """
+    await page.clock.install()
+    _HELD.add(page)
+
+
 async def _forget(page: Page, blank: Page) -> None:
     """Close a page; what it kept is gone for the next one of its server."""
+    if page in _HELD:
+        await page.clock.set_system_time(datetime.now(UTC))
+        await page.clock.resume()
     where = urlsplit(page.url)
     await page.close()
     session = await blank.context.new_cdp_session(blank)

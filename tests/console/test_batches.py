@@ -6,7 +6,7 @@ from playwright.async_api import expect
 
 from tests import swarm
 from tests.console.accessibility import violations
-from tests.console.conftest import Console
+from tests.console.conftest import Console, hold_clock
 from tests.console.held import drawn
 from tests.fake_model import Reply, calls, http_error, text
 
@@ -45,7 +45,7 @@ async def test_what_has_ended_is_not_read_again(console: Console) -> None:
     page = await console.open("batches")
     row = page.get_by_role("row").filter(has_text="clerk")
     await expect(row).to_contain_text("completed")
-    await page.clock.install()
+    await hold_clock(page)
     read: list[str] = []
     page.on("request", lambda request: read.append(request.url))
     for path, rows in (("batches", 1), (f"batches/{made['id']}", 2)):

@@ -45,8 +45,6 @@ async def test_a_conversation_is_renamed_forked_and_deleted(console: Console) ->
     client = console.server.client
     page = await console.open("chat")
     await expect(page.get_by_text("No conversation is like that.")).to_be_visible()
-    # The clock of this browser may be ahead: other tests move it.
-    await page.evaluate("localStorage.setItem('bottega.seen', '{\"since\":0,\"at\":{}}')")
     console.model.script(text("Hello **ada**."), text("It goes on."))
     run = {"agent": "clerk", "input": "A first question", "session_id": "one"}
     await client.post("/v1/runs?wait=30", json=run)

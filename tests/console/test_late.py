@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Page, Route, WebSocketRoute, expect
 
 from tests.api.test_episodes import remember
-from tests.console.conftest import Console
+from tests.console.conftest import Console, hold_clock
 from tests.console.held import drawn, hold
 from tests.console.test_compare import ended
 from tests.fake_model import calls, gated, gated_within, text
@@ -21,7 +21,7 @@ async def test_a_slow_answer_is_shown_though_it_is_asked_for_every_two_seconds(
     console: Console,
 ) -> None:
     page = console.page
-    await page.clock.install()
+    await hold_clock(page)
     first = asyncio.Event()
     asked: list[Route] = []
 

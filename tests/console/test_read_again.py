@@ -6,7 +6,7 @@ from collections.abc import Callable, Sized
 import pytest
 from playwright.async_api import Page, Route, expect
 
-from tests.console.conftest import Console
+from tests.console.conftest import Console, hold_clock
 from tests.console.held import drawn, hold
 from tests.fake_model import gated, text
 from tests.waiting import until
@@ -52,7 +52,7 @@ async def test_an_answer_that_the_server_fails_to_read_stays_and_is_read_again(
 ) -> None:
     go_on = await _asked(console, "failing")
     page = console.page
-    await page.clock.install()
+    await hold_clock(page)
     asked = await _failing(page, "**/messages?*", lambda number: number <= 2)
     go_on.set()
     await expect(page.get_by_text(UNREAD)).to_be_visible()
@@ -73,7 +73,7 @@ async def test_an_answer_that_cannot_be_read_at_all_stays_until_it_is_asked_for(
 ) -> None:
     go_on = await _asked(console, "given-up")
     page = console.page
-    await page.clock.install()
+    await hold_clock(page)
     fails = True
     asked = await _failing(page, "**/messages?*", lambda _: fails)
     go_on.set()
@@ -120,7 +120,7 @@ async def test_the_end_of_a_run_is_read_again(console: Console) -> None:
     await console.model.received()
     page = await console.open(f"runs/{run_id}")
     await expect(page.get_by_role("button", name="Cancel run")).to_be_visible()
-    await page.clock.install()
+    await hold_clock(page)
     fails = True
     asked = await _failing(page, f"**/v1/runs/{run_id}", lambda _: fails)
     go_on.set()
