@@ -92,6 +92,8 @@ async def test_filters_leave_out_the_others(bottega: Running, model: FakeModel) 
     assert [item["batch"] for item in await sums(bottega, "batch")] == [None]
     for wrong in ("by=metadata", "by=day&metadata_key=plan", "metadata=plan", "session_id=%20"):
         assert (await bottega.client.get(f"/v1/usage?{wrong}")).status_code == 422, wrong
+    told = (await bottega.client.get("/v1/usage?by=metadata")).json()["detail"]
+    assert told.startswith("the query: metadata_key goes with by=metadata")
 
 
 async def test_pages_and_times_bound_the_sums(bottega: Running, model: FakeModel) -> None:

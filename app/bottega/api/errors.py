@@ -220,7 +220,8 @@ def invalid(found: Sequence[Any], body: Any = None) -> Response:
     first = errors[0]
     where = first.pointer if first.pointer is not None else first.parameter
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    detail = f"{where or 'the body'}: {first.detail}{more}"
+    whole = "the body" if first.parameter is None else "the query"
+    detail = f"{where or whole}: {first.detail}{more}"
     code = next((item["type"] for item in found if item["type"] in _SPOKEN), "invalid")
     return problem_response(422, code, detail, errors)
 

@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 import bottega
 from bottega.api.auth import acts_for
@@ -439,7 +440,9 @@ class UsageQuery(PageQuery):
     @model_validator(mode="after")
     def _key_is_named(self) -> Self:
         if (self.by == "metadata") != (self.metadata_key is not None):
-            raise ValueError("metadata_key goes with by=metadata, and by=metadata needs it")
+            raise PydanticCustomError(
+                "metadata_key", "metadata_key goes with by=metadata, and by=metadata needs it"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, acts_for
@@ -66,7 +67,7 @@ class SessionChange(Body):
     def _change_something(self) -> "SessionChange":
         given = self.model_fields_set
         if "title" not in given and self.metadata is None:
-            raise ValueError("name what to change: metadata, title or both")
+            raise PydanticCustomError("no_change", "name what to change: metadata, title or both")
         return self
 
 
