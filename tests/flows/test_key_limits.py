@@ -264,6 +264,8 @@ async def test_limits_that_make_no_sense_are_refused(office: Office) -> None:
         {"agents": ["a"] * 21},
         {"addresses": ["10.0.0.1/8"]},
         {"addresses": ["everywhere"]},
+        {"addresses": [1]},
+        {"addresses": [True]},
         {"requests_per_s": 0},
         {"requests_per_s": -1},
         {"tokens_per_day": 0},

@@ -85,15 +85,23 @@ async def test_filters_leave_out_the_others(bottega: Running, model: FakeModel) 
         *({"model": "other"}, {"user": "u", "session_id": "t"}),
     ):
         assert await sums(bottega, "day", **nothing) == []
-    plans = await sums(bottega, "metadata", metadata_key="plan")
+    plans = await sums(bottega, "metadata:plan")
     assert [(item["metadata"], item["runs"]) for item in plans] == [("free", 1), ("pro", 1)]
-    seats = await sums(bottega, "metadata", metadata_key="seats")
+    seats = await sums(bottega, "metadata:seats")
     assert [item["metadata"] for item in seats] == [None, "5"]
     assert [item["batch"] for item in await sums(bottega, "batch")] == [None]
-    for wrong in ("by=metadata", "by=day&metadata_key=plan", "metadata=plan", "session_id=%20"):
+    for wrong in (
+        "by=metadata",
+        "by=metadata:",
+        "by=metadata:a:b",
+        "by=plan",
+        "metadata=plan",
+        "session_id=%20",
+    ):
         assert (await bottega.client.get(f"/v1/usage?{wrong}")).status_code == 422, wrong
     told = (await bottega.client.get("/v1/usage?by=metadata")).json()["detail"]
-    assert told.startswith("the query: metadata_key goes with by=metadata")
+    assert told.startswith("by: "), told
+    assert "metadata:" in told
 
 
 async def test_pages_and_times_bound_the_sums(bottega: Running, model: FakeModel) -> None:

@@ -45,6 +45,8 @@ expected-statuses = [
     "400", "401", "403", "404", "405", "406", "409", "414", "415", "422", "428", "429", "431",
     "5xx",
 ]
+[checks.missing_required_header]
+expected-statuses = ["401", "404", "406", "414", "422"]
 [phases.stateful]
 max-steps = 8
 [auth.openapi.key]

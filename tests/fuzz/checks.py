@@ -44,10 +44,16 @@ CODES = {
 }
 """Refusals of valid requests, for reasons that no schema can state."""
 DETAILS = {
+    r"^: ": "several fields depend on each other: the rule names none of them",
+    r"of the graph's nodes": "what a field names must be in a list",
+    r"belongs to (the )?mode|must have an agent": "a member depends on the value of another",
+    r"give one from 1 to": "which events there are is no matter of a request's form",
+    r"more than \d+ points": "no keyword bounds a time",
+    r"valid IPv[46] ": "networks have a grammar of their own",
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
     r"is there twice": "no two members of a list may have the same name",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
-    r"(^|[_/])(after|before|at|since|until): Input should be (greater|less)": (
+    r"(^|[_/])(after|before|at|since|until|from|to): Input should be (greater|less)": (
         "no keyword bounds a time"
     ),
     r"this is in the future|from since to until": "no keyword bounds a time",
@@ -155,7 +161,7 @@ def _argued(problem: dict[str, Any]) -> bool:
     if problem["code"] in CODES:
         return True
     said = [
-        f"{error['pointer'] or error['parameter']}: {error['detail']}"
+        f"{error['pointer'] or error['parameter'] or ''}: {error['detail']}"
         for error in problem["errors"]
     ]
     return all(

@@ -151,12 +151,21 @@ def problem_response(
     )
 
 
-def for_error(error: BottegaError) -> Response:
-    """Return the problem for an error of Bottega's own."""
+def for_error(error: BottegaError, *, has_body: bool = True) -> Response:
+    """Return the problem for an error of Bottega's own.
+
+    Args:
+        has_body: the request has one; without it a pointer is the name of a query parameter.
+    """
     places = [] if error.pointer is None else [(error.pointer, error.detail)]
     if isinstance(error, UnknownReferenceError):
         places = list(error.places)
-    pointed = [FieldProblem(detail=detail, pointer=pointer) for pointer, detail in places]
+    pointed = [
+        FieldProblem(detail=detail, pointer=place)
+        if has_body
+        else FieldProblem(detail=detail, parameter=place.removeprefix("/"))
+        for place, detail in places
+    ]
     headers = _HEADERS.get(error.kind)
     if isinstance(error, LimitedError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
@@ -258,7 +267,7 @@ def allowed_methods(request: Request) -> list[str]:
 
 
 async def _on_own(request: Request, error: BottegaError) -> Response:
-    return for_error(error)
+    return for_error(error, has_body=request.method != "GET")
 
 
 def storage_full() -> Response:

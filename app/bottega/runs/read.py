@@ -749,7 +749,8 @@ async def deliveries_page(
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
-UsageBy = Literal["agent", "model", "session", "day", "key", "user", "batch", "metadata"]
+USAGE_BY = "agent", "model", "session", "day", "key", "user", "batch"
+"""What usage is summed up by, besides the values of a key of metadata."""
 
 _USUAL = timedelta(days=30)
 _LONGEST = timedelta(days=366)
@@ -778,7 +779,7 @@ class UsageFilter:
 async def usage_page(
     connection: AsyncConnection,
     tenant_id: UUID,
-    by: UsageBy,
+    by: str,
     only: UsageFilter,
     *,
     since: datetime | None,
@@ -793,6 +794,7 @@ async def usage_page(
     key of metadata.
 
     Args:
+        by: one of `USAGE_BY`, or ``metadata``.
         until: ``None``: now.
         since: ``None``: 30 days before ``until``.
 

@@ -28,6 +28,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from bottega.agents.threads import run_in_thread
+from bottega.json_schema.values import WHOLE
 from bottega.subagents.handle import SubagentStatus
 
 TIMEOUT_S = 5.0
@@ -251,7 +252,7 @@ class _Said(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)] | None = None
-    priority: Annotated[int, Field(ge=1, le=10)] | None = None
+    priority: Annotated[int, Field(ge=1, le=10), WHOLE] | None = None
     metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] | None = None
     skip: Literal[True] | None = None
     result: Annotated[str, Field(max_length=100_000)] | None = None

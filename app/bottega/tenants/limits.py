@@ -5,12 +5,23 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
 
 from bottega.errors import ForbiddenError, InvalidInputError
+from bottega.json_schema.values import WHOLE
 
 _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=20)]
-_Network = IPv4Network | IPv6Network
+
+
+def _text(value: object) -> object:
+    """Refuse numbers, which Python reads as networks, too."""
+    if not isinstance(value, str | IPv4Network | IPv6Network):
+        raise PydanticCustomError("network", "a network is a text, such as 10.0.0.0/8")
+    return value
+
+
+_Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_text)]
 _Networks = Annotated[list[_Network], Field(max_length=20)]
 
 
@@ -27,7 +38,7 @@ class RequestLimits(BaseModel):
     """Networks (CIDR) of the only addresses from which its requests may come."""
     requests_per_s: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """Requests per second at each API process, two seconds' worth at once."""
-    tokens_per_day: Annotated[int, Field(strict=True, gt=0, le=2**53)] | None = None
+    tokens_per_day: Annotated[int, Field(strict=True, gt=0, le=2**53), WHOLE] | None = None
     """Tokens of all its runs in a day (UTC), but those of the tenant's own model servers."""
 
     def need_no_limit_of_runs(self) -> None:

@@ -3,13 +3,12 @@
 import asyncio
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
 import bottega
 from bottega.api.auth import acts_for
@@ -407,7 +406,14 @@ usage_router = APIRouter(prefix="/v1/usage", tags=["operations"])
 class UsageQuery(PageQuery):
     """Query parameters of the sums."""
 
-    by: read.UsageBy = "day"
+    by: Annotated[
+        str,
+        Field(
+            pattern=rf"^({'|'.join(read.USAGE_BY)}|metadata:[^:]{{1,64}})$",
+            description=f"One of {', '.join(read.USAGE_BY)}, or `metadata:` and a key: its values.",
+        ),
+        AfterValidator(storable),
+    ] = "day"
     since: Annotated[
         PlaceInTime | None,
         Field(description="Of runs created then or later; by default 30 days before `until`."),
@@ -428,22 +434,6 @@ class UsageQuery(PageQuery):
     user: QueriedUser = None
     session_id: Annotated[SessionName | None, Field(description="Only of this session.")] = None
     metadata: MetadataPairs
-    metadata_key: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[^:]{1,64}$",
-            description="With `by=metadata`, and only then: sum up by the values of this key.",
-        ),
-        AfterValidator(storable),
-    ] = None
-
-    @model_validator(mode="after")
-    def _key_is_named(self) -> Self:
-        if (self.by == "metadata") != (self.metadata_key is not None):
-            raise PydanticCustomError(
-                "metadata_key", "metadata_key goes with by=metadata, and by=metadata needs it"
-            )
-        return self
 
 
 @usage_router.get(
@@ -468,15 +458,16 @@ async def sum_usage(
     response: Response,
 ) -> Any:
     acts_for(principal, query.user, None)
+    by, _, key = query.by.partition(":")
     only = read.UsageFilter(
         agent=query.agent,
         model=query.model,
         user=query.user,
         session=query.session_id,
         metadata=pairs_of(query.metadata),
-        key=query.metadata_key,
+        key=key or None,
     )
     found = await read.usage_page(
-        tx, tenant, query.by, only, since=query.since, until=query.until, **query.window(str)
+        tx, tenant, by, only, since=query.since, until=query.until, **query.window(str)
     )
-    return query.page(request, response, found, lambda item: item[query.by] or "")
+    return query.page(request, response, found, lambda item: item[by] or "")

@@ -21,6 +21,7 @@ from bottega.api.shared.deps import (
 )
 from bottega.db.tables import tenants
 from bottega.errors import ForbiddenError, NotFoundError
+from bottega.json_schema.values import WHOLE
 from bottega.tenants import audit, keys
 from bottega.tenants.tokens import ACTIONS, LONGEST_S, Action, Token
 
@@ -45,7 +46,7 @@ class NewToken(Body):
     """`run`: start runs and sessions; `read`: runs, sessions, files, interrupts and streams;
     `upload`: files; `message`: messages to runs, and feedback; `cancel`: runs and their tasks;
     `answer`: questions and client tools, not approvals."""
-    expires_in: Annotated[int, Field(strict=True, ge=1, le=LONGEST_S)]
+    expires_in: Annotated[int, Field(ge=1, le=LONGEST_S), WHOLE]
     """Seconds of its life. It ends with its key at the latest."""
     agents: _Names = None
     """Names of the only agents that it may run. With `agents` or `graphs` it runs nothing that

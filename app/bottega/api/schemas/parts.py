@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body
 from bottega.errors import InvalidInputError
+from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
@@ -100,7 +101,7 @@ class MediaPart(Body):
     """Of a file it is found in its bytes."""
     name: Annotated[str | None, StringConstraints(min_length=1, max_length=255)] = None
     """File name, for the model."""
-    size_tokens: int | None = None
+    size_tokens: Annotated[int, WHOLE] | None = None
     """Estimate of its tokens in a prompt; the server sets it."""
 
     @model_validator(mode="after")

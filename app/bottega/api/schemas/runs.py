@@ -112,7 +112,7 @@ class UsageSum(Usage):
     batch: str | None = None
     """Id of the batch; null: of runs that are none."""
     metadata: str | None = None
-    """Value of the key `metadata_key`; null: of runs without it."""
+    """Value of the key that `by` names; null: of runs without the key."""
     runs: int
     """Number of runs."""
 

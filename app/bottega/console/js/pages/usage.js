@@ -62,16 +62,16 @@ function Versions({ agent, span, onChoose }) {
 
 function Who({ query, span, set }) {
   const by = KINDS.includes(query.by) ? query.by : "agent";
-  const key = query.metadata_key ?? "";
+  const key = query.key ?? "";
   const only = Object.fromEntries(Object.keys(FILTERS).map((name) => [name, query[name]]));
-  const path = withQuery("/v1/usage", { by, metadata_key: by === "metadata" ? key : "", ...only,
+  const path = withQuery("/v1/usage", { by: by === "metadata" ? `metadata:${key}` : by, ...only,
     since: hourOf(span), order: by === "day" ? "desc" : "asc" });
   return html`<${Panel} title="Who spent it" actions=${html`<label class="inline">By <select value=${by}
       onChange=${(e) => set({ by: e.target.value })}>${KINDS.map((each) => html`<option>${each}</option>`)}</select>
       </label>`}>
     <div class="body"><form class="filters" onSubmit=${(e) => e.preventDefault()}>
       ${by === "metadata" && html`<${Filter} label="Key of the metadata" value=${key}
-        onChange=${(text) => set({ metadata_key: text })} />`}
+        onChange=${(text) => set({ key: text })} />`}
       ${Object.entries(FILTERS).map(([name, label]) => html`<${Filter} key=${name} label=${label}
         value=${query[name] ?? ""} onChange=${(text) => set({ [name]: text })} />`)}</form></div>
     ${by === "metadata" && !key ? html`<${Empty} title="Name a key, such as customer." />`
