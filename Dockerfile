@@ -2,6 +2,7 @@
 
 FROM python:3.13.15-slim-trixie@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
+# Without requirements-embedded.lock: DATABASE_URL names the database.
 COPY requirements.lock requirements-embed.lock requirements-otel.lock ./
 RUN python -m venv /opt/bottega \
  && /opt/bottega/bin/pip install --no-cache-dir --require-hashes -r requirements.lock \

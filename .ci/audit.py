@@ -20,8 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
 BASELINE = HERE / ".secrets.baseline"
-LOCKS = ("requirements.lock", "requirements-embed.lock", "requirements-otel.lock")
-"""What the image installs."""
+LOCKS = tuple(f"requirements{extra}.lock" for extra in ("", "-embed", "-embedded", "-otel"))
 PATIENCE_S = 10
 PLAIN = (".json", ".py")
 """Suffixes of files that a scan reads as lines only, never as settings with names and values."""

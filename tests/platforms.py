@@ -39,8 +39,10 @@ _MISSING = re.compile(r"No matching distribution found for ([\w.-]+)==")
 
 
 def without_wheel(version: str, platform: str) -> list[str]:
-    """Return the packages of requirements.lock that have no wheel there."""
-    pinned = re.findall(r"^([\w.-]+==\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    """Return the packages, and those of the embedded server, that have no wheel there."""
+    locks = [ROOT / name for name in ("requirements.lock", "requirements-embedded.lock")]
+    text = "\n".join(lock.read_text() for lock in locks)
+    pinned = re.findall(r"^([\w.-]+==\S+)", text, re.MULTILINE)
     tags = [f"--platform={tag}" for tag in PLATFORMS[platform]]
     missing: list[str] = []
     with tempfile.TemporaryDirectory() as target:

@@ -1,9 +1,7 @@
 """The console's files: vendored modules, size, policy, and what a browser is sent."""
 
 import gzip
-import json
 import re
-from hashlib import sha256
 
 import httpx2
 import pytest
@@ -15,19 +13,9 @@ from tests.service import Running
 
 __all__ = ["shared", "shared_model", "shared_url"]
 
-VENDORED = json.loads((FILES / "vendor" / "vendor.json").read_text())
 MOST_COMPRESSED = 350_000
 MOST_COLUMNS = 120
 OWN = [path for path in FILES.rglob("*") if path.suffix in (".js", ".css", ".html")]
-
-
-def test_vendored_modules_are_those_that_the_list_names() -> None:
-    listed = {each["file"]: each["sha256"] for each in VENDORED}
-    found = {path.name: path for path in (FILES / "vendor").glob("*.mjs")}
-    assert listed == {name: sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
-    licences = (FILES / "vendor" / "LICENSES.txt").read_text()
-    for each in VENDORED:
-        assert f"{each['package']} {each['version']}, {each['license']}" in licences
 
 
 def test_all_scripts_together_are_small() -> None:

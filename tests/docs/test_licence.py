@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from hashlib import sha256
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-VENDOR = ROOT / "app/bottega/console/vendor"
+VENDORED = sorted((ROOT / "app").rglob("vendor.json"))
 
 
 def project() -> dict[str, Any]:
@@ -37,16 +38,24 @@ def test_the_project_says_its_licence_and_its_pythons() -> None:
     assert not any("License ::" in each for each in about["classifiers"])
 
 
-def test_the_notice_names_each_part_of_the_console_that_others_made() -> None:
+@pytest.mark.parametrize("listed", VENDORED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_notice_names_each_part_that_others_made(listed: Path) -> None:
     notice = (ROOT / "NOTICE").read_text()
-    licences = (VENDOR / "LICENSES.txt").read_text()
-    for part in json.loads((VENDOR / "vendor.json").read_text()):
+    licences = listed.with_name("LICENSES.txt").read_text()
+    parts = json.loads(listed.read_text())
+    for part in parts:
         title = f"{part['package']} {part['version']}"
         (entry,) = re.findall(rf"^{re.escape(title)} \((.*)\)$", notice, re.MULTILINE)
         assert part["file"] in entry.split(", ")
         assert f"{title}, {part['license']}" in licences
     said = set(re.findall(r"^Copyright .*$", licences, re.MULTILINE))
     assert all(line in notice for line in said)
+    lists = {"vendor.json", "LICENSES.txt"}
+    assert {part["file"]: part["sha256"] for part in parts} == {
+        path.name: sha256(path.read_bytes()).hexdigest()
+        for path in listed.parent.iterdir()
+        if path.name not in lists
+    }
 
 
 @pytest.mark.deep
@@ -57,7 +66,9 @@ def test_the_wheel_has_licence_and_notice(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("LICENSE", "NOTICE"):
         assert any(each.endswith(f".dist-info/licenses/{name}") for each in names)
-    assert any(each.endswith("console/vendor/LICENSES.txt") for each in names)
+    for listed in VENDORED:
+        for path in listed.parent.iterdir():
+            assert str(path.relative_to(ROOT / "app")) in names
 
 
 def test_no_page_installs_a_name_that_nobody_owns() -> None:

