@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 
 from tests.arch.sources import PACKAGE, ROOT, nodes
@@ -26,7 +27,22 @@ def test_architecture_names_files_that_exist() -> None:
     assert len(named) > 20
     missing = [name for name in named if not (PACKAGE / name).is_file()]
     assert not [name for name in missing if not (ROOT / name).is_file()]
-    folders = re.findall(r"^\| `([a-z_]+)`", text, flags=re.MULTILINE)
-    assert not [name for name in folders if not (PACKAGE / name).is_dir()]
-    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-    assert not packages - set(re.findall(r"`(\w+)`", text))
+
+
+def test_architecture_lists_all_modules_in_the_order_of_imports() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (order,) = (
+        each["layers"] for each in contracts["contracts"] if each["name"] == "Imports point one way"
+    )
+    layer_of = {name: at for at, layer in enumerate(order) for name in layer.split(" | ")}
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text[text.index("| folder | holds |") :].splitlines()[2:]
+    named = [
+        name.removesuffix(".py")
+        for row in table
+        if row.startswith("| `")
+        for name in re.findall(r"`([a-z_.]+)`", row.split(" | ")[0])
+    ]
+    assert sorted(named) == sorted({*layer_of, "console"})
+    layers = [layer_of[name] for name in named if name != "console"]
+    assert layers == sorted(layers)

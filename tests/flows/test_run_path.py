@@ -1,8 +1,8 @@
 """The way of a run, from POST to the last frame: the map of the service.
 
-POST /v1/runs → row, first event and queue entry in one transaction → a worker is notified, claims
-the run, builds its agents → each model call leaves through the openai client → answers flow along
-the graph → every step is journalled → a WebSocket shows it.
+POST /v1/runs → row, first event and queue entry in one statement → a worker is notified, claims the
+run, builds its agents → a client of the model server sends each call → answers flow along the graph
+→ every step is journalled → a WebSocket shows it.
 """
 
 import asyncio
