@@ -62,7 +62,7 @@ def test_only_the_extra_embedded_has_a_database() -> None:
 
 
 def test_what_is_declared_is_what_is_imported() -> None:
-    """The gate runs the same; each exception has its reason beside it."""
+    """Check what the gate checks, too; each exception has its reason beside it."""
     command = [str(Path(sys.executable).with_name("deptry")), "app", "--no-ansi"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
