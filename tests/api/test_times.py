@@ -105,6 +105,8 @@ SPAN = {"from": "2025-01-01T00:00:00Z", "to": "2027-01-01T00:00:00Z"}
 NEEDED: dict[str, dict[str, str]] = {
     "get_metric_series": SPAN | {"metric": "runs", "step": "1d"},
     "get_metric_totals": SPAN,
+    "get_outcomes": SPAN,
+    "get_memory_effect": SPAN,
 }
 """Other parameters of operations."""
 

@@ -399,6 +399,8 @@ async def _figures(ask: Recorder) -> None:
     about = {"metric": "runs", "by": "version", "step": "1h", **hour}
     await ask("get_metric_series", params=about)
     await ask("get_metric_totals", params={"by": "version"})
+    await ask("get_outcomes", params={"by": "version"})
+    await ask("get_memory_effect")
 
 
 async def _operations(ask: Recorder) -> None:

@@ -16,6 +16,7 @@ from bottega.memory.patterns.evidence import (
     Verdict,
     compared,
     looked_at,
+    pooled_difference,
     validated,
 )
 from bottega.memory.patterns.pattern import (
@@ -178,3 +179,18 @@ class TestStoredEvidence:
         new = replace(pattern(VALIDATED), evidence=Evidence())
         after, says = validated(new, [old], NOW)
         assert (after.lifecycle.looks, says.applications, says.decision) == (0, 20, None)
+
+
+def test_a_pooled_difference_does_not_mix_patterns() -> None:
+    """A pattern for easy tasks that is rarely withheld does not seem to help."""
+    easy = (Tally(72, 80), Tally(18, 20))
+    hard = (Tally(10, 50), Tally(10, 50))
+    difference, low, high = pooled_difference([easy, hard])
+    assert difference == pytest.approx(0)
+    assert low < 0 < high
+
+
+def test_a_few_runs_do_not_prove_much() -> None:
+    difference, low, high = pooled_difference([(Tally(2, 2), Tally(0, 2))])
+    assert difference == 1
+    assert low < 0 < high == 1

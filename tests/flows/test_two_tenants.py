@@ -279,6 +279,8 @@ QUERIES = {
     "compare_runs": COMPARED,
     "get_metric_series": SPAN | {"metric": "runs", "step": "1d"},
     "get_metric_totals": SPAN,
+    "get_outcomes": SPAN | {"by": "version"},
+    "get_memory_effect": SPAN,
     "remove_graph_edge": {"source": "requirements", "target": "designer"},
 }
 

@@ -80,7 +80,7 @@ OF_NOBODY = {
     *("_webhook_secret", "_webhook_secrets", "_secret", "_secrets", "_pattern", "_patterns"),
     *("_pattern_application", "_pattern_evidence", "_similar_patterns", "_memory"),
     *("_memory_reports", "_memory_report", "_scheduler", "_info"),
-    *("_metric_series", "_metric_totals", "_default_model"),
+    *("_metric_series", "_metric_totals", "_outcomes", "_memory_effect", "_default_model"),
 }
 """Ends of the ids of all other operations, behind their verb."""
 

@@ -1,9 +1,9 @@
-"""Routes for figures over time: series for charts, and totals of a time.
+"""Routes for figures over time: series for charts, totals of a time, and outcomes.
 
-They read the rollups of a minute and of an hour, see ``rollups.sql``.
+The first two read the rollups of a minute and of an hour, see ``rollups.sql``.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -11,13 +11,17 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
-from sqlalchemy import func, select, text
+from sqlalchemy import Text, Uuid, bindparam, func, select, text
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, PlaceInTime
 from bottega.api.shared.deps import Tenant, Transaction
+from bottega.db.pages import first_id
 from bottega.errors import InvalidInputError
+from bottega.memory.patterns.evidence import Tally, pooled_difference
+from bottega.memory.patterns.pattern import APPLIED, Arm
 
 router = APIRouter(prefix="/v1/metrics", tags=["operations"])
 
@@ -36,6 +40,7 @@ Metric = Literal[
 ]
 Grouping = Literal["agent", "version", "model", "code"]
 Step = Literal["1m", "5m", "1h", "1d"]
+OutcomeGrouping = Literal["day", "agent", "version", "memory"]
 
 _STEPS: Mapping[str, timedelta] = {
     "1m": timedelta(minutes=1),
@@ -48,6 +53,8 @@ _KEPT = {"minute": timedelta(days=30), "hour": timedelta(days=366)}
 MOST_POINTS = 11_000
 """Points of all series of an answer."""
 MOST_TOTALS = 200
+MOST_JUDGED = 20_000
+"""Judged runs, and applications of patterns, that are read; the newest ones."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 _READ = """
@@ -68,6 +75,75 @@ _TOTALS = text(
 """
     )
 )
+_KEYS: Mapping[OutcomeGrouping, str] = {
+    "day": "to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
+    "agent": "coalesce(r.agent, r.graph)",
+    "version": "coalesce(r.agent, r.graph) || '@' || coalesce(r.pinned #>> '{graph,version}', "
+    "r.pinned -> 'agents' ->> r.agent)",
+    "memory": "CASE WHEN r.memory = 'off' OR r.memory_used LIKE 'none%' "
+    "THEN 'without' ELSE 'with' END",
+}
+# From the labels to their runs: most runs have none. Keys of runs are in the order of their time.
+_OUTCOMES = """
+    WITH judged AS MATERIALIZED (
+        SELECT run_id FROM (
+            (SELECT run_id FROM episode_feedback
+             WHERE tenant_id = :tenant AND run_id >= :first AND run_id < :last
+               AND outcome IS NOT NULL
+             ORDER BY run_id DESC LIMIT :most)
+            UNION
+            (SELECT run_id FROM run_checks
+             WHERE tenant_id = :tenant AND run_id >= :first AND run_id < :last
+               AND passed IS NOT NULL
+             ORDER BY run_id DESC LIMIT :most)) AS labels
+        ORDER BY run_id DESC LIMIT :most
+    )
+    SELECT {key} AS key, s.source, count(*) FILTER (WHERE s.value = 'SUCCESS') AS good,
+           count(*) FILTER (WHERE s.value = 'PARTIAL') AS partly,
+           count(*) FILTER (WHERE s.value = 'FAILURE') AS bad,
+           (SELECT count(*) FROM judged) AS judged
+    FROM judged j
+    JOIN runs r ON r.tenant_id = :tenant AND r.id = j.run_id
+    LEFT JOIN episode_feedback f ON f.tenant_id = :tenant AND f.run_id = j.run_id
+    LEFT JOIN run_checks c ON c.tenant_id = :tenant AND c.run_id = j.run_id
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
+             WHEN c.results @> jsonb_build_array(jsonb_build_object(
+                 'type', 'judge', 'passed', c.passed)) THEN 'judge' ELSE 'check' END AS source,
+        coalesce(f.outcome, CASE WHEN c.passed THEN 'SUCCESS' ELSE 'FAILURE' END) AS value
+    ) AS s
+    WHERE NOT r.draft AND r.mode <> 'batch' AND r.parent_task IS NULL
+      AND (CAST(:agent AS text) IS NULL OR coalesce(r.agent, r.graph) = :agent)
+    GROUP BY 1, 2
+"""
+_OUTCOMES_BY = {
+    by: text(_OUTCOMES.format(key=key)).bindparams(
+        *(bindparam(name, type_=Uuid) for name in ("tenant", "first", "last"))
+    )
+    for by, key in _KEYS.items()
+}
+# Of a pattern's version that was drawn at one share: candidates and validated ones apart.
+_DRAWN = text("""
+    SELECT count(*) FILTER (WHERE a.given AND a.good) AS given_good,
+           count(*) FILTER (WHERE a.given) AS given,
+           count(*) FILTER (WHERE NOT a.given AND a.good) AS others_good,
+           count(*) FILTER (WHERE NOT a.given) AS others
+    FROM (
+        SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,
+               p.arm = ANY (:of_validated) AS of_validated
+        FROM pattern_applications p
+        WHERE p.tenant_id = :tenant AND p.id >= :first AND p.id < :last
+          AND p.arm = ANY (:drawn) AND p.good IS NOT NULL
+        ORDER BY p.id DESC LIMIT :most) AS a
+    LEFT JOIN episodes e ON e.tenant_id = :tenant AND e.id = a.episode_id
+    WHERE CAST(:agent AS text) IS NULL OR e.agent = :agent
+    GROUP BY a.pattern_id, a.version, a.of_validated
+""").bindparams(
+    *(bindparam(name, type_=Uuid) for name in ("tenant", "first", "last")),
+    *(bindparam(name, type_=ARRAY(Text)) for name in ("applied", "of_validated", "drawn")),
+)
+_OF_VALIDATED = [Arm.USED.value, Arm.WITHHELD.value]
+_DRAWN_ARMS = [*_OF_VALIDATED, Arm.TRIAL.value, Arm.CONTROL.value]
 _COUNTED = ("runs", "errors", "tokens", "cost", "run_cost")
 _TIMES = (
     *("duration_p50", "duration_p95", "first_token_p50", "first_token_p95"),
@@ -148,10 +224,66 @@ class Totals(Answer):
     """The key with most runs first."""
 
 
-class TimeQuery(BaseModel):
-    """Query parameters of both."""
+class JudgedRuns(Answer):
+    """Runs of a key that one source judged."""
 
-    by: Annotated[Grouping | None, Field(description=_BY)] = None
+    key: Annotated[str, Field(examples=["clerk@2"])]
+    """A day (UTC), an agent or graph, a version of one, or `with` and `without` memory."""
+    source: Literal["feedback", "judge", "check"]
+    """People count before checks. `judge`: a model was among the checks that decided."""
+    good: int
+    """Runs with the outcome `SUCCESS`."""
+    partly: int
+    """Those with `PARTIAL`."""
+    bad: int
+    """Those with `FAILURE`."""
+
+
+class Outcomes(Answer):
+    """Outcomes of judged runs."""
+
+    by: OutcomeGrouping
+    """As asked for."""
+    items: list[JudgedRuns]
+    """By key."""
+    complete: bool
+    """False: there are more judged runs in this time than are read, or more keys."""
+
+
+class Judged(Answer):
+    """Applications of patterns, and how many went well."""
+
+    good: int
+    """Those that went well."""
+    runs: int
+    """All whose outcome is known."""
+
+    @classmethod
+    def sum_of(cls, tallies: Iterable[Tally]) -> "Judged":
+        listed = [*tallies]
+        return cls(good=sum(each.good for each in listed), runs=sum(each.n for each in listed))
+
+
+class MemoryEffect(Answer):
+    """Runs that were given what memory learned, against runs drawn to go without."""
+
+    given: Judged
+    """Runs with it: patterns on trial, and validated ones."""
+    without: Judged
+    """Runs from which it was withheld at random."""
+    difference: Annotated[float | None, Field(examples=[0.21])]
+    """Share of good runs with it, less the share without; null: there is nothing to compare."""
+    low: float | None
+    """Lower end of its interval, at 95 %."""
+    high: float | None
+    """Upper end."""
+    patterns: int
+    """Versions of patterns that have runs on both sides; only they count."""
+
+
+class SpanQuery(BaseModel):
+    """Query parameters of a span of time."""
+
     since: Annotated[
         PlaceInTime | None, Field(alias="from", description="By default a day before `to`.")
     ] = None
@@ -163,6 +295,12 @@ class TimeQuery(BaseModel):
         """Return ``since`` and ``until``."""
         until = self.until or now
         return self.since or until - _USUAL, until
+
+
+class TimeQuery(SpanQuery):
+    """Query parameters of series and totals."""
+
+    by: Annotated[Grouping | None, Field(description=_BY)] = None
 
 
 class SeriesQuery(TimeQuery):
@@ -186,6 +324,29 @@ class TotalsQuery(TimeQuery):
 
     agent: Annotated[
         str | None, Field(max_length=128, description="Only this agent's, or its versions'.")
+    ] = None
+
+
+class OutcomesQuery(SpanQuery):
+    """Query parameters of outcomes."""
+
+    by: Annotated[
+        OutcomeGrouping,
+        Field(
+            description="`memory`: runs that could read what earlier runs left, and others. "
+            "They were not drawn at random: see `GET /v1/metrics/memory-effect`."
+        ),
+    ] = "day"
+    agent: Annotated[
+        str | None, Field(max_length=128, description="Only runs of this agent or graph.")
+    ] = None
+
+
+class EffectQuery(SpanQuery):
+    """Query parameters of the effect of memory."""
+
+    agent: Annotated[
+        str | None, Field(max_length=128, description="Only runs that began with this agent.")
     ] = None
 
 
@@ -225,6 +386,84 @@ async def get_totals(
     tx: Transaction, tenant: Tenant, query: Annotated[TotalsQuery, Query()]
 ) -> dict[str, Any]:
     return {"items": await _read_totals(tx, tenant, query)}
+
+
+@router.get(
+    "/outcomes",
+    operation_id="get_outcomes",
+    summary="Read outcomes of judged runs",
+    description=(
+        "By day, agent, version or use of memory, and by the source of the label. Runs without a "
+        f"label do not count. Of the newest {MOST_JUDGED:,} judged runs, and at most {MOST_TOTALS} "
+        "keys: of days the newest, else those with most runs."
+    ),
+    response_model=Outcomes,
+    responses=problems(),
+)
+async def get_outcomes(
+    tx: Transaction, tenant: Tenant, query: Annotated[OutcomesQuery, Query()]
+) -> Outcomes:
+    found = await tx.execute(_OUTCOMES_BY[query.by], await _judged_span(tx, tenant, query))
+    rows = found.mappings().all()
+    runs: Counter[str] = Counter()
+    for row in rows:
+        runs[row["key"]] += row["good"] + row["partly"] + row["bad"]
+    order = (lambda key: key) if query.by == "day" else (lambda key: (runs[key], key))
+    shown = {*sorted(runs, key=order)[-MOST_TOTALS:]}
+    items = [JudgedRuns.model_validate(row) for row in rows if row["key"] in shown]
+    is_all = len(shown) == len(runs) and all(row["judged"] < MOST_JUDGED for row in rows)
+    return Outcomes(by=query.by, items=items, complete=is_all)
+
+
+@router.get(
+    "/memory-effect",
+    operation_id="get_memory_effect",
+    summary="Read whether memory helped",
+    description=(
+        "By the experiment that learning makes: a random part of the runs for which a pattern "
+        "applies goes without it. Runs are compared within each version of a pattern, and these "
+        "are weighed by their number. The interval adds a good and a bad run to each side, so that "
+        f"a few runs do not seem to prove much. Of the newest {MOST_JUDGED:,} applications that "
+        "were noted in this time."
+    ),
+    response_model=MemoryEffect,
+    responses=problems(),
+)
+async def get_memory_effect(
+    tx: Transaction, tenant: Tenant, query: Annotated[EffectQuery, Query()]
+) -> MemoryEffect:
+    arms = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
+    found = await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | arms)
+    pairs = [
+        (Tally(row.given_good, row.given), Tally(row.others_good, row.others))
+        for row in found
+        if row.given and row.others
+    ]
+    difference, low, high = pooled_difference(pairs) if pairs else (None, None, None)
+    given, without = zip(*pairs, strict=True) if pairs else ((), ())
+    return MemoryEffect(
+        given=Judged.sum_of(given),
+        without=Judged.sum_of(without),
+        difference=difference,
+        low=low,
+        high=high,
+        patterns=len(pairs),
+    )
+
+
+async def _judged_span(
+    tx: AsyncConnection, tenant_id: UUID, query: "OutcomesQuery | EffectQuery"
+) -> dict[str, Any]:
+    """Return the parameters of a statement about judged runs.
+
+    Raises:
+        InvalidInputError: ``until`` is before ``since``.
+    """
+    since, until = query.bounds(await _now(tx))
+    if until < since:
+        raise InvalidInputError("to is before from", pointer="/to")
+    bounds = {"first": first_id(since), "last": first_id(until)}
+    return {"tenant": tenant_id, "agent": query.agent, "most": MOST_JUDGED, **bounds}
 
 
 async def _now(tx: AsyncConnection) -> datetime:

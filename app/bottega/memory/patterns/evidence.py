@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from math import exp, fsum, lgamma, log, log1p
+from math import exp, fsum, lgamma, log, log1p, sqrt
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -28,6 +28,7 @@ EVIDENCE_DAYS = 90
 LEAST_APPLICATIONS = 5
 """Applications that a verdict needs."""
 _LEAST_CONFIDENCE = 0.7
+_NORMAL_95 = 1.96
 
 
 class Verdict(StrEnum):
@@ -127,6 +128,31 @@ class Comparison(NamedTuple):
         if self.known_rate is not None:
             return said + f"a rate of {self.known_rate:.2g} without"
         return said + "none without"
+
+
+def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
+    """Return by how much the rate is higher with than without, and the ends of its 95 % interval.
+
+    Differences of pairs are weighed as by Mantel and Haenszel (1959). The interval is that of the
+    posteriors, which count one more success and failure of each tally, as Agresti and Caffo (2000)
+    do: a few runs do not seem to prove much.
+
+    Args:
+        pairs: tallies with and without something; none is empty.
+    """
+    weights = [with_it.n * others.n / (with_it.n + others.n) for with_it, others in pairs]
+    total = fsum(weights)
+    shares = [weight / total for weight in weights]
+    difference = _weighed(shares, (a.rate - b.rate for a, b in pairs))
+    middle = _weighed(shares, (a.expected - b.expected for a, b in pairs))
+    squares = [share * share for share in shares]
+    spread = _weighed(squares, (a.variance + b.variance for a, b in pairs))
+    half = _NORMAL_95 * sqrt(spread)
+    return difference, max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def _weighed(weights: Iterable[float], values: Iterable[float]) -> float:
+    return fsum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
 # --- Exact tests ------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""Outcomes of judged runs, and the effect of memory, over HTTP."""
+
+from typing import Any
+
+from tests.api.test_patterns import add
+from tests.fake_model import FakeModel, text
+from tests.flows.test_episodes import judge
+from tests.flows.test_learning import define, done
+from tests.service import Running
+from tests.waiting import until
+
+JUDGES = [{"type": "judge", "criteria": "Is it right?"}]
+WORDS = [{"type": "contains", "value": "3"}]
+
+
+async def outcomes(bottega: Running, **query: Any) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Return good, partly and bad runs by key and source."""
+    answer = await bottega.client.get("/v1/metrics/outcomes", params=query)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told["complete"]
+    return {
+        (each["key"], each["source"]): (each["good"], each["partly"], each["bad"])
+        for each in told["items"]
+    }
+
+
+async def test_outcomes_are_told_by_who_judged_the_runs(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    for check, answers in ((None, ("3", "5")), (WORDS, ("3", "4")), (JUDGES, ("3",))):
+        if check is not None:
+            body = {"system_message": "You add.", "success_check": check}
+            (await bottega.client.put("/v1/agents/a", json=body)).raise_for_status()
+        for answer in answers:
+            verdict = [text('{"passed": true, "reason": "so"}')] if check == JUDGES else []
+            model.script(text(answer), *verdict)
+            run = await done(bottega, memory="off")
+            if check is None:
+                outcome = "PARTIAL" if answer == "3" else "SUCCESS"
+                await judge(bottega.client, run["id"], outcome=outcome)
+
+    async def by_version() -> dict[tuple[str, str], tuple[int, int, int]]:
+        return await outcomes(bottega, by="version", agent="a")
+
+    found = await until(by_version, lambda each: len(each) == 3)
+    assert found == {
+        ("a@1", "feedback"): (1, 1, 0),
+        ("a@2", "check"): (1, 0, 1),
+        ("a@3", "judge"): (1, 0, 0),
+    }
+    assert await outcomes(bottega, agent="b") == {}
+    by_memory = await outcomes(bottega, by="memory")
+    assert by_memory[("without", "check")] == (1, 0, 1)
+    assert {key for key, _ in by_memory} == {"without"}
+    (day,) = {key for key, _ in await outcomes(bottega)}
+    (newest, *_) = (await bottega.client.get("/v1/runs?order=desc")).json()["items"]
+    assert newest["created_at"].startswith(day)
+    before = {"from": "2020-01-01T00:00:00Z", "to": "2020-02-01T00:00:00Z"}
+    assert await outcomes(bottega, **before) == {}
+    swapped = {"from": before["to"], "to": before["from"]}
+    refused = await bottega.client.get("/v1/metrics/outcomes", params=swapped)
+    assert refused.status_code == 422
+
+
+async def test_memory_is_judged_by_the_runs_drawn_to_go_without(bottega: Running) -> None:
+    async def effect(**query: Any) -> dict[str, Any]:
+        answer = await bottega.client.get("/v1/metrics/memory-effect", params=query)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    nothing = {"good": 0, "runs": 0}
+    unknown = {"difference": None, "low": None, "high": None, "patterns": 0}
+    assert await effect() == {"given": nothing, "without": nothing, **unknown}
+    pattern = await add(bottega.client, name="ask first")
+    alone = await add(bottega.client, name="never withheld")
+    await bottega.owner.execute(
+        """
+        INSERT INTO pattern_applications (tenant_id, pattern_id, version, arm, at, good)
+        SELECT p.tenant_id, p.id, 1, n.arm, now(), n.good
+        FROM patterns p CROSS JOIN (
+            SELECT arm, place <= of AS good FROM (VALUES
+                ('trial', 9), ('control', 5), ('reported', 10)) AS v(arm, of),
+                generate_series(1, 10) AS place) AS n
+        WHERE p.id = $1 OR p.id = $2 AND n.arm = 'trial'
+    """,
+        pattern["id"],
+        alone["id"],
+    )
+    found = await effect()
+    assert found["given"] == {"good": 9, "runs": 10}
+    assert found["without"] == {"good": 5, "runs": 10}
+    assert (found["difference"], found["patterns"]) == (0.4, 1)
+    assert -0.1 < found["low"] < 0.1 < 0.5 < found["high"] < 0.8
+    assert (await effect(agent="a"))["patterns"] == 0
