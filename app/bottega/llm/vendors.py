@@ -20,14 +20,16 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
     """Fill in key, address and headers from the environment's variables, as OpenAI's SDK does.
 
     The SDK itself takes a second and 40 MB to import, and its calls walk the whole history.
+    A server at another address than OpenAI's may need no key, as in a service's settings.
 
     Raises:
-        InvalidInputError: there is no key, or it is not one.
+        InvalidInputError: there is no key for OpenAI, or it is not one.
     """
-    key = checked_key(spec.api_key, "OPENAI_API_KEY")
+    address = spec.base_url or os.environ.get("OPENAI_BASE_URL")
+    key = checked_key(spec.api_key, "OPENAI_API_KEY") or (NO_KEY if address else None)
     if not key:
         raise _no_key("OPENAI_API_KEY")
-    base_url = spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    base_url = address or OPENAI_URL
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
     if key != NO_KEY or not urlsplit(base_url).username:
         headers["Authorization"] = f"Bearer {key}"
@@ -131,7 +133,7 @@ class OpenAIProvider(ModelProvider):
         model: default model, for calls whose options name none.
         api: ``chat``, which most servers have, or ``responses``, with which reasoning models
             continue their reasoning after tool calls.
-        api_key: ``None`` takes ``OPENAI_API_KEY``.
+        api_key: ``None`` takes ``OPENAI_API_KEY``; a server at another address may need none.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
         timeout_s: longest silence of the server, in seconds, before and within an answer.
         patience_s: seconds after a call's first failure during which it is repeated while the
