@@ -17,7 +17,7 @@ import httpx2
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
-from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
+from bottega.agents.provider import DialectName, LLMProvider, ModelOptions, ToolSchema
 from bottega.background.checks import SuccessChecks
 from bottega.clock import monotonic
 from bottega.db.tables import DEFAULT_TENANT
@@ -31,7 +31,7 @@ from bottega.llm.gates import Traffic
 from bottega.llm.limits import ServerKey, TaskPlaces
 from bottega.llm.prices import TokenPrices
 from bottega.llm.provider import headers_of
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
 from bottega.llm.usage import PermitsOnly
 from bottega.llm.vendors import NO_KEY, with_openai

@@ -18,8 +18,9 @@ import httpx2
 import pytest
 
 from bottega.agents import BaseAgent, ModelParams, tool
+from bottega.agents.provider import DialectName
 from bottega.llm.provider import open_provider
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 from bottega.settings import Settings
 from tests.service import running
 

@@ -12,9 +12,10 @@ from llmock.testing import LLMockServer
 from llmock.verdict import Verdict, judge
 
 from bottega.agents.messages import AssistantMessage, HumanMessage
+from bottega.agents.provider import DialectName
 from bottega.errors import ModelError
 from bottega.llm.provider import ModelProvider
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 from bottega.settings import Settings
 from tests.service import running
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from bottega.agents.provider import DialectName
 from bottega.errors import InvalidInputError
-from bottega.llm.server import DialectName
 from bottega.runs.pins import refuse_parts
 
 IMAGE = {"type": "image", "file": "f", "media_type": "image/png"}

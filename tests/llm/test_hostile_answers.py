@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import HumanMessage
+from bottega.agents.provider import DialectName
 from bottega.errors import ModelError
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.llm.provider import open_provider
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 from tests.accounts import Purse
 from tests.hostile import (
     CHUNKS,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import HumanMessage, Usage
-from bottega.agents.provider import ModelOptions
+from bottega.agents.provider import DialectName, ModelOptions
 from bottega.errors import ModelError
 from bottega.llm.provider import open_provider
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 from bottega.llm.usage import MOST_TOKENS, Reported
 from tests.fake_model import (
     FakeModel,

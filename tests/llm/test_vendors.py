@@ -22,11 +22,11 @@ from bottega.agents.messages import (
 )
 from bottega.agents.params import ModelParams
 from bottega.agents.parts import FileContent, Part
-from bottega.agents.provider import ModelOptions, ToolSchema
+from bottega.agents.provider import DialectName, ModelOptions, ToolSchema
 from bottega.agents.tools import tool
 from bottega.errors import InvalidInputError
 from bottega.llm.provider import ModelProvider, open_provider
-from bottega.llm.server import SUPPORTED, DialectName, ServerSpec
+from bottega.llm.server import SUPPORTED, ServerSpec
 from bottega.runs.pins import takes
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import KEY

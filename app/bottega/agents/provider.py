@@ -3,15 +3,17 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
 from bottega.agents.params import ModelParams
 from bottega.agents.parts import FileLoader
 from bottega.errors import ModelError, NoProviderError
 
+DialectName = Literal["chat", "responses", "anthropic", "gemini"]
+"""The APIs that servers of models have."""
 OnDelta = Callable[[str], Awaitable[None] | None]
-"""NotifyListener for text deltas of a model."""
+"""Receiver of text deltas of a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
     return None
 
 
-_AWAITED = {"children": "its child runs", "model": "its model", "time": "its next try"}
+AWAITED = {"children": "its child runs", "model": "its model", "time": "its next try"}
 """Reasons of waits, in words. A run that waits for people is told by its interrupts."""
 
 
@@ -198,8 +198,8 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
         case "subagent.circuit_opened":
             again = f"again in {data['retry_after_ms'] / 1000:g} s"
             return f"tasks like {agent} are refused after {data['failures']} failures; {again}"
-        case "run.waiting" if data["reason"] in _AWAITED:
-            return f"{agent} waits for {_AWAITED[data['reason']]}, without a worker"
+        case "run.waiting" if data["reason"] in AWAITED:
+            return f"{agent} waits for {AWAITED[data['reason']]}, without a worker"
         case "interrupt.created":
             return f"{agent} waits for people: {data['kind']}, {data['tool']}"
         case "interrupt.resolved":

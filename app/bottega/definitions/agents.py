@@ -6,7 +6,7 @@ Those to models are ``MODEL``, ``provider/MODEL`` or ``provider:MODEL``.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.agents.provider import DialectName
 from bottega.errors import CycleError, InvalidInputError
 
 TASK_TOOLS = (
@@ -193,7 +194,7 @@ class KnownProvider(NamedTuple):
     """
 
     version: int | None
-    dialect: Literal["chat", "responses", "anthropic", "gemini"]
+    dialect: DialectName
     models: Sequence[str] | None = None
     headers: Mapping[str, Any] = MappingProxyType({})
     base_url: str | None = None

@@ -82,6 +82,8 @@ class RunStatus(StrEnum):
 
 UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
+MemoryMode = Literal["off", "read", "full"]
+"""Use of memory by a run: none, reading only, or reading and storing the run; least first."""
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
 """Reasons of waits that stop the run's clock: for a person's decision, or the client's tools."""

@@ -23,7 +23,7 @@ from yarl import URL
 
 from bottega import metrics
 from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, Usage
-from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
+from bottega.agents.provider import DialectName, FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.dialects.answer import AnswerBuilder, read
@@ -49,7 +49,7 @@ from bottega.llm.errors import (
     places_of,
 )
 from bottega.llm.prices import LOOPBACK, ModelPrices, prices_of
-from bottega.llm.server import ANTHROPIC_VERSION, VENDORS, VERSION_HEADER, DialectName, ServerSpec
+from bottega.llm.server import ANTHROPIC_VERSION, VENDORS, VERSION_HEADER, ServerSpec
 from bottega.llm.vendor_words import is_known
 from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
 from bottega.outside import OutsideError

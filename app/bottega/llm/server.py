@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bottega.agents.provider import DialectName
 from bottega.llm.prices import OwnPrices
 from bottega.lookups import Resolver
 
-DialectName = Literal["chat", "responses", "anthropic", "gemini"]
 StructuredOutput = Literal["native", "tool", "prompt"]
 """Ways to send a schema: as the server's own structured output, a tool, or an instruction."""
 

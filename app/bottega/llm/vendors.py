@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
+from bottega.agents.provider import DialectName
 from bottega.errors import InvalidInputError
 from bottega.llm.provider import ModelProvider
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 
 NO_KEY = "none"
 """Placeholder key for a server that needs none; it is not a secret."""

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +18,7 @@ from pydantic_core import from_json, to_json
 from bottega import metrics
 from bottega.agents.params import merged
 from bottega.agents.parts import FileContent, Part
+from bottega.agents.provider import DialectName
 from bottega.definitions import store
 from bottega.definitions.agents import (
     DEFAULT,
@@ -39,11 +40,12 @@ from bottega.definitions.graphs import (
     excess_subgraph,
 )
 from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.events.types import MemoryMode
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
 from bottega.llm.dialects.dialect import Media, WritePart, loaded
 from bottega.llm.prices import prices_of
-from bottega.llm.server import VENDORS, DialectName, reserved_in, supported
+from bottega.llm.server import VENDORS, reserved_in, supported
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
@@ -228,7 +230,7 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
 
 
 _MAX_CHAIN = 20
-_MODES = ("off", "read", "full")
+_MODES = get_args(MemoryMode)
 _MOST_AGENTS = 20_000
 _READ = "SELECT read_pins($1, $2, $3, $4)::text"
 _READ_DRAFT = "SELECT read_pins($1, $2, NULL, NULL, $3)::text"

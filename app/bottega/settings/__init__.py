@@ -36,6 +36,7 @@ from bottega.db.embedded import secrets_key
 from bottega.definitions.agents import DEFAULT, KnownProvider
 from bottega.environment import ENCODING, unwrap_all
 from bottega.errors import InvalidInputError
+from bottega.events.types import MemoryMode
 from bottega.memory.episodes.scope import LearningOptions, MemoryOptions
 from bottega.memory.episodes.scoring import ScoringOptions
 from bottega.redaction import Redactor
@@ -446,7 +447,7 @@ class Settings(BaseSettings):
         ),
     ]
     memory: Annotated[
-        Literal["off", "read", "full"],
+        MemoryMode,
         Field(
             description="Use of memory by runs. off: none; read: retrieve from earlier runs; "
             "full: also learn. Runs and agents may set less."

@@ -14,13 +14,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from bottega.agents.provider import DialectName
 from bottega.errors import InvalidInputError
 from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.values import WHOLE
 from bottega.tools.http import SecretHeader
 from bottega.tools.secrets import check_header
 
-Dialect = Literal["chat", "responses", "anthropic", "gemini"]
 IN_CLEAR = "secret_in_clear"
 """Error type of a secret that is written out instead of named."""
 _SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
@@ -136,7 +136,7 @@ class ProviderContent(DescribedModel):
         },
     )
 
-    dialect: Dialect
+    dialect: DialectName
     """API that the server speaks."""
     base_url: Annotated[
         str, StringConstraints(min_length=1, max_length=_LONGEST_URL), AfterValidator(_is_address)

@@ -322,6 +322,8 @@ BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
     "read_shared_memory": read_shared_memory,
     "ask_user": lambda deps: AskUser(),
 }
+_WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask_user"))
+"""Tools that call nothing outside the run."""
 
 
 def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
@@ -337,7 +339,7 @@ def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
             code="unknown_tool",
         )
     tool = make(deps)
-    tool.local = name != "http_get"  # all others act within the run
+    tool.local = name in _WITHIN_RUN
     return tool
 
 

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from bottega.agents.provider import DialectName
 from bottega.llm.demo_model.rules import Answer
 from bottega.llm.demo_model.rules import decide as demo_decide
-from bottega.llm.server import DialectName
 from tests.fake_model import FakeModel, Reply, _Stream
 
 Body = dict[str, Any]

@@ -26,7 +26,6 @@ from bottega.api.schemas.base import (
     NAME_PATTERN,
     Answer,
     Body,
-    MemoryMode,
     Name,
     Part,
     VersionNumber,
@@ -70,6 +69,8 @@ from bottega.definitions.pinned import PinnedDefinitions, pinned_graph, pins_of
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
+from bottega.events.types import MemoryMode
+from bottega.graph.decisions import NodeType
 from bottega.json_schema.values import WHOLE
 from bottega.runs.graphs import published_graph
 from bottega.tenants import audit
@@ -183,7 +184,7 @@ class Node(Part):
 
     name: Name | None = None
     """Name of the node, as edges and events have it; null: its agent's."""
-    type: Literal["agent", "tool", "human", "graph"] = "agent"
+    type: NodeType = "agent"
     """Kind of the node."""
     agent: Name | None = None
     """Name of the agent; null: the node is none."""

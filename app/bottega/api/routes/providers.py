@@ -17,6 +17,7 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.agents.provider import DialectName
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, Body, Name, named_examples
 from bottega.api.shared.definitions import (
@@ -43,7 +44,7 @@ from bottega.definitions.agents import DEFAULT, KnownProvider, checked, listed
 from bottega.definitions.kinds import PROVIDERS
 from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
-from bottega.settings.providers import Dialect, ModelPrice, ProviderContent
+from bottega.settings.providers import ModelPrice, ProviderContent
 from bottega.tenants import audit
 from bottega.tools.egress import Egress, refuse_inside
 from bottega.tools.guard import EgressRefusedError, check_address
@@ -109,7 +110,7 @@ class ProviderSummary(Answer):
     """0: it is the operator's."""
     owner: Literal["tenant", "operator"] = "tenant"
     """The operator's are for all tenants; their settings are not shown."""
-    dialect: Dialect
+    dialect: DialectName
     base_url: str | None
     key: SecretHeader | None
     max_concurrent: int | None

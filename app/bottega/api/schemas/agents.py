@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.agents.params import ToolChoiceScope
 from bottega.agents.query import OnLength
-from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from bottega.api.schemas.base import Answer, Body, Metadata, Name
 from bottega.api.schemas.params import (
     MaxIterations,
     ModelNames,
@@ -32,6 +32,7 @@ from bottega.api.schemas.params import (
     short_schema,
 )
 from bottega.definitions.agents import TASK_TOOLS
+from bottega.events.types import MemoryMode
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.runs.read import OutcomeSource, OutcomeValue

@@ -4,7 +4,7 @@ import math
 import unicodedata
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -76,9 +76,6 @@ OwnUser = Annotated[
         "or to none. Null: it is not compared, unless the key must name a user."
     ),
 ]
-MemoryMode = Literal["off", "read", "full"]
-"""Use of memory: none, reading only, or reading and storing the run."""
-
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(min_length=1, max_length=64)], JsonValue],
     Field(max_length=50, description="Your own data, up to 50 keys. Models never see it."),

@@ -26,6 +26,7 @@ from bottega.api.schemas.runs import (
     Usage,
 )
 from bottega.events.types import EventType, WaitReason
+from bottega.graph.decisions import NodeType
 
 AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]
 Attempts = Annotated[int, Field(description="The run's attempt, from 1.")]
@@ -462,7 +463,7 @@ class NodeData(EventData):
 class NodeStartedData(NodeData):
     """Data of a node that starts."""
 
-    type: Literal["agent", "tool", "human", "graph"]
+    type: NodeType
 
 
 class NodeCompletedData(NodeData):

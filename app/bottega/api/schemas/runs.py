@@ -13,7 +13,6 @@ from bottega.api.schemas.base import (
     NAME_PATTERN,
     Answer,
     Body,
-    MemoryMode,
     Metadata,
     Name,
     OwnUser,
@@ -34,7 +33,8 @@ from bottega.api.schemas.parts import (
     Text,
     WebhookUrl,
 )
-from bottega.events.types import WaitReason
+from bottega.events.types import MemoryMode, WaitReason
+from bottega.graph.decisions import NodeStatus, NodeType
 from bottega.json_schema.values import WHOLE
 
 
@@ -549,10 +549,10 @@ class RunNode(Answer):
 
     name: str
     """Name of the node."""
-    type: Literal["agent", "tool", "human", "graph"]
+    type: NodeType
     agent: str | None
     """Name of the agent; null: the node is none."""
-    status: Literal["pending", "running", "waiting", "completed", "failed", "skipped"]
+    status: NodeStatus
     reason: str | None
     """Why it was skipped: names the node that decided it; null: it was not."""
     ttl_s: float | None

@@ -52,7 +52,7 @@ export const LONG_WORK = { model: "calls of", tool: "calls of the tool", person:
 
 /** Whom or what a run waits for, in a sentence. */
 export const WAITED_FOR = { person: "a person", client: "your program", children: "its child runs",
-  model: "the model's server" };
+  model: "the model's server", time: "its next try" };
 
 /** How a page is connected with its run. */
 export const LINK_STATES = { connecting: "Connecting…", live: "Live", ended: "Ended", gone: "Deleted" };

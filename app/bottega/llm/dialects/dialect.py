@@ -45,13 +45,13 @@ from bottega.agents.messages import (
 )
 from bottega.agents.params import ModelParams
 from bottega.agents.parts import BYTES_PER_TOKEN, FileContent, FileLoader, Part
-from bottega.agents.provider import ModelOptions, ToolSchema
+from bottega.agents.provider import DialectName, ModelOptions, ToolSchema
 from bottega.errors import InvalidInputError
 from bottega.llm.dialects.answer import AnswerBuilder
 from bottega.llm.dialects.schemas import Output, output_of
 from bottega.llm.dialects.wire import GO_ON, encode_head, encode_json, merged
 from bottega.llm.errors import ErrorMapper
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 
 _JOINT = b"\\n\\n"  # in JSON
 

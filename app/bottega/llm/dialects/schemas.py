@@ -18,10 +18,10 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from bottega.agents.messages import AssistantMessage
-from bottega.agents.provider import ToolSchema
+from bottega.agents.provider import DialectName, ToolSchema
 from bottega.json_schema.patterns import is_supported
 from bottega.llm.dialects.wire import encode_json
-from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.server import ServerSpec
 
 Schema = Mapping[str, Any]
 
