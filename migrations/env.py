@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations over asyncpg.
+"""Alembic's entry: runs the migrations over asyncpg, or writes their statements.
 
 Called by ``bottega migrate`` (which passes the URL) or by the ``alembic`` command (which takes
 ``DATABASE_URL``).
@@ -13,7 +13,16 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from bottega.db.connect import connect
-from bottega.db.migrate import LOCK_KEY, prepare, repair, require_known
+from bottega.db.migrate import (
+    LOCK_KEY,
+    note,
+    preparation,
+    prepare,
+    repair,
+    script,
+    serves_newer,
+    stored_notes,
+)
 
 
 def run(connection: Connection) -> None:
@@ -24,7 +33,8 @@ def run(connection: Connection) -> None:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
         prepare(connection)
         for revision in context.get_context().get_current_heads():
-            require_known(revision)
+            if serves_newer(revision, stored_notes(connection)):
+                return
         context.run_migrations()
         repair(connection)
 
@@ -43,6 +53,17 @@ async def main() -> None:
     await engine.dispose()
 
 
+def write() -> None:
+    context.configure(dialect_name="postgresql")
+    put = context.get_context().impl.static_output
+    with context.begin_transaction():
+        put(preparation())
+        context.run_migrations()
+        put(script())
+        put(note())
+
+
 if context.is_offline_mode():
-    raise SystemExit("migrations run online only: parts of them depend on the server")
-asyncio.run(main())
+    write()
+else:
+    asyncio.run(main())

@@ -1,22 +1,19 @@
 """Baseline: tables, indexes and constraints (``0001_baseline.sql``).
 
-Until 0.1.0 is released there is no other migration: a change of the schema edits the baseline. Its
-revision is a hash, so a database of another baseline is recognised.
+Until 0.1.0 is released there is no other migration: a change of the schema edits the baseline, and
+``python -m tests.upgrade`` writes its revision, which has a hash of it, so that a database of
+another baseline is recognised.
 """
 
 from pathlib import Path
 
-from alembic import op
+from bottega.db.migrate import apply_script
 
-from bottega.db.migrate import head
-from bottega.db.sessions import run_script
-
-revision = head()
+revision = "0001_df7f2de36217"
 down_revision = None
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
-    tables = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
-    run_script(op.get_bind(), tables)
+    apply_script(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))

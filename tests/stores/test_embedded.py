@@ -228,15 +228,6 @@ def test_a_start_that_is_killed_at_any_moment_is_made_up_for_by_the_next(folder:
     assert [each.name for each in cut.glob("postgres*")] == ["postgres"]
     with embedded.running(cut) as url:
         assert asyncio.run(migrate.is_current(url))
-        assert asyncio.run(is_intact(url))
-
-
-async def is_intact(url: str) -> bool:
-    session = await connect(url)
-    try:
-        return await migrate.is_intact(session)
-    finally:
-        await session.close()
 
 
 def test_an_impossible_folder_is_an_error_with_advice() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -29,9 +30,11 @@ from bottega.db import migrate, tables
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
 from bottega.tenants import operator
+from tests import forks
 from tests.conftest import at
 from tests.forks import fork
 from tests.postgres import BIN, servers
+from tests.upgrade import baseline
 
 CATALOGUE = {
     "functions": """
@@ -297,17 +300,63 @@ async def test_a_database_with_other_functions_is_refused(
         assert error.value.code == "migrations_pending"
 
 
+@pytest.mark.parametrize("revision", ["0017", "0001_ffffffffffff", "8a1b5c0d2e3f"])
 async def test_a_database_of_another_baseline_is_refused_and_left_alone(
-    database_url: str, database: Database, owner: asyncpg.Pool
+    database_url: str, database: Database, owner: asyncpg.Pool, revision: str
 ) -> None:
-    await owner.execute("UPDATE alembic_version SET version_num = '0017'")
+    await owner.execute("UPDATE alembic_version SET version_num = $1", revision)
+    await owner.execute("DELETE FROM sql_files WHERE name = 'serves'")
     now = await catalogue(database_url)
-    with pytest.raises(UnavailableError, match=r"0017.* recreate the database") as refused:
-        await migrate.require_current(database.pool)
-    assert refused.value.code == "database_incompatible"
-    with pytest.raises(UnavailableError, match=r"0017.* recreate the database"):
-        await asyncio.to_thread(migrate.upgrade, database_url)
+    said = "newer version" if revision == "0017" else "recreate the database"
+    for refused in (
+        migrate.require_current(database.pool),
+        migrate.check(database_url),
+        asyncio.to_thread(migrate.upgrade, database_url),
+    ):
+        with pytest.raises(UnavailableError, match=rf"{revision}.* {said}") as error:
+            await refused
+        assert error.value.code == "database_incompatible"
     assert await catalogue(database_url) == now
+
+
+NEWER = (
+    "UPDATE alembic_version SET version_num = '0002_next'",
+    "UPDATE sql_files SET hash = 'newer' WHERE name IN ('queue.sql', 'catalogue')",
+    "ALTER TABLE runs ADD COLUMN what_comes_next text NOT NULL DEFAULT 'something'",
+)
+
+
+async def test_a_newer_database_that_serves_this_version_is_used_and_left_alone(
+    database_url: str, database: Database
+) -> None:
+    await execute(database_url, *NEWER)
+    now = await catalogue(database_url)
+    await migrate.require_current(database.pool)
+    await migrate.check(database_url)
+    await asyncio.to_thread(migrate.upgrade, database_url)
+    assert await catalogue(database_url) == now
+
+
+async def test_a_newer_database_that_serves_this_version_no_longer_is_refused(
+    database_url: str, database: Database
+) -> None:
+    await execute(database_url, *NEWER, "UPDATE sql_files SET hash = '0002' WHERE name = 'serves'")
+    with pytest.raises(UnavailableError, match=r"0002_next.* use the newer version"):
+        await migrate.require_current(database.pool)
+    with pytest.raises(UnavailableError, match=r"0002_next.* use the newer version"):
+        await asyncio.to_thread(migrate.upgrade, database_url)
+
+
+async def test_an_older_database_is_to_be_migrated(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "revisions", lambda: (*BASELINE, "0002_next"))
+    with pytest.raises(UnavailableError, match="run `bottega migrate`") as error:
+        await migrate.require_current(database.pool)
+    assert error.value.code == "migrations_pending"
+
+
+BASELINE = migrate.revisions()[:1]
 
 
 @pytest.mark.parametrize(
@@ -322,13 +371,13 @@ async def test_a_database_of_another_baseline_is_refused_and_left_alone(
 def test_the_owner_of_a_function_belongs_to_the_revision(
     monkeypatch: pytest.MonkeyPatch, changed: str, same: bool
 ) -> None:
-    revision = migrate.head()
+    revision = baseline.revision()
     texts = dict(migrate.texts())
     line = "-- owner: bottega_system, execute: bottega_app\n"
     assert line in texts["schedules.sql"]
     texts["schedules.sql"] = texts["schedules.sql"].replace(line, changed)
     monkeypatch.setattr(migrate, "texts", lambda: texts)
-    assert (migrate.head.__wrapped__() == revision) == same
+    assert (baseline.revision() == revision) == same
 
 
 async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
@@ -337,7 +386,7 @@ async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
         FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
         WHERE p.pronamespace = 'public'::regnamespace AND l.lanname IN ('sql', 'plpgsql')
     """)
-    assert len(rows) == len(migrate.signatures())
+    assert len(rows) == len(baseline.signatures())
     for row in rows:
         await owner.execute(f"SELECT {row['validator']}({row['oid']}::oid)")
 
@@ -373,6 +422,75 @@ def kind_of(column_type: object) -> str:
 def test_the_newest_migration_is_the_one_in_the_code() -> None:
     script = ScriptDirectory.from_config(migrate.alembic_config("postgresql://"))
     assert script.get_current_head() == migrate.head()
+    assert len(list(script.walk_revisions())) == len(migrate.revisions())
+
+
+def test_migrations_are_numbered_without_gaps_and_name_their_revision() -> None:
+    files = sorted((migrate.migrations_folder() / "versions").glob("*.py"))
+    numbers = [re.fullmatch(r"(\d{4})_\w+\.py", path.name) for path in files]
+    assert [match and int(match[1]) for match in numbers] == list(range(1, len(files) + 1))
+    for path, revision in zip(files, migrate.revisions(), strict=True):
+        assert f'\nrevision = "{revision}"\n' in path.read_text(encoding="utf-8")
+        assert re.match(r"\d{4}(_|$)", revision)
+        assert revision[:4] == path.name[:4]
+
+
+def test_the_revision_of_the_baseline_is_that_of_its_content() -> None:
+    """Look only while it is the newest: a later migration may change functions' signatures."""
+    if len(migrate.revisions()) == 1:
+        assert baseline.revision() == migrate.head(), (
+            "the baseline, or a signature or an owner of a function, has changed: "
+            "run `python -m tests.upgrade`; once 0.1.0 is released, write a migration instead"
+        )
+
+
+def test_the_printed_statements_make_a_database_that_needs_no_migration(
+    empty_url: str, database_url: str, tmp_path: Path
+) -> None:
+    printed = forks.run(
+        ["migrate", "--sql"], {**os.environ, "DATABASE_URL": "postgresql://no.where"}
+    )
+    assert (printed.returncode, printed.stderr) == (0, "")
+    script = tmp_path / "all.sql"
+    script.write_text(printed.stdout, encoding="utf-8")
+    options = ["--no-psqlrc", "--quiet", "-v", "ON_ERROR_STOP=1", "-f", str(script)]
+    done = subprocess.run(
+        [str(BIN / "psql"), *options, empty_url], capture_output=True, text=True, check=True
+    )
+    assert "ERROR" not in done.stderr
+    assert checked(empty_url) == (0, "The database is up to date.")
+    assert asyncio.run(catalogue(empty_url)) == asyncio.run(catalogue(database_url))
+
+
+def checked(url: str) -> tuple[int, str]:
+    """Return the exit status and the sentence of ``bottega migrate --check``."""
+    done = forks.run(["migrate", "--check"], {**os.environ, "COLUMNS": "500", "DATABASE_URL": url})
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.mark.parametrize("damage", ["policy", "grant", "function", "trigger"])
+def test_a_check_says_what_is_to_do_and_changes_nothing(database_url: str, damage: str) -> None:
+    asyncio.run(execute(database_url, DAMAGES[damage]))
+    now = asyncio.run(catalogue(database_url))
+    status, said = checked(database_url)
+    assert (status, len(said.splitlines())) == (1, 1)
+    assert "bottega migrate" in said
+    assert asyncio.run(catalogue(database_url)) == now
+
+
+def test_a_check_of_an_empty_database_leaves_it_empty(empty_url: str) -> None:
+    status, said = checked(empty_url)
+    assert (status, "run `bottega migrate`" in said) == (1, True), said
+    tables = "DO $$ BEGIN ASSERT NOT EXISTS (SELECT FROM pg_class WHERE relname = 'runs'); END $$"
+    asyncio.run(execute(empty_url, tables))
+
+
+def test_a_check_makes_no_embedded_database(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    data = tmp_path / "data"
+    done = forks.run(["migrate", "--check"], {**environment, "BOTTEGA_DATA_DIR": str(data)})
+    assert (done.returncode, "run `bottega migrate`" in " ".join(done.stderr.split())) == (1, True)
+    assert not data.exists()
 
 
 async def test_the_tenant_leads_every_key(database: Database) -> None:

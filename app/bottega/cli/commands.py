@@ -1,5 +1,6 @@
 """The ``bottega`` command."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from bottega.cli.terminal import (
     announce,
     console,
     database,
+    database_as_it_is,
     listen,
     print_json,
     print_table,
@@ -259,11 +261,26 @@ def worker(parent: _Descriptor = None) -> None:
 
 
 @cli.command()
-def migrate() -> None:
-    """Migrate the database's schema to this version."""
-    settings = start()
+def migrate(
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit with 1 if there is work.")
+    ] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the statements for an empty database, for psql.")
+    ] = False,
+) -> None:
+    """Migrate the database's schema to this version, or repair it."""
     from bottega.db import migrate as migrations
 
+    if sql:
+        sys.stdout.buffer.write(migrations.whole_script().encode())
+        return
+    settings = start()
+    if check:
+        with database_as_it_is(settings) as url:
+            asyncio.run(migrations.check(url))
+        console.print("The database is up to date.")
+        return
     with database(settings) as url:
         migrations.upgrade(url)
         store_bootstrap_key(settings, url)

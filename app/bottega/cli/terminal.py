@@ -95,6 +95,23 @@ def database(settings: "Settings") -> Iterator[str]:
 
 
 @contextmanager
+def database_as_it_is(settings: "Settings") -> Iterator[str]:
+    """Do the same without migrating an embedded server, or making one."""
+    if settings.server_url is not None:
+        yield settings.server_url
+        return
+    from bottega.db import embedded
+
+    folder = embedded.data_folder(settings.data_dir)
+    if not (folder / "postgres").is_dir():
+        raise UnavailableError(
+            f"there is no database in {folder}: run `bottega migrate`", code="migrations_pending"
+        )
+    with embedded.running(settings.data_dir) as url:
+        yield url
+
+
+@contextmanager
 def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] | None]]:
     """Do the same; yield also the folder and the lock of an embedded server."""
     if settings.server_url is not None:

@@ -4,6 +4,9 @@ Each file of ``sql/`` (roles, grants, policies, functions, triggers) is safe to 
 they were applied, their hashes are stored, and one of what is in the database then. ``migrate``
 applies all again if a file or the database differs; a start compares the files' hashes.
 
+A database that a newer version has migrated serves this one, too, as long as it says so: it stores
+:data:`_SERVES`. So old processes run beside new ones, and code can be taken back, but not a schema.
+
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function gives it to an owner and lets only
 those roles call it. The owner ``migrator`` stands for the login that migrates; a function without
 such a line belongs to that login, and every role may call it.
@@ -16,6 +19,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +36,6 @@ _FOLDER = Path(__file__).with_name("sql")
 _CLOSED_FUNCTION = re.compile(
     r"^-- owner: (?P<owner>\w+), execute: (?P<users>\w+(?:, \w+)*)\n"
     r"(?P<create>CREATE OR REPLACE FUNCTION (?P<name>\w+).*?\$\$;)$",
-    re.MULTILINE | re.DOTALL,
-)
-_SIGNATURE = re.compile(
-    r"^(?:-- owner: (?P<owner>\w+), execute: [^\n]*\n)?"
-    r"CREATE OR REPLACE FUNCTION (?P<head>.*?)\$\$",
     re.MULTILINE | re.DOTALL,
 )
 _COMMENTED = re.compile(
@@ -64,15 +63,6 @@ def texts() -> Mapping[str, str]:
 def hashes() -> Mapping[str, str]:
     """Return each file's hash by its name."""
     return {name: sha256(text.encode()).hexdigest() for name, text in texts().items()}
-
-
-def signatures() -> list[str]:
-    """Return each function's owner, name, arguments, result and options, without its body."""
-    return [
-        f"{match['owner'] or 'migrator'} {match['head']}"
-        for text in texts().values()
-        for match in _SIGNATURE.finditer(text)
-    ]
 
 
 def roles_script() -> str:
@@ -269,7 +259,22 @@ WHERE attrelid = to_regclass('public.episode_vectors') AND attname = 'task' AND 
 _EMBED_AGAIN = "UPDATE tenant_memory SET embedder = 'lost' WHERE embedder IS NOT NULL;"
 """A change of the embedder makes all vectors again."""
 _STORED = "SELECT name, hash FROM sql_files"
-_STORE = "INSERT INTO sql_files SELECT * FROM unnest($1::text[], $2::text[])"
+_NOTE = """
+DELETE FROM sql_files;
+INSERT INTO sql_files VALUES {rows};
+INSERT INTO sql_files SELECT '{name}', ({fingerprint});
+"""
+_SERVES = "serves"
+"""Name, beside the hashes, of the number of the oldest migration whose code the schema serves."""
+_OLDEST_SERVED = "0001"
+"""This number. A migration that takes away what an older version uses raises it."""
+_REVISION = re.compile(r'^revision = "(\w+)"$', re.MULTILINE)
+_NUMBER = re.compile(r"(\d{4})(?:_|$)")
+"""At the beginning of a revision. Before 0.1.0 there were revisions without one."""
+_REPAIR = (
+    "roles, grants, policies, functions or triggers are not as the last migration left them: "
+    "run `bottega migrate`, which repairs them"
+)
 
 
 def migrations_folder() -> Path:
@@ -280,14 +285,15 @@ def migrations_folder() -> Path:
 
 
 @cache
-def head() -> str:
-    """Return the revision that this version needs: a hash of the baseline.
+def revisions() -> tuple[str, ...]:
+    """Return the revisions of all migrations, the oldest first; each begins with its number."""
+    paths = sorted((migrations_folder() / "versions").glob("[0-9]*.py"))
+    return tuple(_REVISION.findall("\n".join(path.read_text(encoding="utf-8") for path in paths)))
 
-    The functions' signatures and owners are a part of it, since PostgreSQL cannot replace a
-    function by one with another signature or owner. Their bodies are not: ``sql_files`` has hashes
-    of those.
-    """
-    return sha256("\n".join([_baseline(), *sorted(signatures())]).encode()).hexdigest()[:12]
+
+def head() -> str:
+    """Return the revision that this version needs."""
+    return revisions()[-1]
 
 
 def _baseline() -> str:
@@ -316,6 +322,43 @@ def upgrade(url: str) -> None:
     from alembic import command
 
     command.upgrade(alembic_config(url), "head")
+
+
+def whole_script() -> str:
+    """Return all statements from an empty database to this version's, for ``psql``."""
+    from alembic import command
+
+    config = alembic_config("")
+    config.output_buffer = StringIO()
+    command.upgrade(config, "head", sql=True)
+    return config.output_buffer.getvalue()
+
+
+def apply_script(text: str) -> None:
+    """Run the statements of a migration, or write them if there is no connection."""
+    from alembic import op
+
+    context = op.get_context()
+    if context.as_sql:
+        context.impl.static_output(text)
+    else:
+        run_script(op.get_bind(), text)
+
+
+def preparation() -> str:
+    """Return the SQL that does what :func:`prepare` does, for a server that nobody has asked."""
+    return f"""
+SET LOCAL client_encoding = 'UTF8';
+SET LOCAL search_path = public;
+CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;
+DO $server$
+BEGIN
+    PERFORM pg_advisory_xact_lock({LOCK_KEY});
+    IF current_setting('server_version_num')::integer < {_WITH_UUIDV7} THEN
+        EXECUTE $function${_UUIDV7}$function$;
+    END IF;
+END $server$;
+"""
 
 
 def prepare(connection: "Connection") -> None:
@@ -380,7 +423,7 @@ def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 def repair(connection: "Connection") -> None:
     """Apply the SQL files if one has changed, or the database is not as they left it."""
-    stored = {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
+    stored = stored_notes(connection)
     if not _differing(stored) and stored.get(_CATALOGUE) == _fingerprint(connection):
         return
     lost = connection.exec_driver_sql(_VECTORS).scalar() is None  # with their extension
@@ -389,9 +432,19 @@ def repair(connection: "Connection") -> None:
     run_script(connection, script())
     if lost:
         run_script(connection, _as_owner("bottega_system", _EMBED_AGAIN))
-    connection.exec_driver_sql("DELETE FROM sql_files")
-    stored = {**hashes(), _CATALOGUE: _fingerprint(connection)}
-    connection.exec_driver_sql(_STORE, (list(stored), list(stored.values())))
+    run_script(connection, note())
+
+
+def stored_notes(connection: "Connection") -> dict[str, str]:
+    """Return what :func:`note` has stored, by name."""
+    return {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
+
+
+def note() -> str:
+    """Return the SQL that stores what :func:`script` has applied."""
+    stored = {**hashes(), _SERVES: _OLDEST_SERVED}
+    rows = ", ".join(f"('{name}', '{value}')" for name, value in stored.items())
+    return _NOTE.format(rows=rows, name=_CATALOGUE, fingerprint=_FINGERPRINT)
 
 
 def _vectors() -> str:
@@ -422,53 +475,92 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
 
 async def is_current(url: str) -> bool:
     """Tell if the database at ``url`` needs no migration and no repair."""
-    connection = await connect(url, role=None)
     try:
-        await require_current(connection)
-        return await is_intact(connection)
+        await check(url)
     except UnavailableError:
         return False
+    return True
+
+
+async def check(url: str) -> None:
+    """Check the database at ``url`` as the login that migrates; see :func:`require_intact`."""
+    connection = await connect(url, role=None)
+    try:
+        await require_intact(connection)
     finally:
         await connection.close()
 
 
-async def is_intact(connection: asyncpg.Connection) -> bool:
-    """Tell if roles, grants, policies, functions and triggers are as ``migrate`` left them."""
-    stored = await connection.fetchval(f"{_STORED} WHERE name = $1", _CATALOGUE, column=1)
-    return bool(stored == await connection.fetchval(_FINGERPRINT))
-
-
-async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
-    """Check that the schema, the functions and the policies are this version's.
+async def require_intact(connection: asyncpg.Connection) -> None:
+    """Check that a migration would have nothing to do.
 
     Raises:
         UnavailableError: ``migrations_pending``, or ``database_incompatible``.
     """
-    require_known(await current_revision(pool))
-    stored = {row["name"]: row["hash"] for row in await pool.fetch(_STORED)}
-    if changed := _differing(stored):
-        raise UnavailableError(
-            f"the database's functions are another version's ({', '.join(changed)}): "
-            "run `bottega migrate`",
-            code="migrations_pending",
-        )
+    await require_current(connection)
+    if _is_newer(await current_revision(connection)):
+        return
+    stored = await connection.fetchval(f"{_STORED} WHERE name = $1", _CATALOGUE, column=1)
+    if stored != await connection.fetchval(_FINGERPRINT):
+        raise UnavailableError(_REPAIR, code="migrations_pending")
 
 
-def require_known(revision: str | None) -> None:
-    """Check that a database's revision is this version's.
+async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
+    """Check that this version works with the database's schema, functions and policies.
 
     Raises:
-        UnavailableError: ``migrations_pending`` without a revision, ``database_incompatible`` with
-            another one.
+        UnavailableError: ``migrations_pending``, or ``database_incompatible``.
     """
+    revision = await current_revision(pool)
     if revision is None:
         raise UnavailableError(
             "the database is not migrated: run `bottega migrate`", code="migrations_pending"
         )
+    stored = {row["name"]: row["hash"] for row in await pool.fetch(_STORED)}
+    if serves_newer(revision, stored):
+        return
     if revision != head():
+        changed = [revision]
+    elif not (changed := _differing(stored)):
+        return
+    raise UnavailableError(
+        f"the database is an older version's ({', '.join(changed)}): run `bottega migrate`",
+        code="migrations_pending",
+    )
+
+
+def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
+    """Return true if a newer version has migrated the database, and it serves this version, too.
+
+    Args:
+        revision: of the database.
+        stored: hashes and other notes of the last migration.
+
+    Raises:
+        UnavailableError: ``database_incompatible``: this version cannot use the database.
+    """
+    if revision in revisions():
+        return False
+    if not _is_newer(revision):
         raise UnavailableError(
             f"the database has the schema of another version ({revision}, this version needs "
             f"{head()}) and cannot be migrated: recreate the database (an embedded one: remove "
             "the folder BOTTEGA_DATA_DIR), then run `bottega migrate`",
             code="database_incompatible",
         )
+    if _number(head()) < stored.get(_SERVES, revision):
+        raise UnavailableError(
+            f"the database has the schema of a newer version ({revision}), which no longer serves "
+            f"this one ({head()}): use the newer version",
+            code="database_incompatible",
+        )
+    return True
+
+
+def _is_newer(revision: str | None) -> bool:
+    return revision is not None and _number(revision) > _number(head())
+
+
+def _number(revision: str) -> str:
+    number = _NUMBER.match(revision)
+    return number[1] if number else ""

@@ -1,0 +1,1 @@
+"""The baseline that is released, and a database of it with data."""
