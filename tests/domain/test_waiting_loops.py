@@ -12,8 +12,7 @@ import pytest
 from bottega.agents.query import CurrentCall, Path, Query, Recorder, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
-from bottega.engine.live_text import ModelCall
-from bottega.engine.waiting import Loops
+from bottega.engine.waiting import Loops, ModelCall
 from bottega.subagents.handle import SubagentStatus as S
 from bottega.subagents.handle import Waiter
 from bottega.subagents.swarm import QueryScope

@@ -9,7 +9,6 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.clock import monotonic
-from bottega.engine import live_text
 from bottega.llm import fallback, gates
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, response, text
@@ -124,7 +123,7 @@ async def test_eight_worker_processes_keep_to_a_provider_s_limit(
 async def test_a_run_that_only_waits_for_a_limit_leaves_its_place(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_text, "SUSPENDED_AFTER_S", 0.1)
+    monkeypatch.setattr("bottega.engine.waiting.SUSPENDED_AFTER_S", 0.1)
     monkeypatch.setattr(gates, "_LIMITED_S", 0.5)
     gauge = Gauge()
     model.decide = gauge.reply

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from bottega.engine import live_text, waiting
+from bottega.engine import waiting
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, gated, http_error, text
@@ -25,7 +25,7 @@ async def bottega(
     settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Running]:
     """A server that suspends runs at once, with one run at a time of each tenant."""
-    monkeypatch.setattr(live_text, "SUSPENDED_AFTER_S", 0.1)
+    monkeypatch.setattr(waiting, "SUSPENDED_AFTER_S", 0.1)
     monkeypatch.setattr(waiting, "AWAITED_HERE_S", 0.1)
     configured = settings.model_copy(
         update={

@@ -431,7 +431,7 @@ class QueryObserver:
 
 
 class Recorder(QueryObserver):
-    """Observer of queries that can replay their calls; this base class records nothing.
+    """Makes the calls of queries, and may record and replay them; this base class only makes them.
 
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
@@ -460,9 +460,10 @@ class Recorder(QueryObserver):
         query.escaped = error
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
-        """Make or replay the model call with the number ``query.model_calls``.
+        """Make or replay the model call with the number ``query.model_calls``; return its answer.
 
-        To make it, ``await invoke(permit)`` within ``async with query.admission() as permit``.
+        To make it, ``await invoke(permit)`` within ``async with query.admission() as permit``:
+        ``invoke`` calls back into the query's loop, which calls the provider.
         """
         async with query.admission() as permit:
             return await invoke(permit)

@@ -33,8 +33,8 @@ from bottega.subagents.tool_base import screening, shown_usage
 class ResumedTasks:
     """The unfinished tasks of a resumed run.
 
-    A task is dispatched again when its parent reaches that call again. If the parent or the whole
-    run ends before that, the task's end is written here.
+    A task is dispatched again when its parent repeats the call that dispatched it. If the parent or
+    the whole run ends before that, the task's end is written here.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ResumedTasks:
         self._left = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
-        """Write that each task is queued again, but for child runs, which went on."""
+        """Write that each task is queued again, except tasks of child runs, which went on."""
         for task_id in self._left:
             if self._restored[task_id].params.spread:
                 continue
@@ -89,7 +89,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# Only tasks below the asking task ($4) are found; NULL is the root, above all.
+# Finds only tasks below the asking task ($4). NULL is the root, which is above all tasks.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t
@@ -181,7 +181,7 @@ async def running_subagents(
     """Run a run's asynchronous sub-agents during the block; none outlives it.
 
     Args:
-        is_suspended: tells whether the block ends without the run's end.
+        is_suspended: returns true if the block ends but the run does not.
 
     Raises:
         Exception: an error in a sub-agent that must end the run.
@@ -240,7 +240,7 @@ def _restore_files(
     restored: RestoredTasks,
     ends: Iterable[ChildEnd],
 ) -> None:
-    """Restore the files of earlier attempts and of their child runs, and those a run gets."""
+    """Restore the files that the run was given, and those of earlier attempts and child runs."""
     give_files(swarm, run)
     for end in ends:
         for path, text in end.files.items():
@@ -289,7 +289,7 @@ class JournalListener:
         tasks.write(tasks.place_at(handle.path, handle.agent), kind, data)
         if kind in ENDS:
             self._resumed.ended(handle.task_id)
-            if handle.running is not None:  # its calls may end after it
+            if handle.running is not None:  # the task's calls may end after the task
                 handle.running.add_done_callback(lambda _: self._recorder.looks_if_it_waits())
         self._recorder.looks_if_it_waits()
 

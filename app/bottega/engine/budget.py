@@ -1,10 +1,11 @@
 """Tokens and money that each tenant may spend in a day, for all model calls of a process.
 
-Processes take slices of them from the database, so that few model calls need a query. A slice
-counts as used until it is returned; one that a dead process no longer renews counts as spent. What
-could not be reported is kept, and reported later. While an account cannot be read, calls wait.
+A process takes slices of a budget from the database, so that few model calls need a query. A slice
+counts as used until it is returned. A slice that a dead process no longer renews counts as spent. A
+process keeps what it could not report, and reports it later. While an account cannot be read, calls
+wait.
 
-Calls of a tenant's own model servers are not the operator's to pay: they count in the run alone.
+The operator does not pay for a tenant's own model servers. So their calls count in the run alone.
 """
 
 import asyncio
@@ -40,9 +41,9 @@ _IDLE_S = 5.0
 _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
 _LAST_S = 5.0
-"""For the last reports of a process that ends."""
+"""Longest time of the last reports when a process ends."""
 _SHARE = 100  # a slice is at most this fraction of the day's limit, or one call
-_WAIT_S = 20.0  # a part of the time that a judge has
+_WAIT_S = 20.0  # less than a judge's timeout
 _EMBEDDING_WAIT_S = 1.0  # vectors can be made later
 
 EMBEDDING = "memory:embedding"
@@ -56,10 +57,10 @@ Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
 
 
 class _Day(NamedTuple):
-    """Limit of a day for a tenant's spending in a unit, or for that of a key's runs.
+    """Daily limit of a tenant, or of the runs of one API key, in one unit.
 
     Attributes:
-        key_id: ``None``: the tenant's.
+        key_id: ``None`` for the tenant's limit.
     """
 
     tenant_id: UUID
@@ -69,7 +70,7 @@ class _Day(NamedTuple):
 
 
 class DayAccount(Account):
-    """A worker's share of a budget of today; its limit is the sum of its slices."""
+    """A worker's share of a daily budget; its limit is the sum of the slices that it took."""
 
     def __init__(
         self, draw: Draw, slice_: int, unit: Unit = TOKENS, whose: str = "the tenant's"
@@ -87,7 +88,7 @@ class DayAccount(Account):
 
     @property
     def held(self) -> int:
-        """The slice: taken and not spent."""
+        """The part of the slices that is not spent."""
         return max(0, (self.limit or 0) - self.spent)
 
     @property
@@ -129,8 +130,8 @@ class DayAccount(Account):
     async def changed(self) -> None:
         """Wait until a reservation was released here, or a slice may have been returned elsewhere.
 
-        If no call is under way, the slice is returned meanwhile. Otherwise two workers with too
-        little for their next calls would wait for each other.
+        If no call is under way here, the slice is returned first. Otherwise two workers that both
+        have too little for their next calls would wait for each other.
         """
         wait_s = None
         if self.may_grow:
@@ -149,7 +150,7 @@ class DayAccount(Account):
                 await self._sync(wanted)
 
     async def tend(self) -> None:
-        """Return the slice if it is idle, renew it in time, report what nobody else will."""
+        """Return the slice if it is idle, renew it in time, report what ended runs have spent."""
         async with self._lock:
             now = monotonic()
             is_left = not (self.runs or self.reserved)
@@ -184,7 +185,7 @@ class RunAccounts:
 
     Attributes:
         day: the accounts of the tenant's day, until the run is over.
-        all: these, and the run's own.
+        all: the accounts of the day, and the run's own.
     """
 
     def __init__(self, run: "ClaimedRun", day: Sequence[DayAccount]) -> None:
@@ -217,8 +218,8 @@ class _Call:
     """A kind of model call that no agent of a run makes.
 
     Attributes:
-        run_id: the run that shows it; ``None``: only the day counts it.
-        name: in place of an agent's.
+        run_id: the run that shows the call; ``None``: only the day counts it.
+        name: shown in place of an agent's name.
     """
 
     tenant_id: UUID
@@ -273,8 +274,8 @@ class TenantAccount:
                         permit = await reservation.enter_async_context(call)
                 except TimeoutError:
                     raise BudgetBusyError(
-                        f"the tenant's budget of today could not pay within {self.wait_s:g} s: "
-                        "other calls hold it, or it cannot be read"
+                        f"the tenant's budget of today had no room within {self.wait_s:g} s: other "
+                        "calls have reserved the rest, or the budget cannot be read"
                     ) from None
                 yield TenantCharge(permit, accounts, paid)
         finally:
@@ -348,14 +349,14 @@ class DayBudgets:
 
         Args:
             run_id: the run that shows them, which may be over or deleted; ``None``: no run does.
-            name: in place of an agent's.
+            name: shown in place of an agent's name.
         """
         return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
 
     def count(self, call: _Call, usage: Usage) -> None:
-        """Count what calls took: in their run, and in units of the day without a limit."""
+        """Count the usage of a call in its run, and in the units of the day that have no limit."""
         if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
-            return  # the accounts have it, or nobody pays
+            return  # the accounts counted it, or the tenant's own server did the call
         before = self._to_show.get(call)
         self._to_show[call] = usage if before is None else before + usage
 
@@ -395,7 +396,7 @@ class DayBudgets:
 
     @asynccontextmanager
     async def kept(self, services: Services) -> AsyncIterator["DayBudgets"]:
-        """Run it during the block; at its end, report all that is not reported."""
+        """Do :meth:`run` during the block; at its end, report all that is not reported."""
         try:
             async with services.running(budgets=self.run):
                 yield self
@@ -409,7 +410,7 @@ class DayBudgets:
                             await account.report()
 
     def _drawing(self, day: _Day) -> Draw:
-        # Of its own for each account: its sums begin at 0.
+        # Each account has an id of its own, because its sums begin at 0.
         account_id = uuid4()
         unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
         limit = None if day.key_id is None else day.limit

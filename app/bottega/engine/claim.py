@@ -30,16 +30,16 @@ class ClaimedRun:
     Attributes:
         tenant: the tenant's name.
         attempt: the fence; 1 for the first claim.
-        last_seq: of the newest event; it is the claim's own.
+        last_seq: ``seq`` of the newest event, which the claim wrote.
         carried_seq: last ``seq`` that was copied from the run that this one repeats; 0: none.
         started_at: the run's first start, by the database's clock.
-        quiet_s: seconds from its acceptance to the claim's answer; ``None``: it began before.
+        quiet_s: seconds from its acceptance to this claim; ``None``: an earlier claim began it.
         timeout_s: seconds from the first start to the deadline.
         remaining_s: seconds from this claim to the deadline; may be negative.
         crashes: number of attempts whose worker died.
         is_cancelled: true if its cancellation was requested.
         cancelled_tasks: ids of tasks whose cancellation was requested.
-        given: what nodes of its graph publish without being asked, by name.
+        given: texts that nodes of its graph publish without being executed, by node.
         task_root: the id that the ids of its tasks are derived from.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
@@ -48,16 +48,17 @@ class ClaimedRun:
         overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
         output_schema: JSON Schema of the answer; ``None``: the agent's own.
         demands: its ``goals``, ``constraints`` and ``success_criteria``.
-        agents: pinned definitions of all its agents, by name; at first only that of a draft.
+        agents: pinned definitions of all its agents, by name; a draft alone before
+            :meth:`with_definitions`.
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that it uses.
         mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
-        graph_name, graph: name and pinned definition, with those of the graphs in it; ``None``: it
-            has no graph.
-        graph_pins: the versions of these.
+        graph_name: ``None``: it has no graph.
+        graph: pinned definition of its graph, with the definitions of its sub-graphs.
+        graph_pins: versions of the graph and its sub-graphs.
         session_id: ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
-        in_conversation: false: it knows nothing of the session's other runs but publications.
+        in_conversation: true if it knows the session's conversation; else only publications.
         base: the run of the turn before; ``None``: its turn is the first.
         user: the customer's name for the end user.
         principal: who started it.
@@ -67,9 +68,9 @@ class ClaimedRun:
         cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
         salt: of the tenant, for random assignments.
-        messages: number of those that were sent to it.
+        messages: number of messages that were sent to it.
         assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
-        parent_task: of a child run: what it needs to do a task of another run.
+        parent_task: the task of another run that a child run does.
     """
 
     tenant_id: UUID
@@ -147,7 +148,7 @@ class ClaimedRun:
         return cls(**{each.name: values[each.name] for each in fields(cls)})
 
     def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
-        """Return it with its own definitions among these."""
+        """Return the run with the definitions that it pinned."""
         kinds = ("agent", "graph", "provider", "mcp_server")
         found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         found["agent"] |= self.agents
@@ -246,8 +247,8 @@ async def hand_back(
     """Give a claimed run back to the queue; repeated while the database is away.
 
     Args:
-        cause: why it needs another attempt: ``drain``, ``message``, ``model``, ``children``,
-            ``time`` or ``interrupt``.
+        cause: why it needs another attempt: ``drain``, ``crash``, ``message``, ``model``,
+            ``children``, ``time`` or ``interrupt``.
         wait: what it waits for: see the SQL function ``begin_wait``.
     """
     fence = run.tenant_id, run.run_id, run.attempt

@@ -1,4 +1,4 @@
-"""Execution of one run: claim, replay of its journal, agents, end."""
+"""Executor of a worker's runs: each from its claim through replay and its agents to its end."""
 
 import asyncio
 import contextlib
@@ -58,12 +58,12 @@ class _UnderWay:
     """A run that is being executed here.
 
     Attributes:
-        cancelled: a client or the worker asked for its end.
-        lost: another worker has it.
-        lease: ``None`` once it has ended or was handed back.
-        is_leaving: it is being handed back; its lease must not count as lost then.
-        recorder: set once it began.
-        wait: why it is suspended, if it is.
+        cancelled: the run's cancellation was requested.
+        lost: another worker executes the run now.
+        lease: ``None`` after the run has ended or was handed back.
+        is_leaving: the run is being handed back, so that a lost lease does not matter.
+        recorder: set when the attempt begins.
+        wait: what the run waits for, once this worker suspends it.
         ending: closes what only this attempt uses.
     """
 
@@ -83,17 +83,19 @@ class Executor:
     """The execution of runs in this worker.
 
     Attributes:
-        writer, teams: store the steps of all its runs; make their agents.
+        writer: stores the steps of all runs.
+        teams: makes the agents of a run.
         notifier: wakes subscribers.
-        max_crashes: a run fails after so many deaths of its worker.
+        max_crashes: a run fails when its worker has died so many times.
         live_text: shows the models' text while it comes in.
-        secrets: of tenants, to be removed from runs' logs; ``None``: there are none.
+        secrets: secrets of tenants, which are removed from runs' logs; ``None``: there are none.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
-        left_work: called after a run's end with (it stored an episode, it ordered checks).
+        left_work: called after a run's end with (it stored an episode, its success checks are due).
         prompt_tokens: limit of a root agent's prompt.
-        day_budgets: of tenants; ``None``: no limits.
-        files, mcp: of all tenants, connections to MCP servers; without them, runs have none.
+        day_budgets: daily budgets of tenants; ``None``: no limits.
+        files: store of all tenants' files; ``None``: runs have no files.
+        mcp: connections to MCP servers; ``None``: runs have none.
         stopping: set when this worker is to stop.
     """
 
@@ -134,12 +136,12 @@ class Executor:
                 if self.runtime is not None:
                     self.runtime.cancel(run_id, task_id)
         elif not entry.cancelled and not entry.task.cancelling():
-            # A run that is being handed back ends at the next worker.
+            # If the run is being handed back, its next worker cancels it.
             entry.cancelled = True
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Let runs have their new messages or decisions; return those that could take them.
+        """Deliver new messages or decisions to runs; return the runs that are ready for them.
 
         Args:
             kind: ``message`` or ``decision``.
@@ -160,7 +162,7 @@ class Executor:
         return set(open_here)
 
     def child_ended(self, run_id: UUID) -> None:
-        """Let the parent of a child run know that it has ended. Idempotent."""
+        """Tell the parent run that a child run has ended. Idempotent."""
         if self.runtime is not None:
             self.runtime.children.note_end(run_id)
 
@@ -171,7 +173,10 @@ class Executor:
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
-        """Hand back a run that only waits: for people, long for others, or while this stops."""
+        """Hand back a run that only waits: if it has waited long enough, or if this worker stops.
+
+        If the run has to wait a little longer first, check it again then.
+        """
         is_over = entry.lease is None or entry.is_leaving
         if entry.recorder is None or is_over or entry.task.cancelling():
             return
@@ -198,7 +203,7 @@ class Executor:
         Cancelling this hands the run back: its journal stays, and the next worker resumes it.
 
         Returns:
-            Whether due runs of its tenant may be claimed now.
+            False if its tenant has no due runs, so that a claim is not worth while.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -209,7 +214,7 @@ class Executor:
             with structlog.contextvars.bound_contextvars(**about(run)):
                 return await self._execute(run, entry, earlier)
         finally:
-            # A later attempt here may have begun, and ended before this one.
+            # This worker may have begun a later attempt of the run, and even have ended it already.
             if self._under_way.get(run.run_id) is entry:
                 del self._under_way[run.run_id]
 
@@ -252,7 +257,7 @@ class Executor:
         finally:
             entry.lease = None
             self.notifier.wake(run_id)
-            await self._settle(recorder)
+            await self._close_day_budgets(recorder)
             await journal.close()
             await entry.ending.aclose()
         return journal.others_due
@@ -264,7 +269,7 @@ class Executor:
         entry: _UnderWay,
         earlier: _UnderWay | None,
     ) -> None:
-        if earlier is not None:  # this worker had lost the run, and did not know
+        if earlier is not None:  # this worker lost the run unnoticed, and claimed it again
             _lose(earlier)
             await asyncio.wait([earlier.task])
         if self.secrets is not None:
@@ -315,7 +320,7 @@ class Executor:
     async def _hand_back(
         self, run: ClaimedRun, journal: Journal, wait: Wait | None, cause: str
     ) -> None:
-        """Leave the run to the next worker, after committing what is known of it."""
+        """Commit what is recorded, then queue the run again, or suspend it if it has to wait."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
@@ -327,11 +332,11 @@ class Executor:
         await hand_back(self.pool, run, cause, asdict(wait))
 
     async def _break(self, recorder: JournalRecorder, run: ClaimedRun, error: Exception) -> None:
-        """End a run for an error that is a bug."""
+        """End a run because of an unexpected error."""
         await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
 
     async def _put_off(self, run: ClaimedRun, entry: _UnderWay) -> None:
-        """Leave the run to a later attempt as soon as the database is back, however late."""
+        """Queue the run for a later attempt; repeat that until the database is back."""
         entry.is_leaving = True
         while True:
             try:
@@ -353,13 +358,13 @@ class Executor:
     async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
-        # Fenced: another worker has it, and sees the cancellation when it claims the run.
+        # Fenced: the worker that has the run now saw the cancellation when it claimed the run.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, run, end)
 
     async def _finish(self, recorder: JournalRecorder, run: ClaimedRun, end: End) -> None:
-        """Write the run's end, after settling its tenant's day budget."""
-        await self._settle(recorder)
+        """Close the run's daily budgets, then write its end."""
+        await self._close_day_budgets(recorder)
         journal = recorder.journal
         files = written(recorder.swarm, run)
         await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
@@ -367,14 +372,14 @@ class Executor:
             observer.ended(end)
         self.left_work(journal.episode is not None, journal.checks(end))
 
-    async def _settle(self, recorder: JournalRecorder) -> None:
+    async def _close_day_budgets(self, recorder: JournalRecorder) -> None:
         accounts = recorder.accounts
         day, accounts.day = accounts.day, ()
         if self.day_budgets is not None:
             await self.day_budgets.close(day)
 
     async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
-        """Take the claimed run to its final event."""
+        """Replay and execute the claimed run up to its final event."""
         journal = recorder.journal
         limit = asyncio.timeout(max(0.0, run.remaining_s))
         began = False
@@ -456,6 +461,6 @@ class Executor:
 
 def _lose(entry: _UnderWay) -> None:
     if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
-        return  # it is ending; if it was lost before, the database refuses the end
+        return  # the run is ending; the database refuses the end if another worker has the run
     entry.lost = True
     entry.task.cancel()

@@ -2,12 +2,13 @@
 
 A step is all events since the last commit, stored by one statement. Steps are committed
 
-- before anything outside happens because of them (a model call after an answer or a result, a tool
-  that is no sub-agent),
+- before the run acts outside because of them: a model call after an answer or a result, or a tool
+  that is no sub-agent,
 - at the end of the run,
-- and after ``SHOW_AFTER_S`` at the latest, so that people see it.
+- and after ``SHOW_AFTER_S`` at the latest, so that subscribers see the events.
 
-A run's tasks are part of it: their ids, their events and rows, and the ends of stopped ones.
+This module also has the run's tasks: it makes their ids, writes their events and rows, and ends the
+tasks that were stopped.
 """
 
 import asyncio
@@ -80,9 +81,9 @@ class End:
         output: the answer, complete or not.
         output_json: the answer, parsed, if it has a schema.
         answer_seq: ``seq`` of the event that holds the answer.
-        turn: the run's turn of its conversation; ``None``: it is none.
-        messages: number of those sent to the run that its agent got.
-        files: of a child run: what it wrote, by path.
+        turn: the run's turn of its conversation; ``None``: the run belongs to no conversation.
+        messages: number of messages to the run that its agent got.
+        files: text of the files that a child run wrote, by path.
     """
 
     status: RunStatus
@@ -100,8 +101,8 @@ class End:
 class RunObserver(QueryObserver):
     """Reacts to what happens in one attempt of a run; this base class does nothing.
 
-    No method may block or raise. What earlier attempts recorded is not told again, but the events
-    of their log are.
+    No method may block or raise. Replayed events, model calls and results of tools are not reported
+    again; :meth:`earlier_events` has the events of earlier attempts.
     """
 
     def began(self) -> None:
@@ -120,7 +121,7 @@ class RunObserver(QueryObserver):
         """Note the answer of a model call, or what ended it."""
 
     def tool_call_began(self, call: CurrentCall, made: ToolCall, tool: ToolBase | None) -> None:
-        """Note that a tool is called; ``None``: the model called one that does not exist."""
+        """Note that a tool is called; ``tool`` is ``None`` if no tool has that name."""
 
     def tool_call_ended(
         self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
@@ -135,7 +136,7 @@ class RunObserver(QueryObserver):
 
 
 class RunEpisode(RunObserver):
-    """The run's episode, from all events of its log."""
+    """Builds the run's episode from all events of its log."""
 
     def __init__(self, recorder: EpisodeRecorder) -> None:
         self.recorder = recorder
@@ -179,7 +180,7 @@ class _OpenStep:
 
 
 class Journal:
-    """The open end of a run's log, held by the one worker that may write to it.
+    """Writer of a run's log during one attempt; only the worker of that attempt may write.
 
     Args:
         episode: builds the run's episode at its end; ``None``: no episode is stored.
@@ -190,10 +191,10 @@ class Journal:
 
     Attributes:
         replay: the record of earlier attempts.
-        is_replayed: whether ``replay`` has all of them.
-        spent: by this attempt, by agent, model, and whether the server is the tenant's own.
+        is_replayed: whether ``replay`` has all earlier attempts.
+        spent: usage of this attempt, by agent, model, and whether the server is the tenant's own.
         finishing: whether the run's end is being stored, or is stored.
-        others_due: false if the run has ended, and its tenant had no due runs then.
+        others_due: false if the tenant had no due runs when this run ended.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Journal:
         agent: str | None = None,
         depth: int | None = None,
     ) -> int:
-        """Add an event to the current step; return its ``seq``, old or new."""
+        """Add an event to the current step unless the log has it already; return its ``seq``."""
         seen = self.replay.seen
         if seen and (known := seen.get(key_of(event_type, task_id, data))):
             return known
@@ -278,7 +279,7 @@ class Journal:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if the state changes of an event are still to be made."""
+        """Return true if this attempt wrote an event, so that its rows are still to be changed."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
@@ -311,14 +312,14 @@ class Journal:
         self._step.publications.append(fields)
 
     def hold(self) -> None:
-        """Keep what follows until it is stored with the run's end.
+        """Store what follows with the run's end alone.
 
         It is dropped if the run must read a message first.
         """
         self._end = len(self._step.events), len(self._step.publications)
 
     async def settle(self) -> None:
-        """Commit, unless the step holds only starts, which may wait. Raises as :meth:`commit`."""
+        """Commit, unless the step has only events that may wait. Raises as :meth:`commit`."""
         if self._step.binding or self._writing.locked() or self._failure is not None:
             await self.commit()
 
@@ -400,12 +401,13 @@ class Journal:
             await asyncio.gather(self._shower, return_exceptions=True)
 
     async def finish(self, end: End) -> None:
-        """Write the final event and the run's end, in one step with all that is still open.
+        """Store the final event and the run's end, together with the rest of the current step.
 
         A step that the database refused for good is dropped, so that the run can still end.
 
         Raises:
-            PendingRequestError: a message or its cancellation waits; nothing of its end is stored.
+            PendingRequestError: the run has an unread message, or its cancellation was requested.
+                The end was not stored.
         """
         self.finishing = True
         if isinstance(self._failure, asyncpg.PostgresError) and not is_transient(self._failure):
@@ -424,7 +426,7 @@ class Journal:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
-        # Whichever commit stores the final event stores the outcome: another one may be waiting.
+        # The step has the outcome, because a commit that waits already may store the final event.
         self._step.outcome = {
             "episode": episode,
             "messages": end.messages,
@@ -454,11 +456,11 @@ class Journal:
             await self.commit()
 
     def checks(self, end: End) -> bool:
-        """Return true if the end orders the root agent's success checks."""
+        """Return true if the root agent's success checks are due after this end."""
         return self._has_checks and end.status is RunStatus.COMPLETED
 
     def _episode_at(self, end: End, episode: RunEpisode) -> dict[str, Any] | None:
-        """Return the run's episode. A bug in it must not keep the run from ending."""
+        """Return the run's episode; ``None`` after an error, so that the run can still end."""
         try:
             return episode.recorder.episode(
                 end.status,
@@ -468,7 +470,7 @@ class Journal:
                 duration_s=monotonic() - self._began,
             )
         except Exception as error:
-            logger.exception("run.untold", run_id=str(self.run_id))
+            logger.exception("run.episode_failed", run_id=str(self.run_id))
             message = f"its episode was not stored: {type(error).__name__}"
             self.add(EventType.WARNING, warning(EPISODE_NOT_STORED, message))
             return None
@@ -480,7 +482,7 @@ T = TypeVar("T")
 Error = dict[str, str]
 
 _OF_TRY = (EventType.AGENT_STARTED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
-"""Types of events that each try at a task has."""
+"""Types of events that are written again for each try of a task."""
 
 CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
@@ -492,7 +494,7 @@ class TaskPlace:
     Attributes:
         task_id: ``None`` for the root, which has no row.
         parent_id: ``None`` for the root and its tasks.
-        agent: the agent's name in the log; empty: it is none.
+        agent: the agent's name in the log; empty for a node of a graph that is no agent.
         depth: 0 for the root's tasks; ``None`` for the root.
     """
 
@@ -528,10 +530,10 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
-            begins = data["attempt"] == 1  # later attempts only have the rest of its time
+            begins = data["attempt"] == 1  # a later attempt has only the rest of the task's time
             kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
-        case EventType.SUBAGENT_RETRIED:  # the failure before was not its end
+        case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
             return {"status": SubagentStatus.RUNNING, "error": None, "usage": None}
         case EventType.SUBAGENT_STATUS_CHANGED:
             began = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
@@ -551,8 +553,9 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
 def is_answered(query: Query, response: AssistantResponse) -> bool:
     """Check if the caller of a query takes its response as an answer. Pure.
 
-    A text at the limit of iterations is an answer for a run, for the sink of a graph and for an
-    asynchronous task, but not for a synchronous caller or for the agents that depend on a node.
+    An agent at its limit of iterations may still return a text. For a run, for the sink of a graph
+    and for an asynchronous task, that text is an answer. For a synchronous caller, and for agents
+    that depend on a node, it is a failure.
     """
     if response.error is None or not response.is_answer:
         return response.error is None
@@ -564,17 +567,17 @@ def is_answered(query: Query, response: AssistantResponse) -> bool:
 
 
 class Tasks:
-    """The tasks of one run: every query but the root's is one.
+    """The tasks of one run: every query is a task, except the root's.
 
     Args:
-        root: the namespace of their ids. It is the run's own id, or that of the run that this one
-            repeats from its last step.
+        root: the namespace of their ids: the id of this run, or of the run that this one repeats
+            from its last step.
         cancelled: tasks that a client cancelled.
 
     Attributes:
         open: queries that are under way.
-        levels: paths that only lead to tasks, with those of the tasks above: the root's, and those
-            of turns and of elements below their nodes'.
+        levels: paths that are no tasks themselves (the root, and the turns and elements of nodes),
+            each with the path of the task above it.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
@@ -659,7 +662,7 @@ class Tasks:
                     raise
             finally:
                 del self._asked[task_id]
-        if not self.stopped(path, CANCELLED):  # before it started, or in an earlier attempt
+        if not self.stopped(path, CANCELLED):  # cancelled before its start, or before this attempt
             self._write_stopped(path, agent, AgentUsage(), CANCELLED)
         return None
 
@@ -671,7 +674,7 @@ class Tasks:
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write the stop of a task, after those under way below it; return true if any was."""
+        """Write the end of a stopped task and first of its open sub-tasks; false: none was open."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED

@@ -1,43 +1,37 @@
 """Live text of model calls, from the worker to the run's subscribers.
 
-It is only for show: the complete answer comes with ``llm.completed``. So it must cost little. A
-piece is appended to a list. Every 50 ms the new pieces go into the table ``live_text``, with one
-insert for all calls of this worker; those of one call every 100 ms, its first at once. If a model
-answers faster than that, nothing is written.
+Live text must cost little, because ``llm.completed`` has the complete answer anyway. Each piece is
+appended to a list. Every 50 ms, one insert into the table ``live_text`` stores the new pieces of
+all calls of this worker, but those of each call only every 100 ms. Nothing is stored of a call that
+ends before the first insert.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import asyncpg
-import structlog
 
-from bottega.agents.messages import AssistantMessage, Usage
+from bottega.agents.messages import AssistantMessage
 from bottega.agents.provider import FailedTry, ModelTarget, OnDelta
 from bottega.agents.query import Query
 from bottega.clock import monotonic
 from bottega.engine.journal import Journal, RunObserver, Tasks, name_of
 from bottega.events.log import storable
-from bottega.events.types import served_by
 
 FLUSH_S = 0.05
 PER_CALL_S = 0.09
 KEEP_S = 1.0
 CLEAR_S = 0.5
 """Least time between two deletions of the text of calls that are over."""
-SUSPENDED_AFTER_S = 30.0
-"""A run that has only waited for models for so long is suspended."""
 MAX_CHARACTERS = 200_000
 """Characters of live text per call; the rest is shown with the complete answer."""
 
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,10 +92,10 @@ class CallText:
 
 
 class Live(Protocol):
-    """The part of a call that is shown while it is under way; see :class:`CallText`.
+    """A call whose text or progress is shown while it is under way; see :class:`CallText`.
 
     Attributes:
-        tool_call_id: of a tool's call; ``None``: it is a model's.
+        tool_call_id: ``None`` for a model call.
     """
 
     journal: Journal
@@ -113,10 +107,10 @@ class Live(Protocol):
     tool_call_id: str | None
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return what to write and its place, if there is any."""
+        """Return the offset and the text to write, if there is any."""
 
     def give_back(self, at: int, text: str) -> None:
-        """Put back what could not be written."""
+        """Put back text that could not be written."""
 
 
 class LiveText:
@@ -124,7 +118,7 @@ class LiveText:
 
     Args:
         wake: called with the run's id when there is new text of it.
-        keep_s: how long rows stay after the call's end; by then no subscriber is shown them.
+        keep_s: seconds that rows stay after the call's end; then no subscriber needs them any more.
     """
 
     def __init__(
@@ -238,38 +232,3 @@ class ShownCalls(RunObserver):
 
     def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
         self._live_text.end(self._texts.pop(query))
-
-
-@dataclass(slots=True)
-class ModelCall:
-    """A model call under way.
-
-    Attributes:
-        target: ``None`` if the provider names none.
-        goes_on_at: end of the wait for its next try; in the past while it does not wait.
-        failing_since: when its patience began, in any attempt of the run.
-        lost: usage of its answer that broke off, until its event is written.
-    """
-
-    target: ModelTarget | None
-    goes_on_at: float
-    failed_tries: int = 0
-    failing_since: float | None = None
-    lost: Usage | None = None
-
-    def told(self) -> dict[str, Any]:
-        """Return the part of an event about an answer that broke off: its model, and its usage."""
-        lost, self.lost = self.lost, None
-        return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
-
-
-def waits_of(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
-    """Return the seconds until some calls have waited long enough, and until one goes on.
-
-    After the former the run is suspended; it may be negative. ``None``: not all of them wait.
-    """
-    goes_on_at = min((call.goes_on_at for call in calls), default=now)
-    if goes_on_at <= now:
-        return None
-    since = [now if call.failing_since is None else call.failing_since for call in calls]
-    return max(since) + SUSPENDED_AFTER_S - now, goes_on_at - now

@@ -1,18 +1,22 @@
 """The run queue as a worker uses it; ``db/sql/queue.sql`` says which run is next.
 
 Claim: :class:`RunClaimer` claims due runs for the free places of this worker, and executes them. It
-does so after a notice that names this worker; after the end of a run, if it was full or the run's
-tenant has due ones; when it queues child runs, if runs ended here lately; at once if there were
-more; every ``POLL_S`` s, since a notice may be lost.
+claims
 
-Fence: a claimed run has an attempt, which each of its writes names. A worker that lost a run learns
-it from the answer to its next write or report, and stops the run.
+- after a notification that names this worker,
+- after the end of a run, if this worker was full or the run's tenant has due runs,
+- when this worker queues child runs, if runs ended here lately,
+- at once, if the last claim left due runs,
+- every ``POLL_S`` s, because a notification may be lost.
 
-Lease: :class:`bottega.engine.workers.WorkerLease` reports which runs this worker executes, from a
-thread of its own: a long computation in the event loop does not make them look abandoned.
+Fence: each write of a claimed run names the run's attempt. A worker that lost a run learns so from
+the answer to its next write or report, and stops the run.
 
-Takeover: every process sweeps. A worker without a lease loses its runs; one that shuts down hands
-them back first.
+Lease: :class:`bottega.engine.workers.WorkerLease` reports which runs this worker executes. It has a
+thread of its own, so that a long computation in the event loop does not delay the report.
+
+Takeover: every process sweeps. A worker without a lease loses its runs; a worker that shuts down
+hands them back first.
 
 Fair: the database shares the places among tenants. For that, a claim names the tenants of the runs
 that this worker holds, and those whose runs ended here in the last second.
@@ -36,11 +40,11 @@ from bottega.services import background
 POLL_S = 2.0
 _MOST = 20
 _CLAIM_S = 3.0
-"""Longest time of a claim: with a report it takes less than the 5 s of the sweep for lost runs."""
+"""Longest time of a claim. A run that no report names 5 s after its claim counts as lost."""
 _PAUSE_S = 0.005
 """Time in which runs that end together lead to one claim."""
 _RECENT_S = 1.0
-"""Time after an end in which claims name its tenant; later they count its runs again anyway."""
+"""Time after a run's end in which claims name its tenant, so that its runs are counted again."""
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
 log = structlog.get_logger(__name__)
@@ -75,8 +79,8 @@ class RunClaimer:
     """Claims runs for this worker's free places, and executes them.
 
     Args:
-        execute: executes one run; returns whether others of its tenant may be claimed then. Its
-            errors are logged, and count as crashes of the run.
+        execute: executes one run; returns false if its tenant has no due runs then. Its errors are
+            logged, and count as crashes of the run.
         places: returns the number of this worker's places.
     """
 
@@ -95,14 +99,14 @@ class RunClaimer:
         self._wake = asyncio.Event()
 
     def notice(self, payload: str | None) -> None:
-        """Claim at once if a notice names this worker; ``None``: notices may have been missed."""
+        """Claim at once if a notification names this worker; ``None``: some may have been lost."""
         if payload in (None, str(self._worker_id)):
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim at once what this process queued, if it has a place for it: return whether it does.
+        """Claim at once what this process queued, if runs ended here lately and places are free.
 
-        That is so for a worker whose runs ended lately: the next runs of a batch follow them here.
+        So the next runs of a batch follow the ended ones on this worker. Return true if it claims.
         """
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         claims = ended_lately and len(self._active) < self._places() * 4 // 5
@@ -123,7 +127,7 @@ class RunClaimer:
                 pause_s = POLL_S
                 try:
                     pause_s = 2 * _PAUSE_S if await self._claim() else POLL_S
-                except Exception as error:  # no report names what it claimed: it is queued again
+                except Exception as error:  # the sweep finds claimed runs that no report names
                     log.warning("queue.claim_failed", error=str(error), kind=type(error).__name__)
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
@@ -137,7 +141,7 @@ class RunClaimer:
             await asyncio.wait(left)
 
     async def _claim(self) -> bool:
-        """Claim and begin some runs; return whether there are others for this worker."""
+        """Claim and begin some runs; return true if this worker may claim more at once."""
         held = [run.tenant_id for run in self._active.values()]
         places, began = self._places(), monotonic()
         self._ended = {of: at for of, at in self._ended.items() if at > began - _RECENT_S}
@@ -166,6 +170,6 @@ class RunClaimer:
             return await self._execute(run)
         except Exception as error:
             log.exception("run.abandoned", run_id=str(run.run_id))
-            if not is_transient(error):  # else the sweep queues it: it is named no more
+            if not is_transient(error):  # else the sweep queues it, as no report names it any more
                 await hand_back(self._pool, run, "crash")
             return True

@@ -1,8 +1,8 @@
-"""The recorder of a run: the agent core's port, backed by the run's journal.
+"""Recorder of a run: it makes, records and replays model calls and tool calls for the agent core.
 
-It records what agents publish and receive, and results of tools as the log has them. Help of
-earlier runs after a failed call stands behind the error, in the same tool message: its text follows
-from the events ``context.recalled``, so that a resumed run has the same message.
+It also records what agents publish and receive. After a failed tool call, it appends help from
+earlier runs to the error in the tool message. It makes the text of the help from the events
+``context.recalled``, so that a resumed run has the same message.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from bottega.clock import monotonic
 from bottega.engine.budget import DayAccount, RunAccounts
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import CANCELLED, Journal, RunObserver, Tasks, is_answered, name_of
-from bottega.engine.live_text import LiveText, ModelCall, ShownCalls
+from bottega.engine.live_text import LiveText, ShownCalls
 from bottega.engine.replay import (
     Key,
     ToolCallReplay,
@@ -48,7 +48,7 @@ from bottega.engine.replay import (
     usage_of,
 )
 from bottega.engine.retrieval import FailureMemory, ToolFailure, help_after
-from bottega.engine.waiting import Inbox, Loops, OpenInterrupts
+from bottega.engine.waiting import Inbox, Loops, ModelCall, OpenInterrupts
 from bottega.errors import ModelError
 from bottega.events.log import as_stored
 from bottega.events.types import (
@@ -66,15 +66,15 @@ from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
 _AT_ONCE = 8
-"""Pieces of work that begin in one pass of the event loop: about as many milliseconds."""
+"""Pieces of work that begin in one pass of the event loop; each takes about a millisecond."""
 
 
 class FairQueue:
     """Lets the runs of tenants take turns on the event loop.
 
     The answers to a large fan-out may arrive at once. Without turns, the loop would work on all of
-    them before a run of another tenant goes on. Here few pieces of work begin in each pass of the
-    loop, one of each waiting tenant first.
+    them before a run of another tenant goes on. With turns, only ``_AT_ONCE`` pieces of work begin
+    in each pass of the loop, and each tenant's second piece waits for the other tenants' first.
     """
 
     def __init__(self) -> None:
@@ -114,10 +114,10 @@ class MemoryLog:
     """Writes publications and received context to a run's log.
 
     Args:
-        in_session: the run's session gets the publications, too.
+        in_session: also store the publications in the run's session.
 
     Attributes:
-        names: of the nodes of sub-graphs, by the paths of their queries.
+        names: names of the nodes of sub-graphs, by the paths of their queries.
     """
 
     def __init__(self, journal: Journal, tasks: Tasks, *, in_session: bool) -> None:
@@ -135,11 +135,12 @@ class MemoryLog:
     def ended(self, query: Query, output: str | None, seq: int | None) -> None:
         """Write the publication of a query that has ended, if there is one.
 
-        It refers to the answer if the text is the same. It differs if a QUERY_END hook changed or
-        rejected the answer afterwards.
+        If its text equals the answer's, the publication only refers to the answer's event. The
+        texts differ if a QUERY_END hook changed or rejected the answer afterwards.
 
         Args:
-            output, seq: of the answer; ``None``: the query failed.
+            output: text of the answer; ``None``: the query failed.
+            seq: ``seq`` of the answer's event; ``None``: the query failed.
         """
         published = self._published.pop(query, None)
         if published is None:
@@ -157,7 +158,7 @@ class MemoryLog:
         self._answers.setdefault((source, published.content), written)
         is_inner = query.path in self.names
         if not self._in_session or is_inner or not self._journal.is_new(written):
-            return  # a resumed run repeats it; others may have published since
+            return  # the session has a replayed publication, perhaps with newer ones
         kept = published.to_dict()
         self._journal.publication(
             agent=published.agent_id,
@@ -174,45 +175,46 @@ class MemoryLog:
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(query, item) | data)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
-        """Write the context that a query got from further up, with its cosine, if it was asked."""
+        """Write the context that a query recalled, with the cosine of what a search found."""
         for item, score in items:
             data = {} if score is None else {"score": score}
             self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(query, item) | data)
 
     def node_of(self, query: Query) -> str | None:
-        """Return the name of a query's agent in the graph; in a sub-graph with those above it."""
+        """Return a query's node; in a sub-graph with the names above it, as ``draft/2/write``."""
         return self.names.get(query.path, query.agent.agent_id)
 
     def _source(self, query: Query, item: MemoryItem) -> str:
-        """Return the name of the node that a query reads, in a sub-graph with those above it."""
+        """Return the node that published an item, named as in :meth:`node_of`."""
         graph, name = query.agent.memory_graph, self.names.get(query.path)
         if name is None or graph is None or not graph.has_node(item.source_id):
             return item.source_id
         return f"{name.rpartition('/')[0]}/{item.source_id}"
 
     def _about(self, query: Query, item: MemoryItem) -> dict[str, Any]:
-        """Return a memory item with its text, or a reference to it if the log has it."""
+        """Return the data of a memory item: its text is only referred to if the log has it."""
         data: dict[str, Any] = {"source": item.source_id, "version": item.version}
         if item.metadata:
             data["metadata"] = dict(item.metadata)
         return data | self._text(_of_run(self._source(query, item)), item.content)
 
     def _text(self, source: str, content: str) -> dict[str, Any]:
-        """Return a text, or a reference to the event in which its own source said it.
+        """Return a text, or a reference to the event in which the same source wrote this text.
 
-        Another node may have said the same: a fork that does that node again would lose the text.
+        An equal text of another node is not referred to, because a fork that executes that node
+        again would lose the text.
         """
         seq = self._answers.get((source, content))
         return {"content": content} if seq is None else {"answer_seq": seq}
 
 
 def _of_run(name: str | None) -> str:
-    """Return the node of the run's own graph to which a name belongs, as ``draft/2/write``."""
+    """Return the node of the run's own graph in a name: ``draft`` for ``draft/2/write``."""
     return (name or "").partition("/")[0]
 
 
 def storable_result(result: ToolResult) -> ToolResult:
-    """Return a tool's result as the log can have it, so that the model reads what the log has."""
+    """Return a tool's result as the log can store it, so that the model reads the same text."""
     said = {"result": result.result, "error": result.error}
     stored = as_stored(said)
     return result if stored is said else result.model_copy(update=stored)
@@ -221,10 +223,10 @@ def storable_result(result: ToolResult) -> ToolResult:
 def heard_in(
     history: Sequence[StandardMessage], logged: dict[str, ToolResult]
 ) -> dict[str, dict[str, str]]:
-    """Return ``results`` for ``llm.started``: where the model reads more than the log has.
+    """Return ``results`` for ``llm.started``: the tool messages that differ from logged results.
 
     Args:
-        logged: results since the last model call as the log has them, by tool call; emptied.
+        logged: results in the log since the last model call, by tool call; emptied.
     """
     found: dict[str, str] = {}
     for message in reversed(history):
@@ -241,7 +243,7 @@ _FAILED_ENDS = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 class FailedTasks(RunObserver):
-    """Asynchronous tasks that failed, and that memory was not yet searched for."""
+    """Failures of asynchronous tasks for which memory was not searched yet."""
 
     def __init__(self) -> None:
         self._failed: dict[str, ToolError] = {}
@@ -252,7 +254,7 @@ class FailedTasks(RunObserver):
             self._failed[agent or ""] = ToolError(code or "error", message or "")
 
     def take(self) -> list[ToolFailure]:
-        """Return them; the next call returns later ones."""
+        """Return the failures since the last call."""
         failed, self._failed = self._failed, {}
         return [ToolFailure(name, error) for name, error in failed.items()]
 
@@ -262,10 +264,10 @@ _MOST_FAILURES = 3
 
 
 class JournalRecorder(Recorder):
-    """Recorder of agents' work in the run's journal; it also replays recorded work.
+    """Makes the calls of a run's agents and records them in its journal, or replays recorded calls.
 
     Args:
-        fair: turns of this worker's tenants.
+        fair: lets this worker's tenants take turns.
         day: the tenant's budgets of today.
         live_text: shows the models' text while it comes in.
         run_files: loads and stores the run's files.
@@ -274,11 +276,11 @@ class JournalRecorder(Recorder):
     Attributes:
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
-        child_usage: of tasks that child runs did, by task.
+        child_usage: usage of tasks that child runs did, by task.
         accounts: budgets of the run and of its tenant's day.
         node_accounts: budgets of a graph's nodes, by the paths of their queries.
-        spent: by all agents of the run, in all its attempts.
-        memory: of what agents publish and receive.
+        spent: usage of all agents of the run, in all its attempts.
+        memory: writes what agents publish and receive.
         claimed_at: time of this attempt's claim.
         lessons: memory about failures for the root; ``None``: the run has no memory.
     """
@@ -320,7 +322,7 @@ class JournalRecorder(Recorder):
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self.claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
-        # Of each query: its last answer, with the event of that; results since its last model call.
+        # By query: its last answer with the event's seq; tool results since the last model call.
         self._said: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
 
@@ -375,7 +377,7 @@ class JournalRecorder(Recorder):
             super().answer_lost(query, known.lost)
             self.repeat(AgentUsage().plus(known.lost), known.lost)
         if known.answer is not None:
-            if not known.is_carried:  # otherwise another run paid
+            if not known.is_carried:  # otherwise the run that this one repeats paid
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
             self.spent += usage_of(known.answer)
@@ -389,7 +391,7 @@ class JournalRecorder(Recorder):
                 return await self._ask(query, partial(invoke, permit))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[Permit | None]:
-        """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
+        """Reserve the call's tokens. An asynchronous task does so itself, in its own budget too."""
         if query.task is not None:
             return query.admission()
         of_node = self.accounts_of(query.path)
@@ -409,9 +411,9 @@ class JournalRecorder(Recorder):
     ) -> AssistantMessage:
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
-        target = getattr(query.agent.provider, "target", None)  # an agent in Python may have none
+        target = getattr(query.agent.provider, "target", None)  # a provider in Python may lack it
         heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
-        started = self._started(query, about | memory | heard, target)  # stored by the commit below
+        started = self._started(query, about | memory | heard, target)
         await self.journal.settle()
         await self._fair.enter(self.journal.tenant_id)
         began = monotonic()
@@ -453,10 +455,10 @@ class JournalRecorder(Recorder):
     def _call_failed(self, query: Query, call: ModelCall, error: BaseException) -> None:
         if isinstance(error, ModelError):
             data = llm_failed(query.model_calls, self.journal.attempt, error)
-            self.tasks.add(query, EventType.LLM_FAILED, data | call.told())
+            self.tasks.add(query, EventType.LLM_FAILED, data | call.take_lost())
         elif isinstance(error, asyncio.CancelledError) and call.lost is not None:
             about = {"call": query.model_calls, "attempt": self.journal.attempt}
-            self.tasks.add(query, EventType.LLM_CANCELLED, about | call.told())
+            self.tasks.add(query, EventType.LLM_CANCELLED, about | call.take_lost())
         for observer in self._observers:
             observer.model_call_ended(query, error)
 
@@ -514,7 +516,7 @@ class JournalRecorder(Recorder):
             observer.model_try_failed(query, failed)
         retry = failed.number, round(failed.delay_s * 1000)
         data = llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
-        self.tasks.add(query, EventType.LLM_FAILED, data | call.told())
+        self.tasks.add(query, EventType.LLM_FAILED, data | call.take_lost())
         self.looks_if_it_waits()
 
     def failing(self, query: Query) -> Failing | None:
@@ -587,7 +589,7 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # Not replayed as a whole: its own calls are replayed, so that it publishes again.
+            # Its result is not replayed, only its own calls, so that the sub-agent publishes again.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])
@@ -608,7 +610,7 @@ class JournalRecorder(Recorder):
         return await self.interrupts.decision(query, tool_call, interrupt)
 
     async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return the result as the root's model reads it: help stands behind an error."""
+        """Return the result as the root's model reads it: with help from memory after an error."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return result
         failed = result.status is ToolStatus.ERROR
@@ -649,7 +651,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return the version of an earlier attempt, since queries may end in another order now."""
+        """Return an earlier attempt's version, because queries may end in another order now."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:
@@ -662,7 +664,7 @@ class JournalRecorder(Recorder):
         self.memory.published(query, publication)
 
     def publications_ended(self, query: Query) -> None:
-        """Record what a node published that is no agent."""
+        """Record the publication of a node that is no agent."""
         self.memory.ended(query, None, None)
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:

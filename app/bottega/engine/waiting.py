@@ -1,7 +1,7 @@
-"""Waits of a run, on the worker that executes it: for people, its tasks, messages, a model.
+"""Waits of a run, on the worker that executes it: for people, its tasks, messages, or a model.
 
-A run none of whose loops is at work is suspended. A task that waits for people has no slot, and its
-timeout stands still; its row and the log show it.
+A run is suspended if none of its agents' loops is at work. A task that waits for people holds no
+slot, and its timeout stands still. Its row and the log show that it waits.
 """
 
 import asyncio
@@ -17,31 +17,33 @@ from pydantic_core import from_json
 
 from bottega.agents.approval import Interrupt, Resolution
 from bottega.agents.history import user_message
-from bottega.agents.messages import StandardMessage, ToolCall
+from bottega.agents.messages import StandardMessage, ToolCall, Usage
+from bottega.agents.provider import ModelTarget
 from bottega.agents.query import CurrentCall, Path, Query, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase
 from bottega.clock import monotonic
 from bottega.db.failures import persist
 from bottega.engine.journal import Tasks, name_of
-from bottega.engine.live_text import ModelCall, waits_of
-from bottega.events.types import EventType
+from bottega.events.types import EventType, served_by
 from bottega.subagents.handle import SubagentHandle, SubagentStatus, Waiter
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.swarm import QueryScope, TaskOfQuery
 
 _AFTER = "SELECT * FROM messages_after($1, $2, $3)"
 _PATIENCE_S = 3.0
+SUSPENDED_AFTER_S = 30.0
+"""A run that has only waited for models for so long is suspended."""
 AWAITED_HERE_S = 5.0
-"""A run that has only waited for its child runs for so long is suspended; one that waits for a time
-is if it has to wait for longer."""
+"""A run that has only waited for its child runs for so long is suspended. A run that has to wait
+for a time is suspended at once if that time is longer."""
 
 
 class Inbox:
     """The messages for the root agent of one run: see :class:`bottega.agents.query.InboxPort`.
 
-    A message is in its row first. The worker records that it came in, and before which model call
-    the agent got it; a later attempt gives it before the same call.
+    A message is stored in a row first. The worker records its arrival, and later the model call
+    before which the agent got it. A later attempt delivers the message before the same call.
 
     Attributes:
         read: number of messages that the agent got.
@@ -60,11 +62,11 @@ class Inbox:
 
     @property
     def known(self) -> int | None:
-        """Number of the messages that came in; ``None``: it is not open yet."""
+        """Number of messages that came in; ``None``: the inbox is not open yet."""
         return self._known
 
     def take(self, number: int, message_id: UUID, content: Any) -> None:
-        """Take the next message; ignore one that is known."""
+        """Take the next message; ignore a message that came in already."""
         if self._known is None or number != self._known + 1 or self._journal.finishing:
             return
         self._known = number
@@ -95,7 +97,7 @@ class Inbox:
 
 
 async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "Inbox"]]) -> None:
-    """Let runs have the messages that they lack. Waits while the database is away.
+    """Deliver new messages to runs' inboxes. Waits while the database is away.
 
     Args:
         sent_to: tenant and open inbox, by run.
@@ -111,16 +113,17 @@ async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The wait of a run none of whose loops is at work.
+    """The wait of a run of which no loop is at work.
 
     Attributes:
         left_s: seconds until the run is suspended; may be negative.
         reason: ``person``, ``client`` (its tools alone), ``children``, ``model``, or ``time``.
         until_s: seconds until a model is tried again, a wait for tasks times out, or a pause is
             over; ``None``: no time ends the wait.
-        groups: interrupts by model message: the run goes on when one of these is decided on.
-        children: the run goes on when at most so many of its child runs have not ended; ``None``:
-            it awaits none.
+        groups: interrupts, grouped by model message: the run goes on when all of one group are
+            decided.
+        children: the run goes on when at most this number of its child runs have not ended;
+            ``None``: it awaits none.
     """
 
     left_s: float
@@ -131,14 +134,49 @@ class Wait:
 
 
 @dataclass(slots=True)
+class ModelCall:
+    """A model call under way.
+
+    Attributes:
+        target: ``None`` if the provider names none.
+        goes_on_at: end of the wait for its next try; in the past while it does not wait.
+        failing_since: time of its first failed try, in any attempt of the run.
+        lost: usage of an answer that broke off, until an event reports it.
+    """
+
+    target: ModelTarget | None
+    goes_on_at: float
+    failed_tries: int = 0
+    failing_since: float | None = None
+    lost: Usage | None = None
+
+    def take_lost(self) -> dict[str, Any]:
+        """Return the model, and once the usage of an answer that broke off, for an event."""
+        lost, self.lost = self.lost, None
+        return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
+
+
+def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
+    """Return the seconds until the run is suspended, and until the first of some calls goes on.
+
+    The seconds until the suspension may be negative. ``None``: not all of the calls wait.
+    """
+    goes_on_at = min((call.goes_on_at for call in calls), default=now)
+    if goes_on_at <= now:
+        return None
+    since = [now if call.failing_since is None else call.failing_since for call in calls]
+    return max(since) + SUSPENDED_AFTER_S - now, goes_on_at - now
+
+
+@dataclass(slots=True)
 class AwaitedRuns:
     """The child runs that a node of a graph awaits.
 
     Attributes:
-        left: number of those that are still to be made.
-        unstored: number of those that are being stored.
-        unended: number of those that were made and have not ended.
-        most: after the ends of so many the node looks at them.
+        left: number of child runs that are still to be created.
+        unstored: number of child runs that are being stored.
+        unended: number of stored child runs that have not ended.
+        most: the node goes on after so many ends, even if more child runs are open.
     """
 
     left: int
@@ -153,16 +191,16 @@ class AwaitedRuns:
 
 
 class Loops:
-    """The state of a run's loops.
+    """The loops of a run's agents: which are at work, and what the others wait for.
 
     Args:
-        queries: those under way.
+        queries: queries under way.
         calls: open model calls.
 
     Attributes:
         between: returns true if a loop is about to begin, or has just ended.
         tasks: returns the asynchronous tasks that have not ended.
-        child_runs: those that nodes await, by their queries.
+        child_runs: child runs that nodes await, by the nodes' queries.
     """
 
     def __init__(self, queries: Mapping[Query, None], calls: Mapping[Query, ModelCall]) -> None:
@@ -182,7 +220,7 @@ class Loops:
 
     @contextmanager
     def admission(self, query: Query) -> Iterator[Callable[[], None]]:
-        """Mark that a query's model call waits until it may begin; yields what ends that."""
+        """Mark that a query's model call waits for admission; yield a function that ends that."""
         self._admitted[query] += 1
         ended = False
 
@@ -218,7 +256,7 @@ class Loops:
 
     @contextmanager
     def asking(self, query: Query, interrupt_id: UUID, kind: str) -> Iterator[None]:
-        """Mark that a tool call of a query waits for people; then it is at work."""
+        """Mark that a query's tool call waits for people in the block, and is at work after it."""
         call = current_call.get()
         assert call is not None
         self._decided.discard((query, call.index))
@@ -232,16 +270,12 @@ class Loops:
             _count(self._askers, query, -1)
 
     def is_pausing(self, query: Query) -> bool:
-        """Return true if a query's next try waits for its time."""
+        """Return true if a query pauses before its next try."""
         return query in self._pauses
 
     @contextmanager
     def pausing(self, query: Query, seconds: float) -> Iterator[None]:
-        """Mark a pause; a run that has nothing else to do is suspended if it is long.
-
-        Args:
-            query: that another try follows.
-        """
+        """Mark that a query pauses before its next try; a long pause may suspend the run."""
         self._pauses[query] = monotonic() + seconds
         try:
             yield
@@ -252,11 +286,11 @@ class Loops:
     def needs_a_model(self) -> bool:
         """True if all open model calls wait, and no tool is at work: the run cannot end soon."""
         is_busy = any(self._has_tool_at_work(query) for query in self._queries)
-        return not is_busy and waits_of(self._calls.values(), monotonic()) is not None
+        return not is_busy and _wait_for_models(self._calls.values(), monotonic()) is not None
 
     @property
     def wait(self) -> Wait | None:
-        """The wait of all loops together; ``None``: one is at work."""
+        """The wait of the run; ``None``: one of its loops is at work."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
         if wait is None or wait.children is None:
             self._awaits_children_since = None
@@ -265,7 +299,7 @@ class Loops:
         return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
 
     def _with_pauses(self, now: float) -> Wait | None:
-        """Return the wait that ends with the first of the pauses, whatever else could end it."""
+        """Return the run's wait, which ends at the latest with the first of the pauses."""
         if not self._pauses:
             return self._wait_at(now) if self._queries else None
         wait = self._wait_at(now) if self._queries else Wait(0.0, "time")
@@ -275,7 +309,7 @@ class Loops:
         left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
         if wait.until_s is not None:
             until_s = min(until_s, wait.until_s)
-        # While a pause goes on so does the run's clock, though people may end the wait first.
+        # The run's clock stands still in waits for people, but it must not do so in a pause.
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
@@ -287,7 +321,7 @@ class Loops:
         if not all(self._task_rests(handle) for handle in self.tasks()):
             return None
         if self._calls:
-            found = waits_of(self._calls.values(), now)
+            found = _wait_for_models(self._calls.values(), now)
             return None if found is None else Wait(found[0], "model", found[1])
         children = sum(handle.spread for handle in self.tasks())
         children += sum(awaited.unended for awaited in self.child_runs.values())
@@ -302,7 +336,7 @@ class Loops:
         return Wait(0.0, "client" if of_client else "person", groups=tuple(groups.values()))
 
     def _wait_for_children(self, unended: int, groups: tuple[tuple[UUID, ...], ...]) -> Wait | None:
-        """Return the wait of loops that await tasks, of which child runs do at least one."""
+        """Return the wait of a run that awaits tasks, at least one of them done by a child run."""
         waits = [wait for query in self._queries for wait in _waits_of(query)]
         ends = [wait.fewest_ends for wait in waits]
         ends += [awaited.fewest_ends for awaited in self.child_runs.values()]
@@ -317,7 +351,7 @@ class Loops:
         return bool(self._asking)
 
     def needing_people(self) -> Iterator[tuple[Query, bool]]:
-        """Yield the queries, and if they cannot go on without people; the deepest first.
+        """Yield each query, deepest first, with true if it cannot go on without people.
 
         The caller may change the state of a query's task before the next one. A query that has just
         begun or ended is left out.
@@ -345,18 +379,22 @@ class Loops:
         return bool(delegated or _waits_of(query)) or query in self._askers
 
     def _task_rests(self, handle: SubagentHandle) -> bool:
-        """Check if an asynchronous task neither begins nor ends now."""
+        """Return true if an asynchronous task is neither about to begin nor about to end."""
         if any(query.path == handle.path for query in self._queries):
             return True
         if handle.spread:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
-        # While models are away, their calls may hold the slots that it needs.
+        # While models are away, calls that wait for them may hold the slots that the task needs.
         return bool(self._calls or handle.holds)
 
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
-        """Check a query, if those below it that need people are ``found``; ``None``: unknown."""
+        """Return whether a query cannot go on without people; ``None``: not known yet.
+
+        Args:
+            found: the queries below it that cannot go on without people.
+        """
         if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
             return False
         if query in self.child_runs:
@@ -366,7 +404,7 @@ class Loops:
             parts.append(True)
         for path, tool in self._delegated_by(query):
             below = [each for each in self._queries if each.path == path]
-            if not below and not tool.stateless:  # another query of the same agent is before it
+            if not below and not tool.stateless:  # it waits for another query of the same agent
                 below = [each for each in self._queries if each.agent is tool.agent]
             parts.append(bool(below) and all(each in found for each in below))
         return all(parts) if parts else None
@@ -387,7 +425,7 @@ class Loops:
 
 
 def _waits_of(query: Query) -> list[Waiter]:
-    """Return a query's waits for asynchronous tasks that nothing has ended yet."""
+    """Return a query's open waits for asynchronous tasks."""
     scope = query.scope
     return [wait for wait in scope.waits if wait.is_open] if isinstance(scope, QueryScope) else []
 
@@ -409,21 +447,21 @@ def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Let a task go on whose own tasks had waited for people; it needs no slot yet."""
+    """Let a task go on after its sub-tasks waited for people; it needs no slot yet."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
         _run(registry, handle)
 
 
 async def hold_slot_again(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Return when a task for which people have decided holds a slot again."""
+    """Wait until a task holds a slot again after people have decided."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
     if handle.status is SubagentStatus.QUEUED:
         try:
             async with registry.scheduler.calling(handle):
                 pass
-        finally:  # also if only this call is cancelled: the task's others go on
+        finally:  # also if only this call is cancelled, because the task's other calls go on
             _run_if_queued(registry, handle)
 
 
@@ -447,7 +485,7 @@ def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 class WaitingTasks:
-    """The tasks that cannot go on without people: those that ask, and those that await them."""
+    """The tasks that cannot go on without people: they ask people, or await tasks that do."""
 
     def __init__(self, tasks: Tasks, loops: Loops) -> None:
         self._tasks = tasks
@@ -455,7 +493,7 @@ class WaitingTasks:
         self._waiting: set[Query] = set()
 
     def show(self) -> None:
-        """Write which tasks have begun to wait, or go on."""
+        """Write the tasks that have begun to wait for people, and those that go on."""
         if not (self._loops.any_asks or self._waiting):
             return
         self._waiting &= self._tasks.open.keys()
@@ -478,13 +516,13 @@ class WaitingTasks:
 
 
 def task_of(query: Query) -> TaskOfQuery | None:
-    """Return the asynchronous task whose own query this is, if it is one's."""
+    """Return the asynchronous task that this query executes; ``None``: it executes none."""
     task = query.task
     return task if isinstance(task, TaskOfQuery) and task.handle.path == query.path else None
 
 
 class Soon:
-    """A call that is made once, when what happens now is done, however often it is asked for."""
+    """Calls a function once in the event loop's next pass, however often that is asked for."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -502,7 +540,7 @@ class Soon:
 
 _DECIDED = "SELECT run_id, id, decided FROM decided_interrupts($1, $2)"
 MOST_OF_CALL, _MOST_OF_RUN = 10, 50
-"""Questions of MCP servers that reach people, of one call and of one run."""
+"""Most questions of MCP servers that reach people, for each tool call and for each run."""
 
 Decided = Mapping[str, Any]
 """``status``, ``resolution`` and ``by`` of an interrupt."""
@@ -511,15 +549,15 @@ Decided = Mapping[str, Any]
 class OpenInterrupts:
     """The interrupts of one run.
 
-    A call asks, and waits here. If nothing else of the run goes on, the run is suspended; the next
-    attempt comes to the same call, and finds the decision in the log. A decision that comes while a
-    worker has the run is only in the interrupt's row until the worker records it.
+    A tool call asks people, and waits here. If nothing else of the run goes on, the run is
+    suspended; its next attempt reaches the same call, and finds the decision in the log. While a
+    worker has the run, a new decision is only in the interrupt's row until the worker records it.
 
     Args:
         waits: called when a call has begun to wait, or goes on.
 
     Attributes:
-        tasks: shows which tasks wait.
+        tasks: writes which tasks wait.
     """
 
     def __init__(self, tasks: Tasks, run_id: UUID, loops: Loops, waits: Callable[[], None]) -> None:
@@ -540,9 +578,9 @@ class OpenInterrupts:
             waiting.set()
 
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
-        """Return what people decided on a call; ask them and wait, unless the log has it.
+        """Return the decision of people on a call; ask them and wait, unless the log has it.
 
-        Questions of MCP servers beyond the bound get no answer.
+        Questions of MCP servers beyond the bounds return an empty resolution at once.
         """
         task_id = self._tasks.id_of(query)
         key = (task_id, query.model_calls, tool_call.id)
@@ -552,8 +590,8 @@ class OpenInterrupts:
         known = self._journal.replay.tool_call(*key)
         if (decided_before := known.decisions.get(kind)) is not None:
             asked, resolution = decided_before
-            # A decision of the run that this one repeats serves only a call that has its result; it
-            # took over those of a graph's nodes only with their answers.
+            # A decision of the run that this one repeats is valid only if its call's result was
+            # copied, too. Decisions of a graph's nodes are copied only with the nodes' answers.
             is_over = known.ended is not None or interrupt.node is not None
             if asked == str(interrupt_id) or is_over:
                 return Resolution(resolution)
@@ -573,7 +611,7 @@ class OpenInterrupts:
         return Resolution(decided["resolution"])
 
     def _is_too_many(self, interrupt_id: str) -> bool:
-        """Check the bound of servers' questions; count this one if it is within it."""
+        """Return true if the servers of this run have asked too often; else count the question."""
         asked = self._journal.replay.questions | self._questions
         if interrupt_id in asked:
             return False
@@ -625,7 +663,7 @@ class OpenInterrupts:
 async def take_decisions(
     pool: asyncpg.Pool, asking: Mapping[UUID, tuple[UUID, OpenInterrupts]]
 ) -> None:
-    """Let runs know what was decided on their interrupts. Waits while the database is away.
+    """Deliver decisions on interrupts to their runs. Waits while the database is away.
 
     Args:
         asking: tenant and interrupts, by run.

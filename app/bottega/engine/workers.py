@@ -1,4 +1,4 @@
-"""Workers: the lease of this one, with its reports, and the load of all."""
+"""Workers: the lease of this worker, with its reports, and the load of all workers."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ class Load:
     tenants: Mapping[UUID, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_models(self, calls: Mapping[UUID, Sequence[Mapping[str, Any]]]) -> "Load":
-        """Return it with the tenants' calls of model servers."""
+        """Return this load with the tenants' calls of model servers."""
         models = {tenant: {"models": each} for tenant, each in calls.items()}
         both = {**models, **self.tenants}
         return Load(
@@ -81,7 +81,7 @@ class WorkerLease:
         worker_id: of this process; a new process is another worker.
         lease_s: seconds that it lasts after a report.
         places: returns the number of places; it and ``load`` are called in the event loop.
-        begin: called in the event loop when the lease begins, and when it does so again.
+        begin: called in the event loop whenever the lease begins, also after a lost connection.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class WorkerLease:
             await self.leave(pool)
 
     async def leave(self, pool: asyncpg.Pool) -> None:
-        """Report that this worker claims no more runs. If that fails, the next report says it."""
+        """Report that this worker claims no more runs. If that fails, the next report says so."""
         self._is_over, self._open = True, 0
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LEAVE_S):
                 await pool.fetch(_REPORT, *self._values(self._owner.leases()))
 
     def _measure(self) -> None:
-        """Answer the reporting thread from the event loop."""
+        """Measure places and load in the event loop, for the next report of the thread."""
         self._open = 0 if self._is_over else self._places()
         load = self._load()
         age_s = monotonic() - self._began
