@@ -182,7 +182,7 @@ class TestStoredEvidence:
 
 
 def test_a_pooled_difference_does_not_mix_patterns() -> None:
-    """A pattern for easy tasks that is rarely withheld does not seem to help."""
+    """Check that rare withholding of a pattern for easy tasks does not look like help."""
     easy = (Tally(72, 80), Tally(18, 20))
     hard = (Tally(10, 50), Tally(10, 50))
     difference, low, high = pooled_difference([easy, hard])
