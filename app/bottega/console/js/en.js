@@ -18,6 +18,9 @@ export const CONVERSATION_STATES = { answering: "answers", waiting: "waits for y
 /** What a run was worth. */
 export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "–", UNKNOWN: "–" };
 
+/** Who said what a run was worth. */
+export const LABEL_SOURCES = { feedback: "people", judge: "judges", check: "checks" };
+
 /** Where more is seen about the cause of a failure. */
 export const DIAGNOSIS_PLACES = { providers: "Health of the model's server", scheduler: "Workers and queue" };
 

@@ -6,6 +6,7 @@ import { DraftChat } from "../agents/draft_chat.js";
 import { asText, contentOf, trialOf, withNote } from "../agents/schema.js";
 import { Versions } from "../agents/versions.js";
 import { call, get, url } from "../api.js";
+import { AgentFigures } from "../figures/outcomes.js";
 import { useSchemas } from "../forms/schemas.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
@@ -20,7 +21,8 @@ import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
 
 const NEW = "+new";
-const TABS = [["edit", "Settings"], ["versions", "Versions"], ["runs", "Runs"]];
+const TABS = [["edit", "Settings"], ["versions", "Versions"], ["figures", "Figures"],
+  ["runs", "Runs"]];
 
 export function Agents({ id, query }) {
   if (id === NEW) return html`<${New} wanted=${query.name} />`;
@@ -132,6 +134,8 @@ function One({ stored, query }) {
         : html`<${Loading} what="the form" />`}</div>
       ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack}
         onRestore=${restore} />`}
+      ${tab === "figures" && html`<${AgentFigures} agent=${agent.name} query=${query} onSpan=${(span) =>
+        go(["agents", agent.name], { tab, span }, { replace: true })} />`}
       ${tab === "runs" && html`<${Latest} name=${agent.name} />`}
     </div>`;
 }

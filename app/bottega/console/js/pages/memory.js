@@ -1,4 +1,5 @@
-/** What runs remember and learn: episodes, patterns with their evidence, reports. */
+/** What runs remember and learn: episodes, patterns with their evidence, whether it helped, reports. */
+import { MemoryFigures } from "../figures/outcomes.js";
 import { html } from "../html.js";
 import { Episode, Episodes } from "../memory/episodes.js";
 import { Given } from "../memory/given.js";
@@ -8,8 +9,9 @@ import { Tabs } from "../parts/basics.js";
 import { go } from "../router.js";
 
 const VIEWS = { episodes: [Episodes, Episode], patterns: [Patterns, Pattern], runs: [Episodes, Given],
-  reports: [Reports, Report] };
-const TABS = [["episodes", "Episodes"], ["patterns", "Patterns"], ["reports", "Reports"]];
+  figures: [MemoryFigures, MemoryFigures], reports: [Reports, Report] };
+const TABS = [["episodes", "Episodes"], ["patterns", "Patterns"], ["figures", "Did it help?"],
+  ["reports", "Reports"]];
 
 export function Memory({ rest: [part = "episodes", id], query }) {
   const [all, one] = VIEWS[part] ?? VIEWS.episodes;

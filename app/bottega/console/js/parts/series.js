@@ -36,10 +36,15 @@ export function useSeries(names, span, by) {
   });
 }
 
-/** All figures of a span by key, as of `GET /v1/metrics/totals`. */
-export const useTotals = (span, about = {}) => useData(withQuery("/v1/metrics/totals", about), {
-  everyMs: EVERY_MS, from: (path) => get(withQuery(path, timesOf(span))),
+/** An answer about a span that ends now; what shows it is drawn anew for another span. */
+export const useSpan = (path, span, about = {}) => useData(withQuery(path, about), {
+  everyMs: EVERY_MS, from: (asked) => get(withQuery(asked, timesOf(span))),
 });
+
+/** All figures of a span by key, as of `GET /v1/metrics/totals`. */
+export const useTotals = (span, about = {}) => useSpan("/v1/metrics/totals", span, about);
+/** Outcomes of judged runs of a span, as of `GET /v1/metrics/outcomes`. */
+export const useOutcomes = (span, about) => useSpan("/v1/metrics/outcomes", span, about);
 
 export const spanOf = (query, usual) => (SPANS[query.span] ? query.span : usual);
 

@@ -1,9 +1,10 @@
 /** What each version of an agent did and cost. */
+import { rateOf, tallyOf } from "../figures/rates.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { Empty, Link, Loaded, Panel } from "./basics.js";
 import { Table } from "./lists.js";
-import { useTotals } from "./series.js";
+import { useOutcomes, useTotals } from "./series.js";
 
 const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const dollars = (value) => (value === 0 ? "–" : `${value.toPrecision(3)} USD`);
@@ -12,17 +13,20 @@ const numberOf = ({ key }) => Number(key.split("@").at(-1));
 /** Figures by version, the newest first. `span`: see series.js; another one is another `key` of this part. */
 export function VersionFigures({ agent, span = "30d", actions = null }) {
   const found = useTotals(span, { by: "version", agent });
+  const outcomes = useOutcomes(span, { by: "version", agent });
+  const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
   return html`<${Panel} title=${`Versions of ${agent}`} actions=${actions}>
     <${Loaded} from=${found} what="figures">${({ items }) => {
     const versions = items.filter(({ key, runs }) => key.includes("@") && runs)
       .sort((a, b) => numberOf(b) - numberOf(a));
     return versions.length ? html`<${Table} label=${`Figures by version of ${agent}`}
-      head=${["Version", "#Runs", "#Without failure", "#Cost of a run", "#Tokens of its own", "#Half take",
-        "#95 % take", "#First token, 95 %"]}>
+      head=${["Version", "#Runs", "#Without failure", "#Judged good", "#Cost of a run", "#Tokens of its own",
+        "#Half take", "#95 % take", "#First token, 95 %"]}>
       ${versions.map((each) => html`<tr key=${each.key}>
         <td><${Link} path=${["runs"]} query=${{ agent, version: numberOf(each) }}>${each.key}<//></td>
         <td class="right">${count(each.runs)}</td>
         <td class="right">${((100 * (each.runs - each.errors)) / each.runs).toFixed(0)} %</td>
+        <td class="right">${judged(each.key)}</td>
         <td class="right">${dollars(each.run_cost / each.runs)}</td><td class="right">${count(each.tokens)}</td>
         <td class="right">${seconds(each.duration_p50)}</td><td class="right">${seconds(each.duration_p95)}</td>
         <td class="right">${seconds(each.first_token_p95)}</td></tr>`)}<//>`

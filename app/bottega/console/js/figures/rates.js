@@ -1,0 +1,57 @@
+/** Shares of good runs, compared in words. Pure. */
+
+const NORMAL_95 = 1.96;
+
+/** Sums of `[{good, partly, bad}]`: how many runs went well, and how many were judged. */
+export function tallyOf(items) {
+  const sum = (of) => items.reduce((total, each) => total + of(each), 0);
+  return { good: sum((each) => each.good), runs: sum((each) => each.good + each.partly + each.bad) };
+}
+
+export const percent = (share) => `${Math.round(100 * share)} %`;
+const points = (share) => `${share < 0 ? "−" : "+"}${Math.abs(Math.round(100 * share))}`;
+
+/** "80 % (8 of 10)"; "–": none was judged. */
+export const rateOf = ({ good, runs }) => (runs ? `${percent(good / runs)} (${good} of ${runs})` : "–");
+
+/**
+ * By how much the share of good runs of `a` is higher than that of `b`, with the ends of its 95 % interval: that of
+ * Agresti and Caffo (2000), which adds a good and a bad run to each. Null: one has none.
+ */
+export function differenceOf(a, b) {
+  if (!a.runs || !b.runs) return null;
+  const [p, q] = [a, b].map(({ good, runs }) => (good + 1) / (runs + 2));
+  const half = NORMAL_95 * Math.sqrt((p * (1 - p)) / (a.runs + 2) + (q * (1 - q)) / (b.runs + 2));
+  return { difference: a.good / a.runs - b.good / b.runs, low: Math.max(-1, p - q - half),
+    high: Math.min(1, p - q + half) };
+}
+
+/** "better", "worse" or "open": what an interval says. */
+export const verdictOf = ({ low, high }) => (low > 0 ? "better" : high < 0 ? "worse" : "open");
+
+/** "+20 points, with 95 % certainty between −20 and +52" */
+export const difference = (of) => `${points(of.difference)} points, with 95 % certainty between ${points(of.low)} and ${
+  points(of.high)}`;
+
+const VERSION_WORDS = { better: "did better than", worse: "did worse than",
+  open: "cannot be told from" };
+
+/** Whether a version did better than another: a sentence. `a` and `b`: `{number, good, runs}`. */
+export function versionSentence(a, b) {
+  const of = differenceOf(a, b);
+  if (!of) return `Version ${a.runs ? b.number : a.number} has no judged run yet.`;
+  const verdict = verdictOf(of);
+  return `Version ${a.number} ${VERSION_WORDS[verdict]} version ${b.number}${verdict === "open" ? " yet" : ""}: ${
+    rateOf(a)} of its judged runs went well, against ${rateOf(b)}. That is ${difference(of)}.`;
+}
+
+const UNKNOWN = "It is not known yet if memory helped";
+const MEMORY_WORDS = { better: "Memory helped", worse: "Memory did harm", open: UNKNOWN };
+
+/** Whether memory helped, by `GET /v1/metrics/memory-effect`: a sentence. */
+export function memorySentence(effect) {
+  if (effect.difference === null) return `${UNKNOWN}: no pattern has judged runs with and without it.`;
+  return `${MEMORY_WORDS[verdictOf(effect)]}: ${rateOf(effect.given)} of the runs that were given what memory learned
+    went well, against ${rateOf(effect.without)} of those drawn to go without it. That is ${difference(effect)}.`
+    .replace(/\s+/g, " ");
+}

@@ -1,0 +1,33 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { differenceOf, memorySentence, rateOf, tallyOf, versionSentence } from
+  "../../../app/bottega/console/js/figures/rates.js";
+
+const version = (number, good, runs) => ({ number, good, runs });
+
+test("runs that went partly well are judged, and not good", () => {
+  assert.deepEqual(tallyOf([{ good: 2, partly: 1, bad: 1 }, { good: 1, partly: 0, bad: 0 }]), { good: 3, runs: 5 });
+  assert.equal(rateOf({ good: 3, runs: 5 }), "60 % (3 of 5)");
+  assert.equal(rateOf({ good: 0, runs: 0 }), "–");
+});
+
+test("a few runs do not tell which version is better, many do", () => {
+  assert.match(versionSentence(version(4, 2, 2), version(3, 0, 2)), /^Version 4 cannot be told from version 3 yet: 100 %/);
+  assert.match(versionSentence(version(4, 90, 100), version(3, 50, 100)), /^Version 4 did better.*\+40 points/);
+  assert.match(versionSentence(version(4, 50, 100), version(3, 90, 100)), /^Version 4 did worse.*−40 points/);
+  assert.equal(versionSentence(version(4, 0, 0), version(3, 1, 1)), "Version 4 has no judged run yet.");
+  assert.equal(versionSentence(version(4, 1, 1), version(3, 0, 0)), "Version 3 has no judged run yet.");
+  const { difference, low, high } = differenceOf({ good: 9, runs: 10 }, { good: 5, runs: 10 });
+  assert.equal(difference, 0.4);
+  assert.ok(low < 0.05 && high > 0.6 && high <= 1);
+});
+
+test("what memory did is said with its interval, and not before it is known", () => {
+  const sides = { given: { good: 25, runs: 30 }, without: { good: 10, runs: 20 } };
+  assert.match(memorySentence({ ...sides, difference: 0.33, low: 0.07, high: 0.55 }),
+    /^Memory helped: 83 % \(25 of 30\).*\+33 points, with 95 % certainty between \+7 and \+55\.$/);
+  assert.match(memorySentence({ ...sides, difference: -0.3, low: -0.5, high: -0.1 }), /^Memory did harm/);
+  assert.match(memorySentence({ ...sides, difference: 0.1, low: -0.1, high: 0.3 }), /^It is not known yet/);
+  assert.match(memorySentence({ difference: null }), /^It is not known yet.*no pattern/);
+});
