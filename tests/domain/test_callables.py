@@ -258,7 +258,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "variadic": (Variadic(), r"\*numbers"),
     "keywords": (keywords, r"\*\*named"),
     "built-in": (math.sqrt, "'x' has no type"),
-    "built-in without a signature": (max, "does not say its parameters"),
+    "built-in without a signature": (max, "the parameters of"),
     "a name without a value": (of_later, "'when' names 'Later'"),
     "a class without a schema": (of_opaque, "'thing'"),
     "a function as an argument": (of_callback, "'callback'"),

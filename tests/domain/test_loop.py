@@ -450,11 +450,11 @@ class TestToolCalls:
     async def test_two_tools_with_one_name_are_refused(self) -> None:
         it = agent(tools=[add, add])
         assert it.registered_tools == [add]
-        with pytest.raises(InvalidInputError, match="'add' already"):
+        with pytest.raises(InvalidInputError, match="another tool with the name 'add'"):
             it.register_tool(tool("add", "-")(lambda: None))
-        with pytest.raises(InvalidInputError, match="'add' already"):
+        with pytest.raises(InvalidInputError, match="another tool with the name 'add'"):
             it.register_agent(agent(), name="add", description="Adds.")
-        with pytest.raises(InvalidInputError, match="'add' already"):
+        with pytest.raises(InvalidInputError, match="another tool with the name 'add'"):
             agent(tools=[add, tool("add", "-")(lambda: None)])
 
 

@@ -73,11 +73,11 @@ _ABOVE = {
     "SubagentScheduler": "scheduler",
     "use_async_subagents": "tools",
 }
-"""Modules of ``bottega.subagents``, which is built on this package, by the name in them."""
+"""Names of ``bottega.subagents``, and the module that has each; that package imports this one."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of the layer above with its first use."""
+    """Import a name of ``bottega.subagents`` at its first use."""
     if (module := _ABOVE.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"bottega.subagents.{module}"), name)

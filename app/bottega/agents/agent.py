@@ -1,7 +1,7 @@
 """The agent: a system message, a history, tools, hooks.
 
-It refuses what is no part of an agent: type checkers see such mistakes, but many programs run
-without one.
+The constructor checks the types of its arguments at run time, because many programs use no type
+checker.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ _PARTS: Mapping[str, tuple[_Fits, str]] = {
 
 
 def refuse_wrong_parts(**parts: object) -> None:
-    """Check an agent's arguments, by their names; ``None`` is absent.
+    """Check the types of an agent's arguments, given by name; ``None`` is always accepted.
 
     Raises:
-        TypeError: one has another type; the text says what to write.
+        TypeError: an argument has a wrong type. The text says what to write.
     """
     for name, value in parts.items():
         fits, what = _PARTS[name]
@@ -77,7 +77,7 @@ def refuse_no_tool(value: object) -> None:
     """Check that a value is a tool, or a class of tools.
 
     Raises:
-        TypeError: it is neither; the text says how to make one.
+        TypeError: the value is neither. The text says how to make it a tool.
     """
     if not (
         isinstance(value, ToolBase) or (isinstance(value, type) and issubclass(value, ToolBase))
@@ -85,9 +85,9 @@ def refuse_no_tool(value: object) -> None:
         how = (
             "add it by register_agent(agent, name=…, description=…)"
             if hasattr(value, "execute_query")
-            else "make it one with @tool(name=…, description=…)"
+            else "make it a tool with @tool(name=…, description=…)"
         )
-        raise TypeError(f"{_kind(value)} is no tool: {how}")
+        raise TypeError(f"{_kind(value)} is not a tool: {how}")
 
 
 def _kind(value: object) -> str:
@@ -102,34 +102,36 @@ class BaseAgent:
     """An agent: calls a model, and the tools that the model asks for, until it has an answer.
 
     Args:
-        provider: the model; ``None``: the one set by :func:`set_default_provider`.
+        provider: client of the model; ``None``: the client set by :func:`set_default_provider`.
         agent_name: defaults to the class's name.
-        description: the agent's abilities; a parent's model reads it.
+        description: the agent's abilities. The model of a parent agent reads this text.
         max_iterations: limit of model calls per query.
         tool_policy: tool calls required before an answer is accepted.
         exit_on_success: names of tools whose success ends the query with their result.
-        agent_comment: true: the model reads the tool results and answers; false: the results of
-            its tool calls are the answer.
+        agent_comment: true: the model reads the tool results and then answers; false: the tool
+            results are the answer.
         on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the
             rest, ``fail`` fails the query, ``accept`` takes the text as the answer.
-        params: parameters of its model calls; ``None``: the model's defaults.
-        tool_choice_scope: the calls of a query that its ``tool_choice`` holds for: ``first`` or
-            ``all``.
-        output_schema: JSON Schema of its answers. An answer that does not fit goes back to the
-            model, twice at most; then the query fails with ``output_invalid``.
+        params: parameters of the agent's model calls; ``None``: the model's defaults.
+        tool_choice_scope: model calls of a query to which ``params.tool_choice`` applies:
+            ``first`` or ``all``.
+        output_schema: JSON Schema of the agent's answers. The agent sends an invalid answer back
+            to the model at most twice. Then the query fails with ``output_invalid``.
 
     Raises:
-        TypeError: an argument is no part of an agent.
+        TypeError: an argument has a wrong type.
         InvalidInputError: a number, name or schema is not valid.
 
     Attributes:
         conversation_history: the live history; starts with the system message.
-        first_history: the history before the first query; ``None`` before that query.
-        hooks: hooks by event; only events with hooks.
-        memory_graph, agent_id: the shared memory, and the agent's name in it; ``None`` without.
-        output: the schema of its answers, checked.
+        first_history: the history before the first query; ``None`` until that query begins.
+        hooks: hooks by event. An event without hooks has no entry.
+        memory_graph, agent_id: the shared memory, and the agent's name in it; ``None`` if the agent
+            has no shared memory.
+        output: the validated schema of the agent's answers.
         recall: adds publications of indirect ancestors; needs ``memory_graph`` and ``agent_id``.
-        memory: selects the part of the history for the prompt; copies of the agent have none.
+        memory: selects the messages of the history that a prompt has. Copies of the agent have no
+            memory.
         usage: usage of all queries, sub-agents included.
     """
 
@@ -210,21 +212,21 @@ class BaseAgent:
         """Add a tool; a class is instantiated without arguments.
 
         Raises:
-            InvalidInputError: it has no name, or ``duplicate_tool``: the agent has another tool or
-                sub-agent of that name.
-            TypeError: it is no tool.
+            InvalidInputError: the tool has no name, or ``duplicate_tool``: the agent has another
+                tool or sub-agent of that name.
+            TypeError: the argument is not a tool.
         """
         refuse_no_tool(tool)
         if isinstance(tool, type):
             tool = tool()
         if not tool.name.strip():
-            raise InvalidInputError("a tool needs a name: models call it by that name")
+            raise InvalidInputError("a tool needs a name, because models call tools by name")
         for known in self.registered_tools:
             if known is tool:
                 return
             if known.name == tool.name:
                 raise InvalidInputError(
-                    f"{self.agent_name} has another tool '{tool.name}' already",
+                    f"{self.agent_name} already has another tool with the name '{tool.name}'",
                     code="duplicate_tool",
                 )
         self.registered_tools.append(tool)
@@ -262,7 +264,7 @@ class BaseAgent:
     # Copies
 
     def copy_for_call(self) -> Self:
-        """Return a copy that shares hooks and graph, has its own history and tools, no memory."""
+        """Return a copy with the same hooks and graph, its own history and tools, and no memory."""
         agent = copy.copy(self)
         agent.conversation_history = list(self.conversation_history)
         agent.registered_tools = list(self.registered_tools)
@@ -272,7 +274,7 @@ class BaseAgent:
         return agent
 
     def fresh_copy(self, made: FreshCopies | None = None) -> Self:
-        """Return a copy of the agent and its sub-agents with the histories before any query."""
+        """Copy the agent and its sub-agents; each copy has the history before the first query."""
         made = {} if made is None else made
         made[self] = new = self.copy_for_call()
         if self.first_history is not None:
@@ -293,7 +295,7 @@ class BaseAgent:
         recorder: Recorder | None = None,
         caller: Caller | None = None,
     ) -> AssistantResponse:
-        """Run :meth:`execute_query_async` in an event loop of its own.
+        """Run :meth:`execute_query_async` in a new event loop.
 
         Raises:
             RuntimeError: called inside a running event loop.
@@ -303,8 +305,8 @@ class BaseAgent:
         except RuntimeError:
             return asyncio.run(self.execute_query_async(query, recorder=recorder, caller=caller))
         raise RuntimeError(
-            "execute_query() cannot run inside an event loop; there, "
-            "`await agent.execute_query_async(...)`"
+            "execute_query() cannot run inside an event loop; use "
+            "`await agent.execute_query_async(...)` there"
         )
 
     async def execute_query_async(
@@ -317,16 +319,16 @@ class BaseAgent:
         """Answer a query. An agent runs one query at a time; its copies run side by side.
 
         Args:
-            query: a text, or messages of one or several turns. These end with a ``HumanMessage``,
-                or with the results of the tool calls after it.
-            recorder: observes the query; a sub-agent uses its parent's.
-            caller: for whom it runs; tools read it in their :class:`ToolContext`. ``None``: as the
-                recorder says.
+            query: a text, or messages of one or several turns. The last message is a
+                ``HumanMessage``, or a result of a tool call that followed it.
+            recorder: observes the query; a sub-agent uses its parent's recorder.
+            caller: tenant, end user and session of the query; tools read them in their
+                :class:`ToolContext`. ``None``: the recorder's caller.
 
         Raises:
             AgentBusyError: another query of this agent is not over.
-            InvalidQueryError: the query is none of these.
-            NoProviderError: the agent has no model and there is no default.
+            InvalidQueryError: the query is neither a text nor such messages.
+            NoProviderError: the agent has no provider and no default is set.
             HookContractError, HistoryError: a bug in code around the agent.
             Exception: any error of the recorder, except ``ModelError``.
         """
@@ -354,14 +356,15 @@ class BaseAgent:
     ) -> AsyncGenerator[QueryEvent, None]:
         """Answer a query, and yield its events while it runs; the last is ``QueryAnswered``.
 
-        The query starts with the first event that is asked for. It waits for a slow reader. Closing
-        the generator (``aclose()``, or ``break`` out of ``async for`` with no other reference to
-        it) cancels the query.
+        The query starts when the reader asks for the first event, and waits for a slow reader.
+        Closing the generator cancels the query. ``aclose()`` closes it, and so does ``break`` out
+        of ``async for`` if nothing else refers to the generator.
 
         Args:
-            query: as for :meth:`execute_query_async`; reading raises the same errors.
-            most_waiting: events that wait for the reader before the query waits, at least 1.
-            caller: for whom it runs, as for :meth:`execute_query_async`.
+            query: as for :meth:`execute_query_async`. Reading the events raises the errors of that
+                method.
+            most_waiting: number of unread events at which the query waits, at least 1.
+            caller: as for :meth:`execute_query_async`.
 
         Raises:
             InvalidInputError: ``most_waiting`` is below 1.
@@ -377,7 +380,7 @@ class BaseAgent:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Keep the agent for one query.
+        """Mark the agent as busy during one query.
 
         Raises:
             AgentBusyError: another query of this agent is not over.
@@ -392,7 +395,7 @@ class BaseAgent:
             self._is_busy = False
 
     def turn(self) -> asyncio.Lock:
-        """Return the lock for one query at a time; one lock per event loop."""
+        """Return the lock that lets one query run at a time; each event loop has its own lock."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._turn[0] is not loop:
             self._turn = (loop, asyncio.Lock())

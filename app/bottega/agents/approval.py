@@ -1,7 +1,4 @@
-"""Tool calls that wait for people: for an approval, an answer, or the client's result. Pure.
-
-Rules say which calls of a tool a person must approve.
-"""
+"""Tool calls that wait for people: for an approval, an answer, or a client's result. Pure."""
 
 import json
 import re
@@ -25,9 +22,10 @@ class Approval:
     """A rule for the calls of a tool.
 
     Attributes:
-        when: condition on the arguments; ``None``: every call.
-        why: what people read; else they read the condition.
-        confirm_above: numbers by feature: who approves a larger argument is asked once more.
+        when: condition on the arguments; ``None``: every call needs an approval.
+        why: the reason that people read; ``None``: they read the condition.
+        confirm_above: threshold by feature. A person who approves a larger argument must confirm
+            it once more.
     """
 
     when: Condition | None = None
@@ -35,9 +33,9 @@ class Approval:
     confirm_above: Mapping[str, float] | None = None
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return why a call needs an approval; ``None``: it needs none.
+        """Return the reason why a call needs an approval; ``None``: the call needs none.
 
-        An argument of a type that the condition cannot compare needs one, too.
+        A call also needs an approval if the condition cannot compare an argument of its type.
         """
         if self.when is None:
             return self.why or "always"
@@ -46,25 +44,25 @@ class Approval:
         for test in tests_of(self.when):
             found = _value(arguments, test["feature"])
             if found is not None and not can_compare(found, test["op"], test.get("value")):
-                return f"{test['feature']} has another type than its condition"
+                return f"the type of {test['feature']} differs from that of its condition"
         return None
 
 
 def check_approval(approval: Any) -> None:
-    """Validate a rule as JSON.
+    """Validate an approval rule in its JSON form.
 
-    It is ``never``, ``always``, or an object with ``always: true`` or ``when: condition``, and
-    perhaps ``confirm_above: {feature: number}``.
+    Valid rules are ``never``, ``always``, and an object with ``always: true`` or
+    ``when: condition``. The object may also have ``confirm_above: {feature: number}``.
 
     Raises:
-        InvalidInputError: it is another, or the condition is not valid.
+        InvalidInputError: the rule has another form, or its condition is not valid.
     """
     if approval in ("never", "always"):
         return
     if not isinstance(approval, Mapping) or set(approval) - {"confirm_above"} not in _KINDS:
         raise InvalidInputError(
-            "expected 'never', 'always', {\"always\": true} or {\"when\": CONDITION}, each object "
-            'perhaps with "confirm_above"'
+            "expected 'never', 'always', {\"always\": true} or {\"when\": CONDITION}; each object "
+            'may also have "confirm_above"'
         )
     if "when" in approval:
         ConditionCheck(_FEATURE, _RULE).condition(approval["when"], "/when")
@@ -77,7 +75,7 @@ def check_approval(approval: Any) -> None:
 def _check_thresholds(thresholds: Any) -> None:
     if not isinstance(thresholds, Mapping) or not 0 < len(thresholds) <= _MOST_THRESHOLDS:
         raise InvalidInputError(
-            f"expected an object of one to {_MOST_THRESHOLDS} numbers by argument",
+            f"expected an object with 1 to {_MOST_THRESHOLDS} arguments and a number for each",
             pointer="/confirm_above",
         )
     for feature, number in thresholds.items():
@@ -89,7 +87,7 @@ def _check_thresholds(thresholds: Any) -> None:
 
 
 def approval_of(approval: Any, why: str | None = None) -> Approval | None:
-    """Return a checked rule; ``None``: it asks for no approval."""
+    """Convert a valid rule from JSON; ``None``: the rule is ``never``."""
     if approval in (None, "never"):
         return None
     if approval == "always":
@@ -98,7 +96,11 @@ def approval_of(approval: Any, why: str | None = None) -> Approval | None:
 
 
 def _value(arguments: Mapping[str, Any], feature: str) -> Any:
-    """Return the argument at a feature's path, or ``None``; an object if the path cannot go on."""
+    """Return the argument at a feature's path.
+
+    Return ``None`` if the argument is missing, and an empty object if the path leads through a
+    value that is not an object.
+    """
     found: Any = arguments
     for name in feature.split(".")[1:]:
         if found is None:
@@ -116,17 +118,17 @@ Kind = Literal["approval", "question", "client_tool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """A tool call's need for people, before it goes on.
+    """A request to people that a tool call or a graph's node waits for.
 
     Attributes:
-        question: for people; only of a question.
-        schema: JSON Schema of the answer, or of an approval's arguments.
+        question: text that people read; only of the kind ``question``.
+        schema: JSON Schema of the answer, or of the arguments that people may edit.
         reason: why an approval is needed.
-        confirm_above: as of :class:`Approval`.
-        server: the MCP server that asks; ``None``: the agent does.
-        node: the node of a graph that asks; ``None``: a tool call does.
-        who: of a node: who may answer, ``run``, ``approve`` or ``user``.
-        number: of a tool's own question: the first of a call is 1; 0: the call itself asks.
+        confirm_above: see :class:`Approval`.
+        server: the MCP server that asks; ``None``: the agent asks.
+        node: the node of a graph that asks; ``None``: a tool call asks.
+        who: group of people who may answer a node: ``run``, ``approve`` or ``user``.
+        number: number of a question that a running tool asks, from 1; 0: the call itself asks.
     """
 
     kind: Kind
@@ -146,20 +148,20 @@ class Resolution:
     """The decision of people on a tool call.
 
     Attributes:
-        said: of an approval ``decision``, ``arguments`` and ``comment``; of a question
-            ``answer``; of a client's tool ``result`` or ``error``.
+        said: fields of the decision. An approval has ``decision``, ``arguments`` and ``comment``;
+            a question has ``answer``; a client's tool has ``result`` or ``error``.
     """
 
     said: Mapping[str, Any]
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """The arguments that a person put in place of the model's, if any."""
+        """The arguments as a person edited them; ``None``: nobody edited them."""
         edited = self.said.get("arguments")
         return dict(edited) if isinstance(edited, Mapping) else None
 
     def result(self, call: ToolCall) -> ToolResult | None:
-        """Return the call's result; ``None``: the tool is to be executed."""
+        """Return the call's result; ``None``: people approved the call, so the tool must run."""
         said = self.said
         if said.get("decision") == "approve":
             return None
@@ -172,7 +174,7 @@ class Resolution:
 
 
 def as_edited(result: ToolResult) -> ToolResult:
-    """Return the result of a call with edited arguments, so that the model knows."""
+    """Add a note to a result, which tells the model that a person edited the arguments."""
     if result.error is not None:
         return result.model_copy(update={"error": f"{EDITED}\n{result.error}"})
     return result.model_copy(update={"result": f"{EDITED}\n{result.text}"})

@@ -1,4 +1,4 @@
-"""Python's callables as tools: their arguments as a schema and a check, their results as JSON."""
+"""Conversions for callables that are tools: schema and validation of arguments, results as JSON."""
 
 import dataclasses
 import inspect
@@ -28,9 +28,9 @@ from pydantic_core import PydanticSerializationError, SchemaError, to_json, to_j
 from bottega.agents.context import ToolContext, current_context
 
 Names = Mapping[str, Any]
-"""Values by name, for types that are written as text."""
+"""Values by name, to resolve types that are written as text."""
 Fields = dict[str, tuple[Any, Any]]
-"""Type and default (``...``: none) by argument."""
+"""Type and default of each argument; ``...``: no default."""
 
 _NO_SCHEMA = (PydanticUserError, SchemaError, NameError, TypeError, AttributeError)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -52,18 +52,20 @@ class ToolArguments:
     """The arguments of a tool.
 
     Args:
-        what: words for the tool in errors.
-        known: names for types that are written as text, beside those of the tool's module.
+        what: description of the tool in error texts.
+        known: further names for types that are written as text; names of the tool's module are
+            known without it.
 
     Attributes:
-        schema: JSON Schema of them, an object.
+        schema: JSON Schema of the arguments; its type is ``object``.
 
     Raises:
         TypeError: a type has no JSON Schema; the text names the argument.
     """
 
     def __init__(self, what: str, fields: Fields, known: Names) -> None:
-        # Neutral names of fields: an argument may have the name of a Pydantic method, as ``json``.
+        # Fields get neutral names, because an argument may have the name of a Pydantic method,
+        # such as ``json``.
         self._names = {f"argument_{index}": name for index, name in enumerate(fields)}
         self._adapter: TypeAdapter[Any]
         try:
@@ -73,7 +75,7 @@ class ToolArguments:
                 try:
                     self._built({name: field}, known)
                 except _NO_SCHEMA as cause:
-                    text = f"{what}: the type of '{name}' is not one for JSON: {_first_line(cause)}"
+                    text = f"{what}: the type of '{name}' has no form in JSON: {_first_line(cause)}"
                     raise TypeError(text) from cause
             raise TypeError(f"{what}: {_first_line(error)}") from error
 
@@ -91,10 +93,10 @@ class ToolArguments:
         return adapter, schema_of(adapter)
 
     def values(self, arguments: Names) -> dict[str, Any]:
-        """Return the arguments of a call as their types, with defaults.
+        """Validate the arguments of a call; convert them to their types and add defaults.
 
         Raises:
-            pydantic.ValidationError: they do not fit.
+            pydantic.ValidationError: the arguments do not fit their types.
         """
         valid = valid_of(self._adapter, arguments)
         return {name: getattr(valid, field) for field, name in self._names.items()}
@@ -107,14 +109,17 @@ def schema_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
-    """Return arguments as a type. Strict types, too, take dates and the like as JSON has them.
+    """Validate arguments and convert them to a type.
+
+    The validation reads JSON, so that strict types accept dates and similar values as JSON writes
+    them.
 
     Raises:
-        pydantic.ValidationError: they do not fit.
+        pydantic.ValidationError: the arguments do not fit the type.
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # half of a character, or an object from a hook
+    except PydanticSerializationError:  # a lone surrogate, or an object that a hook put there
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 
@@ -122,15 +127,15 @@ def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
 class CallableArguments:
     """The arguments of a callable.
 
-    What ``functools.partial`` has filled by name is no argument for the model.
+    A parameter that ``functools.partial`` has filled by name is not an argument for the model.
 
     Args:
-        what: words for the tool in errors.
-        known: as of :class:`ToolArguments`.
+        what: description of the tool in error texts.
+        known: see :class:`ToolArguments`.
 
     Raises:
-        TypeError: the callable does not say its parameters, or one of them cannot be filled by a
-            model; the text names it.
+        TypeError: the callable's parameters are unknown, or a model cannot fill one of them. The
+            text names the parameter.
     """
 
     def __init__(self, what: str, function: Callable[..., Any], known: Names) -> None:
@@ -158,10 +163,10 @@ class CallableArguments:
         return self._arguments.schema
 
     def call(self, arguments: Names) -> Callable[[], Any]:
-        """Return a call of the function, ready to be made.
+        """Return a function without parameters that makes the call.
 
         Raises:
-            pydantic.ValidationError: the arguments do not fit.
+            pydantic.ValidationError: the arguments do not fit their types.
         """
         values = {**self._arguments.values(arguments), **context_for(self._context)}
         first = [values.pop(name) for name in self._positional]
@@ -173,12 +178,12 @@ def _parameters(what: str, function: Callable[..., Any]) -> Iterator[inspect.Par
         signature = inspect.signature(function)
     except ValueError:
         raise TypeError(
-            f"{what}: {function!r} does not say its parameters; wrap it in a function with types"
+            f"{what}: the parameters of {function!r} are unknown; wrap it in a function with types"
         ) from None
     filled = function.keywords if isinstance(function, partial) else {}
     for parameter in signature.parameters.values():
         if parameter.kind in _VARIADIC:
-            raise TypeError(f"{what} takes {parameter}, but a tool takes named parameters only")
+            raise TypeError(f"{what} has the parameter {parameter}; a tool's parameters need names")
         if parameter.name not in filled:
             yield parameter
 
@@ -201,20 +206,20 @@ class _Hints:
         written = self._hints.get(name, parameter.annotation)
         if written is parameter.empty:
             bound = "make the tool of an object's method, as in tool(…)(thing.method)"
-            hint = bound if name in ("self", "cls") else f"write one, as in '{name}: str'"
+            hint = bound if name in ("self", "cls") else f"write a type, as in '{name}: str'"
             raise TypeError(f"{self._what}: the parameter '{name}' has no type; {hint}")
         hint = resolved(f"{self._what}: the type of '{name}'", written, self.names, self._known)
         return _or_none(hint) if parameter.default is None else hint
 
 
 def names_near(target: Any, frame: FrameType) -> Names:
-    """Return the local names of the frame that makes a tool, if the tool is defined there."""
+    """Return the local names of ``frame`` if the tool is defined inside a function, else none."""
     code = target if inspect.isclass(target) else _code_of(target)
     return frame.f_locals if "<locals>" in getattr(code, "__qualname__", "") else {}
 
 
 def _code_of(function: Any) -> Any:
-    """Return the function that a callable leads to, which has the annotations."""
+    """Return the innermost function of a callable: the function that has the annotations."""
     while True:
         if isinstance(function, partial):
             function = function.func
@@ -229,25 +234,25 @@ def _code_of(function: Any) -> Any:
 
 
 def _captured(code: Any) -> dict[str, Any]:
-    """Return the values around a function that its body uses."""
+    """Return the variables of enclosing functions that a function uses, by name."""
     found = {}
     names = code.__code__.co_freevars if inspect.isfunction(code) else ()
     for name, cell in zip(names, getattr(code, "__closure__", None) or (), strict=False):
-        with suppress(ValueError):  # it has no value yet
+        with suppress(ValueError):  # the variable has no value yet
             found[name] = cell.cell_contents
     return found
 
 
 def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
-    """Return a type with all texts in it replaced by types.
+    """Return a type after replacing every part that is written as text.
 
     Args:
-        what: words for the type in errors.
+        what: description of the type in error texts.
         names: global names.
-        known: local ones.
+        known: local names.
 
     Raises:
-        TypeError: it is no type, or a name in it has no value yet.
+        TypeError: ``written`` is not a type, or a name in it has no value yet.
     """
     holder = SimpleNamespace(__annotations__={"it": written})
     try:
@@ -255,7 +260,7 @@ def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
     except NameError as error:
         raise TypeError(_unknown(what, error)) from error
     except (TypeError, SyntaxError, AttributeError) as error:
-        raise TypeError(f"{what} is no type: {_first_line(error)}") from error
+        raise TypeError(f"{what} is not a type: {_first_line(error)}") from error
 
 
 def fields_of(what: str, cls: type[Any], known: Names) -> Fields:
@@ -276,7 +281,7 @@ def fields_of(what: str, cls: type[Any], known: Names) -> Fields:
 
 
 def instances_of(what: str, cls: type[Any], known: Names) -> TypeAdapter[Any]:
-    """Return the schema of a dataclass or Pydantic model, whose fields are the arguments.
+    """Return Pydantic's adapter for a dataclass or model whose fields are a tool's arguments.
 
     Raises:
         TypeError: a field has no JSON Schema.
@@ -292,10 +297,10 @@ def instances_of(what: str, cls: type[Any], known: Names) -> TypeAdapter[Any]:
 
 
 def refuse_arguments(what: str, function: Callable[..., Any], known: Names) -> list[str]:
-    """Return the parameters of a class's ``execute`` that take the context.
+    """Return the names of the parameters of ``execute`` that take the context.
 
     Raises:
-        TypeError: it has other parameters.
+        TypeError: ``execute`` has other parameters.
     """
     found = []
     hint_of = _Hints(what, function, known)
@@ -319,7 +324,7 @@ def is_context(hint: Any) -> bool:
 
 
 def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
-    """Return the arguments for a function's parameters that take the context."""
+    """Return the current context as the argument for each of these parameters."""
     if not parameters:
         return {}
     context = current_context.get() or ToolContext()  # called outside of a query
@@ -327,7 +332,7 @@ def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
 
 
 def _named(hint: Any, name: str) -> Any:
-    """Return a type whose field has an argument's name, if the field gives itself no other."""
+    """Add an alias to a type: the argument's name, unless the type has its own alias."""
     if get_origin(hint) is Annotated:
         base, *about = get_args(hint)
         return Annotated[(base, Field(alias=name), *about)]
@@ -350,7 +355,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _adapt_typed_dicts(hint: Any, known: Names) -> None:
-    """Let Pydantic take the typed dicts of ``typing`` in a type, which it refuses before 3.12."""
+    """Make Pydantic accept the ``typing.TypedDict`` classes in a type.
+
+    Pydantic refuses these classes before Python 3.12.
+    """
     if sys.version_info >= (3, 12):
         return
     todo, seen = [hint], set[int]()
@@ -365,14 +373,14 @@ def _adapt_typed_dicts(hint: Any, known: Names) -> None:
             try:
                 inner = get_type_hints(hint, localns=dict(known), include_extras=True)
             except (NameError, TypeError):
-                continue  # Pydantic says what is wrong
+                continue  # Pydantic reports the problem later
             todo += inner.values()
             if is_dict and type(hint).__module__ == "typing":
                 _adapt(hint, inner)
 
 
 def _adapt(typed: Any, hints: Names) -> None:
-    """Give a typed dict the schema of its twin from ``typing_extensions``."""
+    """Give a typed dict the schema of an equal ``typing_extensions.TypedDict``."""
     qualified: tuple[Any, ...] = (typing.Required, typing.NotRequired)
     fields = {
         name: typing_extensions.NotRequired[hint]
@@ -389,14 +397,15 @@ _BASIC = (str, bool, int, type(None))
 
 
 def as_json(value: Any) -> Any:
-    """Return a value in JSON's types.
+    """Convert a value to JSON's types.
 
-    Dataclasses, Pydantic models and other objects with public attributes are objects; named tuples,
-    sets and iterators are lists; bytes are base64; dates, decimals, paths and the like are texts.
+    - Dataclasses, Pydantic models and other objects with public attributes become objects.
+    - Named tuples, sets and iterators become lists.
+    - Bytes become base64; dates, decimals, paths and similar values become texts.
 
     Raises:
-        TypeError: a part of it has no such form.
-        ValueError: it contains itself.
+        TypeError: a part of the value has no form in JSON.
+        ValueError: the value contains itself.
     """
     if type(value) in _BASIC:
         return value
@@ -404,7 +413,7 @@ def as_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return an object that Pydantic does not know, in types that it knows."""
+    """Convert an object of a type that Pydantic does not know to types that Pydantic knows."""
     kind: Any = type(value)
     if isinstance(value, memoryview):
         return bytes(value)
@@ -427,7 +436,10 @@ def _plain(value: Any) -> Any:
 
 
 def listed(function: Callable[[], Any]) -> Any:
-    """Call a function; of an iterator return the items, read as long as the call is not over."""
+    """Call a function and return its value; read an iterator into a list.
+
+    Reading stops when the tool call is cancelled.
+    """
     value = function()
     if not isinstance(value, Iterator):
         return value

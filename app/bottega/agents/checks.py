@@ -1,4 +1,4 @@
-"""Checks of an answer that need nobody else: its text, or a JSON Schema. Pure."""
+"""Checks of an answer that need no model and no service: of its text, or by JSON Schema. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from bottega.agents.threads import run_in_thread
 
 Check = Mapping[str, Any]
-"""A check as a definition has it."""
+"""A check as it is written in an agent's definition."""
 
 
 async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
-    """Return if an answer passes a check, and else why not.
+    """Return whether an answer passes a check, and the reason if it fails.
 
     Args:
         check: of type ``equals``, ``contains`` or ``json_schema``.
@@ -28,7 +28,7 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
 
 
 async def unmet_check(checks: Sequence[Check], text: str) -> str | None:
-    """Return why an answer fails one of some checks; ``None``: it passes all."""
+    """Return the reason of the first check that an answer fails; ``None``: it passes all checks."""
     for check in checks:
         passed, reason = await decide_alone(check, text)
         if not passed:
@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 
 
 async def _fits(schema: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    # Here, because the library takes long to load.
+    # Imported here, because the library takes long to load.
     from bottega.json_schema.output import output_schema
 
     problems = await run_in_thread(lambda: output_schema(schema).read(text)[1])

@@ -1,4 +1,4 @@
-"""The context of a tool call: for whom it is made, and whether its result is still wanted."""
+"""The context of a tool call: its tenant, end user and session, and whether it is cancelled."""
 
 import threading
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ class QueryScopePort(Protocol):
     """Work started by a query that must not outlive it."""
 
     async def close(self, error: BaseException | None = None) -> None:
-        """End the work after the query ended or failed with ``error``; return when none runs."""
+        """Stop the work after the query ended, or failed with ``error``; return when it stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom a query runs; its sub-agents have the same. ``None``: unknown.
+    """The run, tenant, end user and session of a query and its sub-agents; ``None``: unknown.
 
     Attributes:
-        run_id: the run; only in the service, or if the caller sets it.
+        run_id: the run; set by the service, or by a program that has such ids.
         tenant: name of the tenant.
-        user: the caller's name for the end user.
+        user: the name that the tenant's product uses for the end user.
         session_id: the session, or conversation.
     """
 
@@ -40,10 +40,10 @@ class Caller:
 
 
 class CancelScope:
-    """Says whether a tool call is over: done, timed out or cancelled with its run.
+    """A flag that is set when a tool call is over: done, timed out or cancelled with its run.
 
-    An ``async`` tool is cancelled like any task. A tool in a thread cannot be; one that works for
-    long should ask here, and stop.
+    An ``async`` tool is cancelled like any task. Nothing can cancel a thread, so a tool that works
+    in a thread for a long time should check this flag and stop.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class CancelScope:
 
     @property
     def is_cancelled(self) -> bool:
-        """True once nobody waits for the call's result."""
+        """True when no one waits for the call's result any more."""
         return self._over.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep in a tool's thread; return true, early, as soon as the call is over."""
+        """Sleep in a tool's thread; return true as soon as the call is over, else false."""
         return self._over.wait(seconds)
 
     def cancel(self) -> None:
-        """Say that the call is over; it does not stop the query."""
+        """Set the flag: the call is over. This does not stop the query."""
         self._over.set()
 
 
@@ -67,16 +67,16 @@ class CancelScope:
 class ToolContext:
     """The context of a tool call.
 
-    A tool gets it as a parameter of this type, of its function or its class's ``execute``. The
-    parameter is no argument for the model: the tool's schema does not have it.
+    A tool receives the context if its function, or its class's ``execute``, has a parameter of
+    this type. The tool's schema omits that parameter, so the model does not see it.
 
     Attributes:
         agent: name of the agent that calls the tool.
-        caller: for whom the query runs.
-        task_id: the sub-agent's task; ``None`` for the root, and without a run.
+        caller: run, tenant, end user and session of the query.
+        task_id: the sub-agent's task; ``None`` for the root agent, and without a run.
         tool_call_id: the call's id from the model.
-        cancel: says whether the result is still wanted.
-        annotations: what :meth:`annotate` collected.
+        cancel: flag that is set when the call is over.
+        annotations: metadata that :meth:`annotate` collected.
     """
 
     agent: str = ""
@@ -107,30 +107,30 @@ class ToolContext:
         return self.caller.session_id
 
     def annotate(self, **metadata: Any) -> None:
-        """Add metadata to what the agent publishes in its graph at the end of the query.
+        """Add metadata to the agent's publication in its graph at the end of the query.
 
-        A result that is an error adds none.
+        The metadata is dropped if the tool's result is an error.
 
         Raises:
-            InvalidInputError: values that JSON cannot hold, or more than 8,192 bytes in all.
+            InvalidInputError: JSON cannot hold a value, or all values exceed 8,192 bytes.
         """
         self.annotations.update(annotated(self.annotations, metadata))
 
 
 def annotated(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return annotations with others added, as JSON values.
+    """Merge new annotations into known ones; return JSON values.
 
     Raises:
-        InvalidInputError: a value is not JSON, or they are too long in all.
+        InvalidInputError: JSON cannot hold a value, or the result is too long.
     """
     try:
         encoded = to_json({**known, **more})
-    except ValueError as error:  # also of a type that JSON does not know
+    except ValueError as error:  # also raised for a type that JSON does not have
         raise InvalidInputError(f"annotations must be JSON values: {error}") from error
     if len(encoded) > MOST_ANNOTATION_BYTES:
         raise InvalidInputError(
-            f"the annotations have {len(encoded):,} bytes as JSON, and {MOST_ANNOTATION_BYTES:,} "
-            "are allowed: annotate with a reference to long content"
+            f"the annotations have {len(encoded):,} bytes as JSON, but at most "
+            f"{MOST_ANNOTATION_BYTES:,} are allowed: annotate with a reference to long content"
         )
     values: dict[str, Any] = from_json(encoded)
     return values

@@ -63,9 +63,10 @@ class AgentFactory:
         """Register a class under ``name``; replace an earlier registration.
 
         Args:
-            subagent_name: tool name as a sub-agent; defaults to ``name``.
-            subagent_description: tool description; defaults to the agent's.
-            stateless: if true, each call as a sub-agent runs on a copy.
+            subagent_name: name of the tool through which other agents call this agent; defaults to
+                ``name``.
+            subagent_description: description of that tool; defaults to the agent's description.
+            stateless: if true, each call of that tool runs on a copy of the agent.
             defaults: constructor arguments; they override the global defaults.
         """
         self._specs[name] = AgentSpec(
@@ -170,10 +171,10 @@ class AgentFactory:
 def refuse_circle(
     agent: BaseAgent, above: tuple[BaseAgent, ...] = (), checked: set[int] | None = None
 ) -> None:
-    """Check that no agent is below itself or below an agent with the same id.
+    """Check that no agent is its own sub-agent, or a sub-agent of an agent with the same id.
 
     Raises:
-        CycleError: an agent is.
+        CycleError: such an agent exists.
     """
     checked = set() if checked is None else checked
     line = (*above, agent)

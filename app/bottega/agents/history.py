@@ -1,4 +1,4 @@
-"""Messages of queries, read from JSON, and checks that a model's API takes a history."""
+"""Conversion of queries from JSON to messages, and checks that a model's API accepts a history."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -25,8 +25,8 @@ def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
     """Return the messages of a query.
 
     Raises:
-        InvalidQueryError: there is no human message, the messages do not end with one or with tool
-            results, or it is not a query at all.
+        InvalidQueryError: the value is neither a text nor messages, there is no human message, or
+            the last message is neither a human message nor tool results.
     """
     if isinstance(query, str):
         return (HumanMessage(content=query),)
@@ -35,7 +35,7 @@ def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
     messages = tuple(query)
     for message in messages:
         if not isinstance(message, Message):
-            raise InvalidQueryError(f"a query's list must have only messages, not {_kind(message)}")
+            raise InvalidQueryError(f"a query's list may have only messages, not {_kind(message)}")
     humans = sum(isinstance(message, HumanMessage) for message in messages)
     if humans == 0:
         found = ", ".join(map(_kind, messages)) or "an empty list"
@@ -56,10 +56,10 @@ def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
 def split_turns(
     messages: Sequence[StandardMessage],
 ) -> tuple[Sequence[StandardMessage], Sequence[StandardMessage]]:
-    """Return the turns before the question of a query's messages, and the question.
+    """Split a query's messages into earlier turns and the question.
 
-    Messages with one user message are the question as a whole. Of more, the last is the question,
-    with the demands before it, and the tool calls and their answers that follow it.
+    If there is only one user message, all messages are the question. Otherwise the question is the
+    last user message, the demands right before it, and the tool calls and answers after it.
     """
     first = _question_at(messages)
     while first and DEMANDS in messages[first - 1].metadata:
@@ -75,7 +75,7 @@ def _question_at(messages: Sequence[StandardMessage]) -> int:
 def with_demands(
     messages: Sequence[StandardMessage], demands: SystemMessage | None
 ) -> Sequence[StandardMessage]:
-    """Return a query's messages with what its request says beside the input: with its question."""
+    """Insert the demands of a request right before the question in a query's messages."""
     if demands is None:
         return messages
     place = _question_at(messages)
@@ -118,7 +118,7 @@ def without_calls(message: AssistantMessage) -> AssistantMessage:
     """Return the message without its tool calls, for a history without their answers."""
     if not message.tool_calls:
         return message
-    # The state refers to the calls.
+    # Without the state, too, because the state refers to the calls.
     return message.model_copy(update={"tool_calls": (), "state": {}})
 
 
@@ -149,7 +149,7 @@ DEMAND_TITLES = {
     "constraints": "Constraints:",
     "success_criteria": "Success criteria:",
 }
-"""Titles in prompts of the fields of a request that say what its input leaves open."""
+"""Titles, in the prompt, of the fields of a request that add demands to its input."""
 
 _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
     "system": SystemMessage,
@@ -159,7 +159,7 @@ _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
 
 
 def query_of(value: str | Sequence[Mapping[str, Any]]) -> str | list[StandardMessage]:
-    """Return a run's input, a text or messages, as an agent's query."""
+    """Convert a run's input (a text, or messages as JSON) to an agent's query."""
     if isinstance(value, str):
         return value
     called: dict[str, str] = {}
@@ -182,10 +182,11 @@ def user_message(content: Content) -> StandardMessage:
 
 
 def demands_message(request: Mapping[str, Any]) -> SystemMessage | None:
-    """Return what a request says beside its input, word for word; ``None``: nothing.
+    """Return a message with the demands of a request, word for word; ``None``: no demands.
 
     Args:
-        request: may have lists of texts: ``goals``, ``constraints``, ``success_criteria``.
+        request: has the demands in lists of texts: ``goals``, ``constraints``,
+            ``success_criteria``.
     """
     blocks = [
         "\n".join([title, *(f"- {text}" for text in texts)])

@@ -41,7 +41,7 @@ class AgentEvent(StrEnum):
 
 
 class HookDecision(StrEnum):
-    """Decision of a hook: continue, ask the model again, end with an error, end with success."""
+    """Decision of a hook: continue, ask the model again, end with an error, or end with success."""
 
     CONTINUE = "continue"
     RETRY = "retry"
@@ -51,18 +51,18 @@ class HookDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The state of a query for hooks. The fields that are set depend on the event.
+    """The state of a query, as hooks see it. The event decides which fields are set.
 
-    Let effects act on ``agent``, never on a captured ``self``: a stateless sub-agent runs on a
-    copy that shares its hooks.
+    Effects must act on ``agent``, never on a captured ``self``: a stateless sub-agent runs on a
+    copy, and the copy has the same hooks.
 
     Attributes:
         iteration: 1-based; 0 at QUERY_START.
         deferred: injected messages that must wait until the tool calls are answered; ``None``: the
             history accepts messages at once.
-        replayed: true if a resumed run repeats what an earlier attempt recorded: the model call or
-            tool call of the event, or the query's end. The hook may have run for it before.
-        annotations: what :meth:`annotate` collected in this query.
+        replayed: true if a resumed run replays the event's model call, tool call or query end from
+            an earlier attempt. The hook may have run for the event in that attempt.
+        annotations: metadata that :meth:`annotate` collected in this query.
     """
 
     event: AgentEvent
@@ -77,10 +77,10 @@ class AgentStatus:
     annotations: dict[str, Any] = field(default_factory=dict)
 
     def annotate(self, **metadata: Any) -> None:
-        """Add metadata to what the agent publishes in its graph at the end of the query.
+        """Add metadata to the agent's publication in its graph at the end of the query.
 
         Raises:
-            InvalidInputError: values that JSON cannot hold, or more than 8,192 bytes in all.
+            InvalidInputError: JSON cannot hold a value, or all values exceed 8,192 bytes.
         """
         self.annotations.update(annotated(self.annotations, metadata))
 
@@ -92,14 +92,14 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class EventContract:
-    """Contract of an event: the values and decisions that it allows.
+    """The values and decisions that an event allows.
 
     Attributes:
         input_type: type of the event's value; ``None``: no value.
         output_type: type of a replacement value.
         retry: true if RETRY is allowed.
-        stop_type: type of the value of STOP; ``None``: STOP is not allowed.
-        status_field: field of :class:`AgentStatus` that has the current value.
+        stop_type: type of the value with STOP; ``None``: STOP is not allowed.
+        status_field: field of :class:`AgentStatus` that contains the current value.
         optional: true if the value may be ``None``.
     """
 
@@ -159,9 +159,10 @@ class _Step:
 
 
 class Hook:
-    """Actions at an event, built with a fluent API; ``agent.on(event)`` returns one.
+    """Actions at an event, built with a fluent API; ``agent.on(event)`` returns a new hook.
 
-    Every callable may be sync or async. The actions of a hook run in the order of their addition.
+    Every callable may be sync or async. The actions of a hook run in the order in which they were
+    added.
 
     Attributes:
         plugin: name of the entry point that added the hook; ``None`` for the program's own hooks.
@@ -184,8 +185,8 @@ class Hook:
         """Run the effects, then replace the event's value and decide.
 
         Args:
-            value: a constant or ``fn(value, status)``; the constant ``None`` keeps the value. With
-                FAIL it is the error's text.
+            value: a constant or ``fn(value, status)``; the constant ``None`` keeps the event's
+                value. With FAIL, ``value`` is the error's text.
             effects: functions, called as ``fn(status)``.
         """
         self._steps.append(_Step(HookDecision(decision), value, tuple(effects or ())))
@@ -210,7 +211,7 @@ class Hook:
     def inject_at(self, position: Position, factory: MessageFactory) -> Self:
         """Insert the message ``factory(status)`` at an index of the history, as ``list.insert``.
 
-        An index among the answers to tool calls moves to the end of those answers.
+        If the index is between answers to tool calls, the message goes after those answers.
         """
 
         async def effect(status: AgentStatus) -> None:
@@ -227,7 +228,7 @@ class Hook:
         """Run the hook on an event; return the outcome, and the status with the new value.
 
         Raises:
-            HookContractError: its decision or value breaks the event's contract.
+            HookContractError: the hook's decision or value breaks the event's contract.
         """
         for condition in self._conditions:
             if not await settled(condition(status)):
@@ -250,9 +251,9 @@ class Hook:
 
 
 async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> HookOutcome:
-    """Run an event's hooks in order, each on the previous one's value.
+    """Run an event's hooks in order; each hook gets the value of the hook before it.
 
-    An exception of a hook becomes FAIL with its text.
+    An exception in a hook becomes FAIL with the exception's text.
 
     Raises:
         HookContractError: a hook's decision or value breaks the event's contract.
@@ -265,7 +266,7 @@ async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> H
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # the query is cancelled, not only something that the hook awaits
+                raise  # the query itself is cancelled, not just a task that the hook awaits
             if hook.plugin is not None:
                 logger.warning("plugin '%s' failed: %s", hook.plugin, hook, exc_info=error)
             return HookOutcome(
@@ -312,7 +313,7 @@ def _check(hook: Hook, step: _Step, value: Any) -> None:
 
 
 def _with_value(status: AgentStatus, value: Any) -> AgentStatus:
-    """Return the status with a changed value, for later hooks of the event."""
+    """Return the status with the new value, for the event's next hooks."""
     name = CONTRACTS[status.event].status_field
     if name is None:
         return status
@@ -329,7 +330,7 @@ async def _made(factory: MessageFactory, status: AgentStatus) -> StandardMessage
 
 
 def _place(message: StandardMessage, index: int | None, status: AgentStatus) -> None:
-    """Insert a message at a place that keeps the history valid for a model's API."""
+    """Insert a message at or after ``index``, so that a model's API still accepts the history."""
     history = status.conversation_history
     index = len(history) if index is None else index
     if index < 0:

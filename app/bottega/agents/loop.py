@@ -1,4 +1,4 @@
-"""The loop of one query, and the messages that come while it is under way."""
+"""The loop that answers one query: model calls and tool calls, until there is a final answer."""
 
 import asyncio
 import logging
@@ -38,10 +38,10 @@ from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
-    """Return users' messages for the next model call, and these with a parent's to its task.
+    """Return the new messages of users, and all new messages: of users and of the parent agent.
 
     Args:
-        answered: true if otherwise the query's last answer was final.
+        answered: true if the query has an answer, which becomes final unless a message has come.
     """
     inbox, task = query.recorder.inbox, query.task
     of_users = [] if inbox is None else list(inbox.due(query, answered=answered))
@@ -89,7 +89,7 @@ class QueryLoop:
 
         Raises:
             HookContractError, HistoryError: a bug in code around the agent.
-            asyncio.CancelledError: the query was cancelled; QUERY_END has run.
+            asyncio.CancelledError: the query was cancelled; the hooks of QUERY_END have run.
             Exception: any error of the recorder.
         """
         query = self.query
@@ -113,7 +113,7 @@ class QueryLoop:
         return response
 
     async def _closed(self, response: AssistantResponse) -> AssistantResponse:
-        """Close the query's scope; its tasks' usage counts too."""
+        """Close the query's scope; add the usage of the scope's tasks to the response."""
         if self.query.scope is None:
             return response
         await self.query.scope.close()
@@ -157,11 +157,11 @@ class QueryLoop:
 
     @property
     def _is_last(self) -> bool:
-        """True in the last iteration; a user's message restarts the count."""
+        """True in the last allowed iteration; a user's message restarts the count."""
         return self.query.iteration - self._heard_at >= self.agent.max_iterations
 
     def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
-        """Put messages sent meanwhile into the history, after ``said``; true if any."""
+        """Append ``said`` and newly arrived messages to the history; return false if none came."""
         query = self.query
         if self._pending.kept:
             return False
@@ -174,8 +174,8 @@ class QueryLoop:
         return True
 
     def _is_told_more(self, answer: FinalAnswer) -> bool:
-        """Go on after an answer, if a user has sent messages meanwhile."""
-        self._pending = PendingAnswer()  # a hook may have stopped it
+        """Return true if messages came before the answer; the query then continues."""
+        self._pending = PendingAnswer()  # a hook may have ended the query amid a pending answer
         own = [without_calls(answer.message)] if answer.reason in _SAID else []
         return self._hear(*own, *answer.deferred, answered=True)
 
@@ -229,11 +229,13 @@ class QueryLoop:
             raise
 
     async def _ask(self) -> AssistantMessage:
-        """Make the next model call.
+        """Compose the prompt, get the model's next message and count its usage.
+
+        The recorder replays a recorded answer, or calls :meth:`_invoke`.
 
         Raises:
             QueryFailed: the model or its provider failed.
-            HistoryError: the history is invalid for a model's API.
+            HistoryError: a model's API would refuse the history.
         """
         query, agent = self.query, self.agent
         self._check_history()
@@ -255,7 +257,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """Refresh the tools; the agent's own replace its memory's of the same name."""
+        """Refresh the tools: the agent's, and its memory's that have no name of an agent's tool."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools
@@ -269,16 +271,16 @@ class QueryLoop:
             self._schemas = tuple(tool.schema for tool in self._tools)
 
     def _check_history(self) -> None:
-        """Check the messages since the last check; all messages if older ones were changed."""
+        """Check the messages added since the last check, or all if older messages were changed."""
         history, good = self.agent.conversation_history, self._good
         check_history(history, len(good) if history[: len(good)] == good else 0)
         self._good = list(history)
 
     async def _invoke(self, permit: Permit | None) -> AssistantMessage:
-        """Call the provider.
+        """Call the provider with the current prompt; turn its errors into ``ModelError``.
 
         Raises:
-            ModelError: it failed in any way.
+            ModelError: the provider failed in any way.
             BottegaError: an internal error.
         """
         options = self._options
@@ -304,7 +306,7 @@ class QueryLoop:
         return message
 
     def _keeps_tool_choice(self) -> bool:
-        """Return true if the agent's choice of tools holds for this call; it needs tools."""
+        """Return true if ``tool_choice`` applies to this call; it never does without tools."""
         is_first = self.query.model_calls == self.query.earlier_calls + 1
         return bool(self._schemas) and (is_first or self.agent.tool_choice_scope == "all")
 
@@ -325,7 +327,7 @@ class QueryLoop:
         return FinalAnswer(message, reason, deferred)
 
     async def _objection(self, text: str) -> Objection | None:
-        """Return the reason why an answer is rejected; ``None``: it is accepted."""
+        """Return the reason why an answer is rejected; ``None``: the answer is accepted."""
         query, agent = self.query, self.agent
         if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
             return Objection("tool_policy", missing, missing, is_final=self._is_last)
@@ -336,7 +338,7 @@ class QueryLoop:
         """Tell the model why its answer is rejected.
 
         Raises:
-            QueryFailed: it gets no other chance.
+            QueryFailed: the model may not answer again.
         """
         code, error, told, is_final = objection
         self.query.recorder.answer_rejected(self.query, code, error)
@@ -350,7 +352,7 @@ class QueryLoop:
     async def _unfinished(
         self, message: AssistantMessage, ending: Ending, deferred: list[StandardMessage]
     ) -> NextStep:
-        """Ask for the rest of an incomplete answer, or accept or refuse it.
+        """Ask for the rest of an incomplete answer, or accept the answer as it is.
 
         Raises:
             QueryFailed: the answer is refused.
@@ -374,7 +376,7 @@ class QueryLoop:
         raise QueryFailed(ending.text, ending.code, str(ending), content)
 
     def _whole(self, message: AssistantMessage) -> AssistantMessage:
-        """Join the parts of an answer; remove parts and nudges from the history."""
+        """Join the parts of an answer; remove them, and the requests to go on, from the history."""
         pending, self._pending = self._pending, PendingAnswer()
         if pending.kept:
             kept = set(map(id, pending.kept))
@@ -382,18 +384,20 @@ class QueryLoop:
             history[:] = [each for each in history if id(each) not in kept]
         return pending.joined(message)
 
-    def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> RunAgain:
-        """Keep a rejected message in the history, but never publish it."""
-        draft = without_calls(draft)
-        self._withheld.append(draft)
-        self.agent.conversation_history += [draft, *deferred]
+    def _send_back(
+        self, rejected: AssistantMessage, deferred: Sequence[StandardMessage]
+    ) -> RunAgain:
+        """Keep a rejected answer in the history, but never publish it."""
+        rejected = without_calls(rejected)
+        self._withheld.append(rejected)
+        self.agent.conversation_history += [rejected, *deferred]
         return RUN_AGAIN
 
     async def _finish(self, answer: FinalAnswer) -> AssistantResponse:
         """Publish an answer, and return the query's response.
 
         Raises:
-            QueryFailed: a hook's answer does not fit the schema.
+            QueryFailed: an answer from a hook does not fit the schema.
         """
         message, reason, deferred = answer
         if (objection := await self._output.objection(message.content)) is not None:

@@ -1,9 +1,7 @@
 """Messages of a conversation, tool calls and their results, and usage.
 
-All of them are frozen: a change is a copy. So the encoding cached on a message stays valid for
-later model calls.
-
-``tokens_sent`` is the one estimate of what a model call sends, for budgets and servers' limits.
+Messages, calls and results are frozen: a change makes a copy. So the encoding that is cached on a
+message stays valid for later model calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,18 +35,20 @@ _ZERO = Decimal(0)
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Tokens of model calls, and their cost. Adds up with ``+``; never changes.
+    """Tokens of model calls, and their cost. ``+`` adds two; an object never changes.
 
-    Not ``frozen``: each model call makes several, and freezing doubles their cost.
+    The class is not ``frozen``, because each model call makes several objects, and ``frozen``
+    doubles the time to make one.
 
     Attributes:
         cached: input tokens that the server had cached.
         reasoning: output tokens of the model's reasoning.
         estimated: true if any part is our estimate because the server did not report it.
-        cost: in US dollars; ``None``: no price is known for any of the tokens.
-        part_unpriced: true if ``cost`` lacks tokens without a known price.
-        written: input tokens that the server put into its cache; only of one call, for its price.
-        is_own: true if the model server is a tenant's own; only of one call.
+        cost: in US dollars; ``None``: the price of none of the tokens is known.
+        part_unpriced: true if ``cost`` omits tokens whose price is unknown.
+        written: input tokens that the server put into its cache. Sums omit it: only the price of a
+            single call needs it.
+        is_own: true if a tenant owns the model server. Sums omit it.
     """
 
     input: int = 0
@@ -104,13 +104,13 @@ class Usage:
 
     @property
     def is_priced(self) -> bool:
-        """True if ``cost`` is that of all tokens."""
+        """True if ``cost`` includes all tokens."""
         if self.cost is None:
             return not (self.input or self.output)
         return not self.part_unpriced
 
     def _cost_with(self, other: "Usage") -> tuple[Decimal | None, bool]:
-        """Return ``cost`` and ``part_unpriced`` of both together."""
+        """Return ``cost`` and ``part_unpriced`` of the sum of both."""
         if self.cost is None and other.cost is None:
             return None, False
         cost = (self.cost or _ZERO) + (other.cost or _ZERO)
@@ -127,7 +127,7 @@ class AgentUsage(Usage):
 
     @property
     def tokens(self) -> Usage:
-        """The tokens and their cost, without the calls."""
+        """The tokens and their cost, without the numbers of calls."""
         return Usage(
             self.input,
             self.output,
@@ -173,7 +173,7 @@ class ToolCall(BaseModel):
     """A model's request to call a tool.
 
     ``arguments`` is the decoded object. If the model did not send a JSON object, ``arguments`` is
-    empty and ``malformed`` has the raw text; the call is then answered with an error.
+    empty and ``malformed`` has the raw text. The answer to such a call is an error.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -190,8 +190,8 @@ class ToolResult(BaseModel):
     Attributes:
         error_type: kind of the error: a code, or the class of an exception.
         error_status: HTTP status of a server that refused the call.
-        parts: images and other content beside ``result``.
-        annotations: for the metadata of what the agent publishes; see :class:`ToolContext`.
+        parts: images and other content in addition to ``result``.
+        annotations: metadata for the agent's publication; see :class:`ToolContext`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -208,7 +208,7 @@ class ToolResult(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text for the model: a string result unchanged, others as JSON, or the error."""
+        """The text for the model: the error, a result that is a string, or the result as JSON."""
         if self.status is ToolStatus.ERROR:
             return f"Error: {self.error or 'the tool failed'}"
         return as_text(self.result)
@@ -218,8 +218,8 @@ class Message(BaseModel):
     """Base of all messages. Use the subclasses.
 
     Attributes:
-        content: the text; with ``parts`` that of the parts which are text, joined.
-        parts: the whole content, in order, if it is not only text; else empty.
+        content: the text. If there are ``parts``, their texts, joined.
+        parts: the whole content, in order, if some of it is not text; otherwise empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -229,7 +229,8 @@ class Message(BaseModel):
     timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
-    __slots__ = ("_encoded",)  # cheaper than a private attribute: no work for each new message
+    # A slot, because a private attribute of Pydantic costs time for each new message.
+    __slots__ = ("_encoded",)
 
     @classmethod
     def of(cls, *parts: Part, **fields: Any) -> Self:
@@ -238,9 +239,9 @@ class Message(BaseModel):
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
         """Return the wire form of this message in ``dialect``; computed once, then cached."""
-        try:  # not self._encoded: Pydantic's search for a missing field is slow
+        try:  # not by self._encoded, because Pydantic searches slowly for a missing attribute
             cached: tuple[str, T] = object.__getattribute__(self, "_encoded")
-        except AttributeError:  # never encoded; a copy is not either
+        except AttributeError:  # this message was never encoded; a copy loses the cached form
             pass
         else:
             if cached[0] == dialect:
@@ -255,7 +256,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """True for what belongs to one query: shared and working memory, a request's demands."""
+        """True for shared memory, working memory and a request's demands: they serve one query."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 
@@ -268,7 +269,8 @@ class AssistantMessage(Message):
 
     Attributes:
         state: opaque data that the server wants back with the message, such as encrypted
-            reasoning. Only the provider reads it. Copies keep it; messages of hooks have none.
+            reasoning. Only the provider reads it. Copies keep it; a message that a hook makes has
+            no state.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -278,14 +280,14 @@ class AssistantMessage(Message):
 
 
 class ToolMessage(Message):
-    """An answer to a tool call; ``content`` is the text for the model. One message per result."""
+    """The answer to one tool call; ``content`` is the text for the model."""
 
     role: Literal["tool"] = "tool"
     tool_results: tuple[ToolResult, ...] = ()
 
     @classmethod
     def answering(cls, result: ToolResult) -> Self:
-        """Return the message with a result for the model; its parts follow the result's text."""
+        """Return a message with a result's text for the model, followed by the result's parts."""
         if not result.parts:
             return cls(content=result.text, tool_results=(result,))
         said = Part("text", text=result.text)
@@ -302,7 +304,7 @@ class AssistantResponse(BaseModel):
 
     Attributes:
         content: the accepted answer; after a failure the partial text, which may be empty.
-        output_json: the accepted answer, parsed, if the agent has a schema for it.
+        output_json: the accepted answer as parsed JSON, if the agent has an output schema.
         tool_results: results of the query's tool calls, in order.
         error: text of the failure; ``None`` on success.
         error_code: stable code of the failure: ``max_iterations``, ``tool_policy``,
@@ -327,7 +329,7 @@ class AssistantResponse(BaseModel):
 
     @property
     def is_answer(self) -> bool:
-        """True if its run or task is completed: success, or partial text at ``max_iterations``."""
+        """True for success, and for partial text at ``max_iterations``: the run is completed."""
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))
 
 
@@ -336,7 +338,7 @@ _PER_TOOL = 100
 
 
 def tokens_sent(messages: Iterable[StandardMessage], tools: int) -> int:
-    """Estimate the tokens of a call's input.
+    """Estimate the input tokens of a model call, for budgets and servers' limits.
 
     Args:
         tools: number of tools that the model may call.
@@ -346,6 +348,6 @@ def tokens_sent(messages: Iterable[StandardMessage], tools: int) -> int:
 
 def _tokens_of(message: StandardMessage) -> int:
     calls = message.tool_calls if isinstance(message, AssistantMessage) else ()
-    arguments = sum(len(str(call.arguments)) for call in calls)  # large if one wrote a file
+    arguments = sum(len(str(call.arguments)) for call in calls)  # large if a call wrote a file
     size = size_of(message.content) + arguments
     return tokens_in(size) + parts_tokens(message.parts) + _PER_MESSAGE

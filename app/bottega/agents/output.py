@@ -1,4 +1,4 @@
-"""Validation of a query's answer: against its agent's schema, and its policy of tool calls."""
+"""Validation of a query's answer against the agent's output schema and tool policy."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from bottega.agents.messages import AssistantMessage, ToolResult, ToolStatus
 from bottega.agents.threads import run_in_thread
 
 OUTPUT_INVALID = "output_invalid"
-"""Code and stop reason of a query whose answer does not fit its schema."""
+"""Code and stop reason of a query whose answer does not fit the agent's output schema."""
 MOST_CORRECTIONS = 2
-"""Answers of one query that are sent back."""
+"""Number of invalid answers of one query that go back to the model."""
 _CORRECT = (
     "Your answer does not fit the required JSON Schema. Answer again, with all of the JSON and "
     "nothing else. What is wrong, by JSON Pointer:"
@@ -35,13 +35,13 @@ class AnswerSchema(Protocol):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """The places of patterns that are not checked."""
+        """Places of the schema's ``pattern`` keywords that are not checked."""
 
     def is_quick(self, length: int) -> bool:
-        """Return true if :meth:`read` takes few milliseconds for a text this long."""
+        """Return true if :meth:`read` takes only a few milliseconds for a text of this length."""
 
     def read(self, text: str) -> tuple[Any, list[Any]]:
-        """Parse an answer; return it with its violations."""
+        """Parse an answer; return its value and its violations of the schema."""
 
     def json_in(self, text: str) -> str:
         """Return the part of an answer that :meth:`read` parses."""
@@ -51,9 +51,9 @@ class Objection(NamedTuple):
     """The reason why an answer is rejected.
 
     Attributes:
-        error: for people.
-        told: for the model.
-        is_final: the query fails, instead of going on.
+        error: text for people.
+        told: text for the model.
+        is_final: true if the query fails; false if the model may answer again.
     """
 
     code: str
@@ -66,9 +66,9 @@ def answer_schema(schema: Mapping[str, Any]) -> AnswerSchema:
     """Check a JSON Schema of an agent's answer.
 
     Raises:
-        InvalidInputError: it is not a valid schema, or exceeds a bound.
+        InvalidInputError: the schema is not valid, or exceeds a bound.
     """
-    # Here, because most agents have no schema, and the library takes long to load.
+    # Imported here, because most agents have no schema and the library takes long to load.
     from bottega.json_schema.output import output_schema
 
     return output_schema(schema)
@@ -88,18 +88,18 @@ class OutputCheck:
         self._rejected = 0
 
     def json_in(self, message: AssistantMessage) -> AssistantMessage:
-        """Return an answer with nothing but its JSON, if there is a schema."""
+        """Remove all text around an answer's JSON, if there is a schema."""
         text = message.content if self.schema is None else self.schema.json_in(message.content)
         if text == message.content:
             return message
         return message.model_copy(update={"content": text, "state": {}})
 
     async def accepts(self, text: str) -> bool:
-        """Check a text without rejecting it."""
+        """Return true if a text fits the schema; do not count a misfit as a rejected answer."""
         return not await self._problems(text)
 
     async def objection(self, text: str) -> Objection | None:
-        """Reject an answer that does not fit; return ``None`` for one that does."""
+        """Return the reason to reject an answer; ``None``: the answer fits the schema."""
         problems = await self._problems(text)
         if not problems:
             return None
@@ -126,7 +126,7 @@ class ToolRequirement:
     Attributes:
         min_calls: least number of calls.
         require_success: if true, only successful calls count.
-        error_message: text for the model in place of the built-in one.
+        error_message: text that the model reads if a call is missing; ``None``: a built-in text.
     """
 
     tool_name: str

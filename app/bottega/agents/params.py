@@ -9,12 +9,12 @@ from bottega.errors import InvalidInputError
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 ToolChoiceScope = Literal["first", "all"]
-"""The model calls of a query that a ``tool_choice`` holds for."""
+"""The model calls of a query to which ``tool_choice`` applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """The choice of one tool, which the model must call."""
+    """A ``tool_choice`` that makes the model call one tool."""
 
     name: str
 
@@ -26,13 +26,13 @@ ToolChoice = Literal["required", "none"] | NamedTool
 class ModelParams:
     """Parameters of a model call; ``None``: the model's own default.
 
-    Equal parameters give equal requests, so providers may cache by them.
+    Equal parameters give equal requests, so providers may use them as a cache key.
 
     Attributes:
-        max_output_tokens: limit of output tokens; a budget may set a lower one.
+        max_output_tokens: limit of output tokens; a budget may set a lower limit.
         stop: texts that end the answer.
         tool_choice: ``required``: the model must call a tool; ``none``: it must not.
-        extra_body: fields of the request that have no parameter here, under the server's names.
+        extra_body: further fields of the request, under the server's own names.
     """
 
     temperature: float | None = None
@@ -49,7 +49,7 @@ class ModelParams:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """Build parameters from JSON, in which null means the default.
+        """Build parameters from JSON; null means the default.
 
         Raises:
             InvalidInputError: ``unknown_param``, or ``tool_choice`` has another form.
@@ -83,7 +83,7 @@ class ModelParams:
         return tuple(name for name in PARAMETERS if getattr(self, name) is not None)
 
     def without_tool_choice(self) -> Self:
-        """Return the parameters of a query's later calls."""
+        """Return a copy without ``tool_choice``, for the later model calls of a query."""
         return self if self.tool_choice is None else replace(self, tool_choice=None)
 
 
@@ -103,6 +103,6 @@ def _tool_choice(value: Any) -> ToolChoice:
 
 
 def merged(given: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Merge two JSON objects of parameters per key; a null takes the first one's value away."""
+    """Merge two JSON objects of parameters by key; a null in ``overrides`` removes the key."""
     values = {**(given or {}), **(overrides or {})}
     return {name: value for name, value in values.items() if value is not None}

@@ -30,7 +30,7 @@ PartType = Literal["text", "image", "audio", "document", "file"]
 
 _SOURCES = ("text", "url", "data", "file")
 _TOKENS_OF_URL = {"image": 1600, "audio": 2000, "document": 20_000, "file": 20_000}
-"""Nothing is known of a URL's content: a large image, a minute of speech, ten pages."""
+"""Estimates for a URL, whose content is unknown: a large image, a minute of speech, ten pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Part:
     """A part of a message's content, with exactly one source.
 
     Attributes:
-        text: of a part of the type ``text``, and of no other.
-        url: passed on to the model's server, which fetches it.
+        text: the text; only parts of the type ``text`` have it.
+        url: address that the model's server fetches.
         data: the bytes; needs ``media_type``.
         file: id of a stored file; :attr:`ModelOptions.files` loads it.
         media_type: such as ``image/png``; optional with ``url`` and ``file``.
@@ -70,7 +70,7 @@ class Part:
             )
         if (self.type == "text") != (given == ["text"]):
             raise InvalidInputError(
-                "a part of the type 'text' has a text, and no other part has one",
+                "a part of the type 'text' must have a text; other parts must not",
                 pointer=f"/{given[0]}",
             )
         if self.data is not None and self.media_type is None:
@@ -82,13 +82,13 @@ class Part:
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that are set, as JSON if there is no ``data``."""
+        """Return the fields that are set. They are JSON values, except ``data``."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def tokens(self) -> int:
-        """Estimate its tokens in a prompt; see :func:`content_tokens`."""
+        """Estimate of the part's tokens in a prompt; see :func:`content_tokens`."""
         if self.text is not None:
             return estimated_tokens(self.text)
         if self.size_tokens is not None:
@@ -104,7 +104,7 @@ def text_of(parts: Iterable[Part]) -> str:
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of stored content; without any text, the kinds of its parts."""
+    """Return the text of stored content; if it has no text, the types of its parts in brackets."""
     if isinstance(content, str):
         return content
     said = [part["text"] for part in content if part["type"] == "text"]
@@ -112,7 +112,7 @@ def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def parts_tokens(parts: Sequence[Part]) -> int:
-    """Estimate the tokens of parts in a prompt, without those of their texts."""
+    """Estimate the tokens in a prompt of all parts that are not text."""
     return sum(part.tokens for part in parts if part.text is None)
 
 
@@ -129,8 +129,8 @@ FileLoader = Callable[[str], Awaitable[FileContent]]
 """Function that loads a file by id.
 
 Raises:
-    InvalidInputError: ``unknown_file``: there is no such file, or it is deleted.
-    UnavailableError: the store of files does not answer.
+    InvalidInputError: ``unknown_file``: there is no such file, or it was deleted.
+    UnavailableError: the file store does not answer.
 """
 
 _LARGEST_IMAGE = 1600
@@ -141,7 +141,7 @@ _BYTES_PER_PAGE = 50_000
 _BYTES_PER_AUDIO_TOKEN = 500
 _BYTES_PER_VIDEO_TOKEN = 1000
 MOST_FILE_TOKENS = 10_000_000
-"""More than any prompt takes; a file's own numbers, such as its pages, may say more."""
+"""Upper bound of an estimate. No prompt is that long, but a file may claim a huge page count."""
 
 
 def content_tokens(
@@ -151,13 +151,13 @@ def content_tokens(
 
     The estimate is the largest of the vendors' published rules:
 
-    - image: a token per 750 pixels, 85 to 1600 (Anthropic; OpenAI and Gemini count less);
-    - PDF: 2000 per page as text and image; a page per 50 KB if their number is unknown;
+    - image: 1 token per 750 pixels, 85 to 1600 tokens (Anthropic; OpenAI and Gemini count less);
+    - PDF: 2000 tokens per page, as text and image; 1 page per 50 KB if ``pages`` is unknown;
     - audio: 32 tokens per second (Gemini), at 16 KB per second;
     - video: 263 tokens per second (Gemini), at 256 KB per second;
     - others: as text, at 4 bytes per token.
 
-    At most :data:`MOST_FILE_TOKENS`.
+    The estimate is at most :data:`MOST_FILE_TOKENS`.
     """
     return min(MOST_FILE_TOKENS, _content_tokens(media_type, size, pixels, pages))
 

@@ -1,4 +1,8 @@
-"""Port to a model. ``bottega.llm`` implements it."""
+"""Port to a model: the types of its options, and :class:`LLMProvider`, which calls it.
+
+An ``LLMProvider`` is a client of model servers; ``bottega.llm`` has the implementations. Elsewhere
+a *provider definition* is the stored description of a server, from which a client is made.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +15,9 @@ from bottega.agents.parts import FileLoader
 from bottega.errors import ModelError, NoProviderError
 
 DialectName = Literal["chat", "responses", "anthropic", "gemini"]
-"""The APIs that servers of models have."""
+"""API of a model server: the form of its requests and answers."""
 OnDelta = Callable[[str], Awaitable[None] | None]
-"""Receiver of text deltas of a model."""
+"""Function that receives a model's text, piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class ToolSchema:
 
     Attributes:
         parameters: JSON Schema of an object.
-        encodings: wire forms by dialect; the provider's cache.
+        encodings: cache of the provider: the encoded schema by dialect.
     """
 
     name: str
@@ -32,7 +36,7 @@ class ToolSchema:
 
 
 class ModelTarget(NamedTuple):
-    """The model that a try of a call goes to."""
+    """The provider definition and the model that one try of a model call uses, by name."""
 
     provider: str
     model: str
@@ -40,7 +44,7 @@ class ModelTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailedTry:
-    """A failed try of a model call; the next one starts after ``delay_s`` seconds."""
+    """A failed try of a model call; the next try starts after ``delay_s`` seconds."""
 
     number: int
     error: ModelError
@@ -48,7 +52,7 @@ class FailedTry:
 
 
 class Failing(NamedTuple):
-    """The failed tries of a call that is made again: their number, and seconds since the first."""
+    """Earlier failed tries of a model call: their number, and the seconds since the first."""
 
     tries: int
     since_s: float
@@ -56,7 +60,7 @@ class Failing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """Reservation of one model call in the accounts that pay for it.
+    """Reservation of tokens for one model call.
 
     Attributes:
         most: tokens that the call may produce; ``None``: no bound.
@@ -69,25 +73,27 @@ class Permit:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Per-call options.
+    """Options of one model call.
 
     Attributes:
         model: name of the model; ``None``: the provider's default.
-        on_try: called before each try of a provider that has several models.
-        on_failed_try: called after each failed try, before the next one.
-        on_lost: called with the usage of a request that was sent, and whose answer broke off or
-            was cancelled.
-        failing: earlier tries of this call, whose patience goes on.
-        on_warning: called with a code and a text about what the call loses.
-        max_output_tokens: limit of output tokens, from a budget; ``None``: no bound. The smaller of
-            this and the parameter of that name holds.
-        params: parameters of the model; ``None``: its defaults.
-        output_schema: JSON Schema of the answer. The provider sends it in the server's form, and
-            returns the answer's JSON as the message's text; the caller validates it.
-        asked: the user message that began the query; ``None``: the newest one. Context of the query
-            goes into that message's turn, so the start of the prompt stays the same in each call.
+        on_try: called before each try by a provider that has several models.
+        on_failed_try: called after each failed try, before the next try.
+        on_lost: called with the usage of a request whose answer broke off or was cancelled.
+        failing: failed tries of this call in earlier attempts of the run. They count against the
+            time for which the provider retries.
+        on_warning: called with a code and a text if the provider must change or drop something.
+        max_output_tokens: limit of output tokens, from a budget; ``None``: no limit. If ``params``
+            has a limit too, the smaller limit applies.
+        params: parameters of the model; ``None``: the model's defaults.
+        output_schema: JSON Schema of the answer. The provider sends the schema in the server's
+            form, and returns the answer's JSON as the message's text. The caller validates it.
+        asked: the user message that began the query; ``None``: the newest user message. Context of
+            the query goes into that message's turn, so that all calls of the query have the same
+            start of the prompt.
         files: loads the parts that are stored files; ``None``: there are none.
-        permit: the caller's reservation; ``None``: the provider's own account pays, if it has one.
+        permit: the caller's reservation of tokens; ``None``: the provider reserves them in its own
+            account, if it has an account.
     """
 
     model: str | None = None
@@ -112,12 +118,13 @@ class ModelPrices(Protocol):
 
 
 class LLMProvider(Protocol):
-    """A model that answers with the next message.
+    """A client of model servers: it returns a model's next message.
 
-    ``messages`` is the agent's live history: it does not change during the call, but after it.
+    ``messages`` is the agent's live history. It does not change during a call, but changes after
+    the call, so the provider must not keep it.
 
     Raises:
-        ModelError: the call failed, its retries included.
+        ModelError: the call and all retries failed.
     """
 
     async def invoke(
@@ -131,13 +138,16 @@ class LLMProvider(Protocol):
 
 
 async def prices_of(provider: object | None) -> ModelPrices | None:
-    """Return the prices of a provider's default model; ``None``: none are known."""
+    """Return the prices of a provider's default model; ``None``: unknown."""
     find = getattr(provider, "prices", None)
     return None if find is None else await find()
 
 
 def with_patience(provider: LLMProvider | None, most_s: float) -> LLMProvider | None:
-    """Return a provider that waits at most so long for an unavailable model, if it can wait."""
+    """Return a provider that retries an unavailable model for at most ``most_s`` seconds.
+
+    A provider without the method ``with_patience`` is returned unchanged.
+    """
     lower = getattr(provider, "with_patience", None)
     return provider if lower is None else lower(most_s)
 
@@ -146,20 +156,21 @@ _default_provider: Callable[[], LLMProvider] | None = None
 
 
 def set_default_provider(factory: Callable[[], LLMProvider] | None) -> None:
-    """Set the provider of agents that have none. ``factory`` is called per query."""
+    """Set the provider for agents that have no own provider. Each query calls ``factory``."""
     global _default_provider
     _default_provider = factory
 
 
 def default_provider() -> LLMProvider:
-    """Return the provider for agents that have none.
+    """Return the provider for agents that have no own provider.
 
     Raises:
         NoProviderError: no default is set; the text shows how to set one.
     """
     if _default_provider is None:
         raise NoProviderError(
-            "this agent has no provider: pass BaseAgent(provider=…), or set a default at start: "
-            "provider = OpenAIProvider('…'); bottega.agents.set_default_provider(lambda: provider)"
+            "this agent has no provider: pass BaseAgent(provider=…), or set a default when the "
+            "program starts: provider = OpenAIProvider('…'); "
+            "bottega.agents.set_default_provider(lambda: provider)"
         )
     return _default_provider()

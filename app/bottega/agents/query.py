@@ -1,9 +1,9 @@
-"""The state of a query, and the :class:`Recorder` port: it observes and may replay a query.
+"""The state of a query, and the :class:`Recorder` port, which observes queries and may replay them.
 
 The base class records nothing. The service's journal writes events, and replays recorded calls.
 
-Providers report incomplete answers in a message's metadata: ``finish_reason`` (``length``: cut off;
-``content_filter``) and ``refusal``. Any other answer that is not empty is complete.
+Providers mark an incomplete answer in the message's metadata: ``finish_reason`` is ``length`` (cut
+off) or ``content_filter``, or ``refusal`` is set. Any other answer that is not empty is complete.
 """
 
 import re
@@ -51,7 +51,7 @@ from bottega.agents.tools import AgentState, ToolBase
 from bottega.graph.shared_memory import MemoryItem, Publication
 
 OnLength = Literal["continue", "fail", "accept"]
-"""The policy for an answer that is cut off at the model's limit."""
+"""The policy for an answer that the model cut off at its limit."""
 
 
 class FinalAnswer(NamedTuple):
@@ -59,7 +59,7 @@ class FinalAnswer(NamedTuple):
 
     Attributes:
         reason: the response's ``stop_reason``.
-        deferred: messages that hooks injected; they come after the answer.
+        deferred: messages that hooks injected; the history gets them after the answer.
     """
 
     message: AssistantMessage
@@ -68,13 +68,13 @@ class FinalAnswer(NamedTuple):
 
 
 class RunAgain(NamedTuple):
-    """The next step of a loop: call the model with what the history has now."""
+    """The next step of a loop: call the model with the current history."""
 
 
 RUN_AGAIN = RunAgain()
 NextStep = FinalAnswer | RunAgain
 """The step of a loop after an iteration. A failure is an exception. Tool calls that wait for people
-suspend the whole run inside an iteration."""
+suspend the whole run in the middle of an iteration."""
 
 
 class Ending(StrEnum):
@@ -117,11 +117,12 @@ _CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
 _OVERLAP_LETTERS = 5
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"(?<!\w)\S|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]")
-"""Places where an overlap may begin: at a word, or anywhere in scripts without spaces."""
+"""Places where an overlap may begin: the start of a word, or any character of scripts without
+spaces."""
 
 
 def ending_of(message: AssistantMessage) -> Ending | None:
-    """Return the reason why an answer is incomplete; ``None``: it is complete or calls tools."""
+    """Return the reason why an answer is incomplete; ``None``: complete, or it calls tools."""
     reason = str(message.metadata.get("finish_reason"))
     if reason.startswith("content_filter"):
         return Ending.FILTER
@@ -142,7 +143,8 @@ class PendingAnswer:
     """An answer that may take several model calls: at most one continuation and one retry.
 
     Attributes:
-        kept: parts and nudges in the history; the caller removes them after the answer.
+        kept: messages that the history has only until the answer is complete: parts of the answer,
+            and requests to go on. The caller removes them.
     """
 
     def __init__(self) -> None:
@@ -153,7 +155,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """Return messages that ask for the rest; ``[]`` if the answer cannot be completed."""
+        """Return messages that ask the model to go on; ``[]`` if the answer cannot be completed."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [
@@ -169,7 +171,7 @@ class PendingAnswer:
         return added
 
     def repeats(self, message: AssistantMessage) -> bool:
-        """Return true if a continuation says nothing new: the text was whole already."""
+        """Return true if a continuation adds nothing, because the text was already complete."""
         said = self.joined(self._parts[-1]) if self._parts else None
         return said is not None and self.joined(message).content.strip() == said.content.strip()
 
@@ -182,10 +184,10 @@ class PendingAnswer:
 
 
 def continued(text: str, more: str) -> str:
-    """Join a cut-off text and its continuation, which may repeat some or all of what was said.
+    """Join a cut-off text and its continuation, which may repeat some or all of the text.
 
-    An overlap counts if it is the whole text, or has five letters and begins with a word: shorter
-    ones occur by chance (``Bana`` and ``na``).
+    A repeated part counts as an overlap if it is the whole text, or if it begins with a word and
+    has at least five letters. A shorter repetition may be chance (``Bana`` and ``na``).
     """
     begun, said = more.lstrip(), text.strip()
     if begun.startswith(said):
@@ -193,7 +195,7 @@ def continued(text: str, more: str) -> str:
         return margin + begun if len(begun.rstrip()) > len(said) else text
     if said.startswith(begun.rstrip()) and len(_LETTER.findall(begun)) >= _OVERLAP_LETTERS:
         return text
-    # The search in so many characters takes some milliseconds.
+    # Bounded, because the search in 4,000 characters already takes some milliseconds.
     for start in _WORD.finditer(text, max(0, len(text) - 4_000)):
         rest = text[start.start() :]
         if begun.startswith(rest) and len(_LETTER.findall(rest)) >= _OVERLAP_LETTERS:
@@ -202,7 +204,7 @@ def continued(text: str, more: str) -> str:
 
 
 def is_text(message: AssistantMessage) -> bool:
-    """Return true if a cut-off message can be continued: plain text without calls or JSON."""
+    """Return true if a cut-off message can be continued: plain text, without calls or JSON."""
     text = message.content.strip()
     if message.tool_calls or not text:
         return False
@@ -213,7 +215,7 @@ def is_text(message: AssistantMessage) -> bool:
         _, end = _DECODER.raw_decode(text)
     except ValueError:
         return not _begins_json(text)
-    return bool(text[end:].strip(" \n`"))  # more than JSON
+    return bool(text[end:].strip(" \n`"))  # text follows the JSON
 
 
 def _begins_json(text: str) -> bool:
@@ -225,7 +227,7 @@ def _begins_json(text: str) -> bool:
 
 
 class QueryFailed(Exception):  # noqa: N818
-    """An error that ends a query with a response; never leaves the loop.
+    """An error that ends a query with a response; the loop catches it.
 
     Attributes:
         reason: the response's ``stop_reason``.
@@ -241,7 +243,7 @@ class QueryFailed(Exception):  # noqa: N818
 
 
 Path = tuple[tuple[int, int], ...]
-"""A path of sub-queries: per level (model call, index of the tool call)."""
+"""The place of a query in the tree: per level (model call's number, tool call's index)."""
 
 
 def task_id_at(root: UUID, path: Path) -> UUID:
@@ -255,7 +257,7 @@ class BackgroundTask(Protocol):
     """The asynchronous task that a query works for."""
 
     def model_call(self, query: "Query") -> AbstractAsyncContextManager[Permit]:
-        """Wait for the task's slot and reserve tokens during a model call; not used in a replay.
+        """Hold the task's slot and a reservation of tokens during a model call, unless replayed.
 
         Raises:
             BudgetExhaustedError: too few tokens are left.
@@ -268,7 +270,11 @@ class BackgroundTask(Protocol):
         """Receive a text delta of a query."""
 
     def messages(self, query: "Query", *, answered: bool) -> Sequence[str]:
-        """Return messages for a query's next model call; if it has ``answered``, the last ones."""
+        """Return new messages for a query's next model call.
+
+        Args:
+            answered: true if the query has an answer, which becomes final unless a message comes.
+        """
 
 
 class PromptMemory(Protocol):
@@ -280,13 +286,14 @@ class PromptMemory(Protocol):
 
     @property
     def tools(self) -> Sequence[ToolBase]:
-        """Additional tools of the agent; may change with each :meth:`compose`."""
+        """Tools that the memory adds to the agent's; :meth:`compose` may change them."""
 
     def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
         """Return the prompt's messages in place of ``query.agent.conversation_history``.
 
-        Called before every model call, replayed ones included. The result depends only on the
-        history, so a resumed run has the same prompts. Reports omissions in ``query.composed``.
+        The loop calls this before every model call, also before a replayed call. The result
+        depends only on the history, so a resumed run has the same prompts. ``query.composed``
+        reports omissions.
 
         Args:
             schemas: schemas of all tools in the prompt.
@@ -294,13 +301,13 @@ class PromptMemory(Protocol):
 
 
 class InboxPort(Protocol):
-    """Messages that users send while a query is under way."""
+    """Messages that users send while a query runs."""
 
     def due(self, query: "Query", *, answered: bool) -> Sequence[StandardMessage]:
         """Return the messages to put into the history now, before the next model call.
 
         Args:
-            answered: true if otherwise the query's last answer was final.
+            answered: true if the query has an answer, which becomes final unless a message comes.
         """
 
 
@@ -308,11 +315,11 @@ class RecallPort(Protocol):
     """The part of :class:`Recall` that a query needs."""
 
     async def inject(self, query: "Query") -> Sequence[tuple[MemoryItem, float | None]]:
-        """Insert the publications nearest to the query; return them, each with its cosine."""
+        """Insert recalled publications into the history; return each with its cosine, if known."""
 
 
 class QueriedAgent(AgentState, Protocol):
-    """An agent with all that steers its queries; :class:`BaseAgent` explains it."""
+    """An agent with the settings of its queries; :class:`BaseAgent` explains the attributes."""
 
     system_message: SystemMessage
     provider: LLMProvider | None
@@ -337,23 +344,24 @@ class Query:
     """The state of one query of one agent.
 
     Attributes:
-        agent: the agent that runs it (for a stateless sub-agent, the copy).
-        messages: the query's own messages, as in the history; also those sent while it runs.
-        parent: the query whose tool call made this one; ``None`` for the root.
-        path: place in the tree, equal on every replay; the root's is empty.
-        iteration: 1-based; 0 before the first.
-        model_calls: number of model calls begun, those of earlier tries included.
-        earlier_calls, tries: model calls of earlier tries at its task; number of this try, from 1.
+        agent: the agent that runs the query; for a stateless sub-agent, the copy.
+        messages: the query's own messages in the history, with messages that came while it ran.
+        parent: the query whose tool call started this query; ``None`` for the root.
+        path: place in the tree, the same in every replay; empty for the root.
+        iteration: 1-based; 0 before the first iteration.
+        model_calls: number of model calls begun, in this try and earlier tries at the task.
+        earlier_calls: number of model calls in earlier tries at the task.
+        tries: number of this try at the task, from 1.
         usage: usage so far, sub-agents included.
         tool_call: the parent's tool call that this query answers; ``None`` for the root.
         memory_pulled: true once shared memory was pulled for this query.
-        escaped: the exception that ended the query instead of a response, if any.
-        task: the asynchronous task that it works for, directly or through its parent; ``None``:
-            its caller waits for it.
-        scope: set by tools that start work beside the query.
-        composed: size of a shortened prompt, ``None`` for the whole history: its ``tokens``, the
-            tool results ``shrunk`` to a summary, and the messages ``left`` out.
-        annotations: by its hooks, for the metadata of its publication.
+        escaped: the exception that ended the query without a response, if any.
+        task: the asynchronous task that the query belongs to, directly or through its parent;
+            ``None``: the caller waits for the query.
+        scope: set by tools that start work in parallel to the query.
+        composed: what a shortened prompt has: its ``tokens``, the number of tool results ``shrunk``
+            to a summary, and of messages ``left`` out; ``None``: the prompt is the whole history.
+        annotations: metadata from hooks for the agent's publication.
     """
 
     agent: QueriedAgent
@@ -381,16 +389,19 @@ class Query:
         return len(self.path)
 
     def admission(self) -> AbstractAsyncContextManager[Permit | None]:
-        """Return the context in which a recorder makes a model call; see ``BackgroundTask``."""
+        """Return the context in which a recorder makes a model call.
+
+        See :meth:`BackgroundTask.model_call`.
+        """
         return nullcontext() if self.task is None else self.task.model_call(self)
 
 
 Invoke = Callable[[Permit | None], Awaitable[AssistantMessage]]
-"""Function that makes a model call with its reservation; ``None``: nothing is reserved."""
+"""Function that makes a model call with its reservation of tokens; ``None``: no reservation."""
 
 
 def options_of(query: Query) -> ModelOptions:
-    """Return the options of a query's model calls, with what its recorder hears of them."""
+    """Return the options of a query's model calls; their callbacks report to its recorder."""
     agent, recorder = query.agent, query.recorder
     return ModelOptions(
         on_try=partial(recorder.model_try_began, query),
@@ -411,20 +422,20 @@ class QueryObserver:
     """
 
     def query_started(self, query: Query) -> None:
-        """Note a query's start: its messages are in the history, no model call was made."""
+        """Note a query's start: its messages are in the history, but no model call was made yet."""
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         """Note a query's end, successful or not; not called after a cancellation."""
 
     def query_escaped(self, query: Query, error: BaseException) -> None:
-        """Note that an exception or its cancellation ended a query, without a response."""
+        """Note that an exception or a cancellation ended a query without a response."""
 
     def delta_listener(self, query: Query) -> OnDelta | None:
         """Return a listener for the text deltas of the current model call, if any."""
         return None
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
-        """Note the model that the current model call tries now; it may be the same as before."""
+        """Note which model the current model call tries now; a retry may use the same model."""
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         """Note a failed try of the current model call, before it is repeated."""
@@ -436,9 +447,10 @@ class Recorder(QueryObserver):
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
         files: loads the run's stored files; ``None``: there are none.
-        screen: from a call of a sub-agent in mode ``sync`` to its question, or its result.
-        inbox: messages of users for the root; ``None``: there are none.
-        caller: for whom the query runs.
+        screen: checks a call of a sub-agent in mode ``sync``. It returns the text for the
+            sub-agent, or a result that replaces the call.
+        inbox: messages of users for the root agent; ``None``: users cannot send messages.
+        caller: run, tenant, end user and session of the query.
     """
 
     swarm: object = None
@@ -448,12 +460,12 @@ class Recorder(QueryObserver):
     caller: Caller = Caller()
 
     def task_id(self, query: Query) -> UUID | None:
-        """Return the id of a sub-agent's task; ``None``: the root, or there is no run."""
+        """Return the id of a sub-agent's task; ``None`` for the root agent, or without a run."""
         run_id = self.caller.run_id
         return None if run_id is None or not query.path else task_id_at(run_id, query.path)
 
     def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
-        """Return true if an earlier attempt recorded what the event (of this call) is about."""
+        """Return true if an earlier attempt recorded the event's model call, tool call or end."""
         return False
 
     def query_escaped(self, query: Query, error: BaseException) -> None:
@@ -462,24 +474,24 @@ class Recorder(QueryObserver):
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         """Make or replay the model call with the number ``query.model_calls``; return its answer.
 
-        To make it, ``await invoke(permit)`` within ``async with query.admission() as permit``:
+        To make the call, ``await invoke(permit)`` in ``async with query.admission() as permit``.
         ``invoke`` calls back into the query's loop, which calls the provider.
         """
         async with query.admission() as permit:
             return await invoke(permit)
 
     def failing(self, query: Query) -> Failing | None:
-        """Return the failed tries of the current model call before this attempt, if any."""
+        """Return the failed tries of the current model call in earlier attempts, if any."""
         return None
 
     def answer_lost(self, query: Query, usage: Usage) -> None:
-        """Count the usage of an answer of the current model call that broke off."""
+        """Add the usage of an answer that broke off during the current model call."""
         query.usage = query.usage.plus(usage)
         if query.task is not None:
             query.task.spent(usage)
 
     async def wait_turn(self, query: Query) -> None:
-        """Wait until the query may go on after an answer, which is recorded and counted."""
+        """Wait, after an answer was recorded and counted, until the query may go on."""
 
     async def tool_call(
         self,
@@ -490,13 +502,14 @@ class Recorder(QueryObserver):
     ) -> ToolResult:
         """Execute a tool call by ``await execute()``, or replay it.
 
-        ``tool`` is ``None`` for an unknown name.
+        Args:
+            tool: ``None`` if the agent has no tool of that name.
         """
         return await execute()
 
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
-        """Wait until people have decided on a tool call. Override it to ask them."""
-        text = "nobody can be asked here (the query's recorder has no decision())"
+        """Wait until people have decided on a tool call. Override it to ask people."""
+        text = "no person can be asked here (the query's recorder has no decision())"
         return Resolution({"decision": "deny", "comment": text})
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
@@ -506,11 +519,11 @@ class Recorder(QueryObserver):
         """Record recalled publications put into the history, each with its cosine (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the sources that an earlier attempt read, to read again; ``None``: no attempt."""
+        """Return the sources that an earlier attempt read; ``None``: there was no such attempt."""
         return None
 
     def version_of(self, query: Query) -> int | None:
-        """Return the version for the query's publication; ``None``: the next one."""
+        """Return the version for the query's publication; ``None``: the next version."""
         return None
 
     def published_at(self, query: Query) -> datetime | None:
@@ -521,7 +534,7 @@ class Recorder(QueryObserver):
         """Record the publication of the query's accepted answer to the graph."""
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
-        """Record that the answer of the last model call is sent back, or fails the query.
+        """Record that the last answer is rejected: it goes back to the model, or the query fails.
 
         Args:
             code: ``tool_policy`` or ``output_invalid``.
@@ -535,7 +548,7 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
     """Run the hooks of an event.
 
     Args:
-        fields: fields of :class:`AgentStatus` that the event sets.
+        fields: the event's fields of :class:`AgentStatus`.
 
     Raises:
         QueryFailed: a hook decided FAIL, or raised.
@@ -582,7 +595,7 @@ def delta_listener(query: Query) -> OnDelta | None:
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """A tool call under way: its query, its index in its message, its id from the model."""
+    """A running tool call: its query, its index in the message, and its id from the model."""
 
     query: Query
     index: int
@@ -596,7 +609,7 @@ next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
 
 
 def take_next_query(agent: object) -> Query | None:
-    """Return the query prepared for ``agent``; ``None`` if there is none or it has started."""
+    """Return the query prepared for ``agent``; ``None``: no query, or it has already started."""
     query = next_query.get()
     if query is None or query.agent is not agent or query.messages:
         return None

@@ -1,4 +1,4 @@
-"""Shared memory in an agent's query: recall of ancestors' publications, insertion, publication."""
+"""Shared memory in a query: insertion and recall of others' publications, and own publication."""
 
 import asyncio
 import logging
@@ -23,16 +23,16 @@ from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
 AWARENESS = "orchestrator_awareness"
 
 _SHORT = 8
-# Letters of other scripts (lower case) that look like a to f.
+# Lower-case letters of other scripts, and the letters a to f that they look like.
 _LOOK_ALIKES = tuple(zip("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff", strict=True))
 _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "0123456789abcdef"}
 
 
 def inject_shared_memory(query: Query) -> None:
-    """Insert the predecessors' publications into the history; remove the last query's.
+    """Replace the previous query's shared context in the history by the predecessors' publications.
 
-    Runs once per query, before its first model call. The block follows the agent's system message
-    and awareness, in the graph's order.
+    Runs once per query, before the first model call. The publications follow the agent's system
+    message and awareness message, in the graph's order.
     """
     query.memory_pulled = True
     agent = query.agent
@@ -51,12 +51,13 @@ def inject_shared_memory(query: Query) -> None:
         query.recorder.warning(
             query,
             "predecessor_not_published",
-            f"'{agent_id}' starts before these predecessors have published: {', '.join(missing)}",
+            f"'{agent_id}' starts although these predecessors have not published yet: "
+            f"{', '.join(missing)}",
         )
 
 
 def shared_message(item: MemoryItem) -> SystemMessage:
-    """Render a publication for a prompt, fenced because it is data."""
+    """Render a publication for a prompt; a fence marks it as data, not instructions."""
     mark = fence(item.content)
     return SystemMessage(
         content=(
@@ -72,7 +73,7 @@ def shared_message(item: MemoryItem) -> SystemMessage:
 
 
 def fence(content: str) -> str:
-    """Return a mark that does not occur in ``content``, the same for the same content."""
+    """Return a mark that does not occur in ``content``; equal content gives equal marks."""
     digest = sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     return unheld(digest, content)
 
@@ -80,12 +81,12 @@ def fence(content: str) -> str:
 def unheld(digest: str, content: str) -> str:
     """Return the shortest prefix of ``digest`` that does not occur in ``content``.
 
-    Ignores case, variants and look-alikes of letters, and characters in between.
+    The search ignores case, variants and look-alikes of letters, and characters in between.
     """
     plain = content
     if not plain.isascii():
         plain = normalize("NFKD", plain).casefold()
-        for letter, meant in _LOOK_ALIKES:  # much faster than str.translate
+        for letter, meant in _LOOK_ALIKES:  # str.translate is much slower
             plain = plain.replace(letter, meant)
         plain = plain.encode("ascii", "ignore").decode()
     plain = plain.lower().translate(_ALL_BUT_HEX)
@@ -102,11 +103,11 @@ async def publish_answer(
     before: Iterable[StandardMessage],
     withheld: Iterable[StandardMessage],
 ) -> None:
-    """Publish an accepted answer, if the agent is a node of its graph and it is not empty.
+    """Publish an accepted answer, unless it is empty or the agent is not a node of its graph.
 
     Args:
         before: the history before the query.
-        withheld: messages of the query to leave out: rejected drafts, and the answer itself.
+        withheld: messages of the query to leave out: rejected answers, and the answer itself.
     """
     agent = query.agent
     graph, agent_id = agent.memory_graph, agent.agent_id
@@ -130,7 +131,7 @@ async def publish_answer(
 
 
 def _metadata(query: Query) -> dict[str, Any]:
-    """Return what tools, in the order of their calls, and then hooks annotated."""
+    """Merge the annotations of tools, in the order of calls, and of hooks; later values win."""
     metadata: dict[str, Any] = {}
     for result in query.tool_results:
         if result.status is ToolStatus.SUCCESS:
@@ -143,7 +144,7 @@ def _is_shared(message: StandardMessage) -> bool:
 
 
 def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
-    """Return the index after the agent's own system message and its awareness."""
+    """Return the index after the agent's own system message and its awareness message."""
     place = 0
     for index, message in enumerate(history):
         if message is own or (isinstance(message, SystemMessage) and AWARENESS in message.metadata):
@@ -154,7 +155,7 @@ def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
 def awareness_message(
     graph: SharedMemoryGraph, tool_names: Mapping[str, str]
 ) -> SystemMessage | None:
-    """Render the sub-agents' dependencies; ``None`` if there are none.
+    """Render the dependencies between sub-agents; ``None`` if there are none.
 
     Args:
         tool_names: tool name by the sub-agent's name in the graph.
@@ -199,7 +200,7 @@ class RecallEmbedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A publication's vector: one row of a batch, whose embedding may still run."""
+    """A publication's vector: one row of a batch that may still be computed."""
 
     content: str
     batch: "asyncio.Task[Vectors]"
@@ -220,9 +221,10 @@ class Recall:
     publication, so each publication is embedded once.
 
     Args:
-        embedder: if it has a method ``embed_queries``, that makes the queries' vectors.
+        embedder: makes the vectors of publications, and of queries unless it has a separate method
+            ``embed_queries``.
         k: maximum number of publications per query.
-        floor: least cosine of a publication with the query; below it, none is better than chance.
+        floor: least cosine of a publication with the query; a lower cosine occurs by chance.
 
     Raises:
         InvalidInputError: ``k`` is below 1.
@@ -240,11 +242,11 @@ class Recall:
         """Insert the most similar publications into the history, after the direct predecessors'.
 
         Await it right after :func:`inject_shared_memory`, so that both see the same publications.
-        Leaves out sources that the agent reads directly. If the embedder fails, inserts nothing
-        and records a warning.
+        The search omits sources that the agent reads directly. If the embedder fails, the method
+        inserts nothing and records a warning.
 
         Returns:
-            The inserted publications in the graph's order, not by score: tiny differences of
+            The inserted publications. They have the graph's order, so that tiny differences of
             scores do not change the prompt.
         """
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
@@ -278,7 +280,7 @@ class Recall:
         return [round(float(vector @ wanted), 4) for vector in vectors]
 
     def _rows_of(self, items: Sequence[MemoryItem]) -> list[_Row]:
-        """Return the items' rows; start one batch for missing, outdated and failed ones."""
+        """Return the items' rows; start one batch for missing, outdated and failed rows."""
         rows = self._rows
         missing = [
             item
@@ -287,7 +289,7 @@ class Recall:
         ]
         if missing:
             batch = asyncio.create_task(self._embed([item.content for item in missing]))
-            batch.add_done_callback(_failed)  # retrieves its exception, so that asyncio is silent
+            batch.add_done_callback(_failed)  # retrieves the exception, so asyncio does not log it
             for index, item in enumerate(missing):
                 rows[item.source_id] = _Row(item.content, batch, index)
         return [rows[item.source_id] for item in items]
@@ -303,10 +305,10 @@ def _checked(vectors: "Vectors", texts: int) -> "Vectors":
 
 
 class AncestorRecall:
-    """Recall of the final answers of all agents upstream of an agent, near or far."""
+    """Recall of the final answers of all indirect ancestors of an agent, without a search."""
 
     async def inject(self, query: Query) -> list[tuple[MemoryItem, float | None]]:
-        """Insert them in the graph's order, after the direct predecessors', which it leaves out."""
+        """Insert the answers, in the graph's order, after those of the direct predecessors."""
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
         if graph is None or agent_id is None:
             return []
@@ -327,7 +329,7 @@ def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> lis
 
 
 def recalled_message(item: MemoryItem, score: float | None = None) -> SystemMessage:
-    """Render a recalled publication like a direct one, with marks in the metadata."""
+    """Render a recalled publication like a predecessor's, and mark it in the metadata."""
     message = shared_message(item)
     marks: dict[str, Any] = {RECALLED: True}
     if score is not None:
@@ -340,7 +342,7 @@ def _text(query: Query) -> str:
 
 
 def _after_shared(history: Sequence[StandardMessage]) -> int:
-    """Return the index after the shared context, or after the system message without one."""
+    """Return the index after the shared context; if there is none, after the system message."""
     place = 1 if history and isinstance(history[0], SystemMessage) else 0
     for index, message in enumerate(history):
         if isinstance(message, SystemMessage) and not message.metadata.keys().isdisjoint(

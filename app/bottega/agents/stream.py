@@ -1,4 +1,4 @@
-"""Queries as streams of events, at the pace of their reader.
+"""Queries as streams of events; a query waits for a slow reader.
 
 The events support ``match``: ``case TextDelta(text): …``.
 """
@@ -21,8 +21,8 @@ class QueryEvent:
 
     Attributes:
         agent: name of the agent.
-        path: place of its query: ``()`` for the streamed query itself; per level of sub-agents
-            (number of the model call, index of the tool call).
+        path: place of the agent's query: ``()`` for the streamed query itself; otherwise one pair
+            (number of the model call, index of the tool call) per level of sub-agents.
     """
 
     agent: str = field(kw_only=True)
@@ -31,10 +31,10 @@ class QueryEvent:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(QueryEvent):
-    """A piece of a model's text; the pieces of one call join to its message.
+    """A piece of a model's text; the pieces of one model call make up its message.
 
-    A message may be a draft that is not accepted, or come before tool calls. The accepted answer is
-    in :class:`QueryAnswered`.
+    The message may be a rejected answer, or a text before tool calls. The accepted answer is in
+    :class:`QueryAnswered`.
 
     Attributes:
         model_call: number of the model call within the query, from 1.
@@ -46,14 +46,14 @@ class TextDelta(QueryEvent):
 
 @dataclass(frozen=True, slots=True)
 class TextRestarted(QueryEvent):
-    """A model call failed after it sent text and is tried again: discard the text of that call."""
+    """A model call that had sent text failed and is retried: discard the text of that call."""
 
     model_call: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled(QueryEvent):
-    """A tool call begins; a call to a sub-agent too."""
+    """A tool call, or a call of a sub-agent, begins."""
 
     call: ToolCall
 
@@ -75,7 +75,7 @@ class SubAgentStarted(QueryEvent):
 
 @dataclass(frozen=True, slots=True)
 class SubAgentEnded(QueryEvent):
-    """A sub-agent has an answer or has failed; there is none for a cancelled one."""
+    """A sub-agent has answered or failed. A cancelled sub-agent has no such event."""
 
     response: AssistantResponse
 
@@ -94,8 +94,8 @@ async def events_of(
 
     Args:
         name: name of the queried agent.
-        start: makes the query with this recorder.
-        most: events that wait for the reader before the query waits, too.
+        start: function that starts the query with a recorder.
+        most: number of unread events at which the query waits.
 
     Raises:
         Exception: any error of the query that is not a response.
@@ -112,11 +112,11 @@ async def events_of(
             query.cancel()
             await asyncio.wait([query])
         if not query.cancelled():
-            query.exception()  # retrieve it, so that asyncio does not log it
+            query.exception()  # retrieved, so that asyncio does not log it
 
 
 class _Events:
-    """Events between a query and its reader."""
+    """Queue of events between a query and its reader."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -131,7 +131,7 @@ class _Events:
         self._any.set()
 
     async def room(self) -> None:
-        """Wait until fewer events than the limit wait for the reader."""
+        """Wait until the number of unread events is below the limit."""
         while len(self._waiting) >= self._most:
             self._room.clear()
             await self._room.wait()
@@ -153,15 +153,15 @@ class _Events:
 
 
 class _EventRecorder(Recorder):
-    """Recorder that turns what it observes into events.
+    """Recorder that turns its observations into events.
 
-    Before each model call, tool call and piece of text it waits for room. Only starts and ends of
-    sub-agents, and failed tries, come without waiting: few for each call.
+    It waits for room in the queue before each model call, tool call and piece of text. It adds
+    starts and ends of sub-agents, and failed tries, without waiting, because each call has few.
     """
 
     def __init__(self, events: _Events) -> None:
         self._events = events
-        self._spoken: set[Query] = set()  # whose current model call has sent text
+        self._spoken: set[Query] = set()  # queries whose current model call has sent text
 
     def query_started(self, query: Query) -> None:
         if query.path:

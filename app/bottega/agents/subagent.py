@@ -14,7 +14,7 @@ from bottega.agents.query import CurrentCall, QueriedAgent, Query, current_call,
 from bottega.agents.tools import ToolBase, error_result, raised, refused_arguments
 
 AGENT_FAILED = "agent_failed"
-"""Code of an agent's error that has none."""
+"""Error code of a failed agent whose error has no code."""
 MAX_DEPTH = 3
 """Limit of nested sub-agents below the root."""
 
@@ -35,10 +35,10 @@ def question_of(arguments: Mapping[str, Any]) -> str:
 
 
 class CallableAgent(QueriedAgent, Protocol):
-    """An agent that a tool can query; :class:`BaseAgent` explains it."""
+    """An agent that a tool can query; :class:`BaseAgent` explains the members."""
 
     def turn(self) -> asyncio.Lock:
-        """Return the lock for one query at a time."""
+        """Return the lock that lets one query run at a time."""
 
     def copy_for_call(self) -> "CallableAgent":
         """Return a copy with its own history and tools."""
@@ -51,15 +51,15 @@ class CallableAgent(QueriedAgent, Protocol):
 
 
 FreshCopies = dict[CallableAgent, CallableAgent]
-"""Fresh copies so far by agent, so that an agent of two parents is copied once."""
+"""The fresh copies made so far, by agent, so that an agent with two parents is copied once."""
 
 
 class SubAgentWrapper(ToolBase):
     """A tool that queries an agent.
 
     Stateless: each call runs on a copy of the agent with its own history, so calls run
-    concurrently. Stateful: all calls use the same agent, one at a time. Its history grows with
-    each call, so earlier calls influence later answers.
+    concurrently. Stateful: all calls use the same agent, one at a time. The agent's history grows
+    with each call, so earlier calls influence later answers.
 
     Args:
         name: the tool's name for the model.
@@ -100,7 +100,7 @@ class SubAgentWrapper(ToolBase):
         }
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Query the agent; return its failure as an ERROR result.
+        """Query the agent; if the agent fails, return an ERROR result.
 
         Raises:
             Exception: an error that ended the query without a response, such as a bug in a hook or
@@ -113,7 +113,7 @@ class SubAgentWrapper(ToolBase):
         call = current_call.get()
         if call is not None and call.query.depth >= MAX_DEPTH:
             return error_result(
-                tool_call, f"sub-agents may be nested {MAX_DEPTH} deep, and this would be deeper"
+                tool_call, f"sub-agents may be nested at most {MAX_DEPTH} deep; this call is deeper"
             )
         text = question_of(tool_call.arguments)
         if call is not None and (screen := call.query.recorder.screen) is not None:
@@ -134,7 +134,7 @@ class SubAgentWrapper(ToolBase):
 async def _ask(
     agent: CallableAgent, text: str, call: CurrentCall, tool_call: ToolCall
 ) -> ToolResult:
-    """Query ``agent`` as part of the calling query; add its usage to that query's."""
+    """Query ``agent`` as part of the calling query; add its usage to the calling query."""
     parent = call.query
     query = Query(
         agent=agent,

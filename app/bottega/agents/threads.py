@@ -1,7 +1,8 @@
 """Daemon threads for blocking functions.
 
-``asyncio.to_thread`` does not fit: hanging tools could occupy all of its few threads, and the event
-loop waits for them at its end. These threads are daemons, unlimited in number, and reused.
+``asyncio.to_thread`` does not fit, because hanging tools could occupy all of its few threads, and
+the event loop waits for those threads when it closes. The threads here are daemons, unlimited in
+number, and reused.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ _idle: list["SimpleQueue[Job]"] = []  # inboxes of idle threads
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Call ``function`` in a thread, with the caller's context variables.
 
-    A cancellation returns at once; the function goes on and its result is dropped.
+    A cancellation returns at once. The function then runs to its end, and its result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -33,7 +34,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
             result = context.run(function)
         except Exception as error:
             _notify(loop, _fail, future, error)
-        except BaseException as error:  # SystemExit must not end the event loop
+        except BaseException as error:  # SystemExit must not stop the event loop
             _notify(loop, _fail, future, RuntimeError(f"{type(error).__name__}: {error}"))
         else:
             _notify(loop, _succeed, future, result)

@@ -33,15 +33,16 @@ from bottega.agents.tools import ToolBase, error_result, in_json, raised
 from bottega.errors import FencedError, HistoryError, HookContractError
 
 GRACE_S = 5.0
-"""Time that a cancelled tool has to end; then it is left to itself."""
+"""Seconds that a cancelled tool has to end. After that the call ends without waiting for it."""
 
 logger = logging.getLogger(__name__)
 
 
 async def abandonable(tool: ToolBase, call: ToolCall) -> object:
-    """Execute a call within the tool's timeout, in a task of its own.
+    """Execute a call in a new task, within the tool's timeout.
 
-    A tool that does not end within ``GRACE_S`` after its timeout or a cancellation is abandoned.
+    A tool that does not end within ``GRACE_S`` after its timeout or a cancellation is abandoned:
+    nothing waits for it any more.
 
     Raises:
         asyncio.CancelledError: the caller is cancelled, or the tool cancelled itself.
@@ -64,7 +65,7 @@ async def abandonable(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _outcome(tool: ToolBase, call: ToolCall) -> object:
-    """Return the result or the error: a raised SystemExit would stop the event loop."""
+    """Return the result or the error. SystemExit is not raised: it would stop the event loop."""
     try:
         return await tool.execute(call)
     except (Exception, SystemExit) as error:
@@ -72,7 +73,7 @@ async def _outcome(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _stop_call(task: "asyncio.Task[object]", tool: ToolBase) -> None:
-    """Cancel a tool's task, and wait for its end as long as ``GRACE_S``."""
+    """Cancel a tool's task, and wait at most ``GRACE_S`` for its end."""
     task.cancel()
     loop = asyncio.get_running_loop()
     until = loop.time() + GRACE_S
@@ -80,9 +81,11 @@ async def _stop_call(task: "asyncio.Task[object]", tool: ToolBase) -> None:
         try:
             await asyncio.wait([task], timeout=left)
         except asyncio.CancelledError:
-            continue  # cancelled again: it still has this time
+            continue  # a second cancellation does not shorten the wait
     if not task.done():
-        logger.warning("the tool '%s' ignores its cancellation, and is abandoned", tool.name)
+        logger.warning(
+            "the tool '%s' ignores its cancellation; nothing waits for it any more", tool.name
+        )
 
 
 Toolbox = Mapping[str, ToolBase]
@@ -91,12 +94,15 @@ Toolbox = Mapping[str, ToolBase]
 async def answer_calls(
     query: Query, message: AssistantMessage, tools: Toolbox, deferred: list[StandardMessage]
 ) -> tuple[ToolResult, ...]:
-    """Execute a message's calls; append it and the answers to the history; return the results.
+    """Execute a message's calls; append the message and the answers to the history.
 
     Even after an error, each call has one answer in the history, in order.
 
     Args:
-        deferred: messages that hooks injected earlier; they go after the answers.
+        deferred: messages that hooks injected earlier; the history gets them after the answers.
+
+    Returns:
+        The results of the calls, in order.
     """
     calls = _Calls(query, message, tools)
     history = query.agent.conversation_history
@@ -133,7 +139,7 @@ class _Calls:
         self.appended: list[ToolResult] = []
 
     async def carry_out(self) -> None:
-        """Execute the calls concurrently, except those that must wait for others."""
+        """Execute the calls concurrently; some calls wait for others, see :func:`waiting_for`."""
         if len(self.calls) == 1:
             await self._one(0)
             return
@@ -200,7 +206,7 @@ class _Calls:
             current_call.reset(token)
 
     async def _approved(self, call: ToolCall, tool: ToolBase) -> ToolResult:
-        """Execute a call, or let people do it."""
+        """Execute a call, or wait for the people or client who answer it."""
         if not (interrupt := tool.interrupt(call)):
             return await self._executed(call, tool, None)
         decision = await self.query.recorder.decision(self.query, call, interrupt)
@@ -215,7 +221,7 @@ class _Calls:
         return await self.query.recorder.tool_call(self.query, call, tool, execute)
 
     async def _in_context(self, tool: ToolBase | None, call: ToolCall) -> ToolResult:
-        """Execute a call, with its context for the tool; add what the tool annotated."""
+        """Execute a call with the context set for the tool; add the tool's annotations."""
         context = context_of(self.query, call)
         token = current_context.set(context)
         try:
@@ -248,7 +254,7 @@ class _Calls:
         self.query.agent.conversation_history.append(ToolMessage.answering(result))
 
     def close(self) -> None:
-        """Append an answer for each call left open by an error or a cancellation."""
+        """Append an answer for each call that an error or a cancellation left unanswered."""
         for index in range(len(self.appended), len(self.calls)):
             self._append(self.results[index] or error_result(self.calls[index], "interrupted"))
 
@@ -265,14 +271,14 @@ async def _given(result: ToolResult) -> ToolResult:
 
 
 def paired(result: ToolResult, call: ToolCall) -> ToolResult:
-    """Return the result with the id and tool name of ``call``."""
+    """Set the id and tool name of ``call`` on a result."""
     if result.tool_call_id == call.id and result.tool_name == call.name:
         return result
     return result.model_copy(update={"tool_call_id": call.id, "tool_name": call.name})
 
 
 async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) -> ToolResult:
-    """Execute one call; return the tool's errors as ERROR results for the model."""
+    """Execute one call; return an error of the tool as an ERROR result for the model."""
     if tool is None:
         names = ", ".join(tools) or "none"
         text = f"there is no tool '{call.name}'; you may use: {names}"
@@ -305,10 +311,10 @@ def must_escape(tool: ToolBase, error: BaseException) -> bool:
 
 
 def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
-    """Return, per call of a message, the indexes of the calls that must end before it starts.
+    """Return, for each call of a message, the indexes of the calls that must end before it starts.
 
-    A sub-agent waits for its ancestors in the graph. A stateful one also waits for the previous
-    call to itself, so that its history grows in the order of the calls.
+    A sub-agent waits for its ancestors in the graph. A stateful sub-agent also waits for the
+    previous call to itself, so that its history grows in the order of the calls.
     """
     places: dict[SubAgentWrapper, list[int]] = {}
     for index, tool in enumerate(tools):
@@ -318,7 +324,7 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
         tool: [index for other in places if _leads_to(other, tool) for index in places[other]]
         for tool in places
     }
-    last: dict[int, int] = {}  # by agent: one agent may be several tools
+    last: dict[int, int] = {}  # by the agent's id(), because several tools may have one agent
     waits: list[list[int]] = []
     for index, tool in enumerate(tools):
         others: list[int] = []
@@ -346,7 +352,8 @@ async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait for all tasks; if one fails or the caller is cancelled, stop the others first.
 
     Raises:
-        Exception: the error of the first failed task in order; ``QueryFailed`` comes last.
+        Exception: the error of the first failed task in order. ``QueryFailed`` is raised only if
+            no task has another error.
     """
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -371,16 +378,16 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
         try:
             await asyncio.wait(running)
         except asyncio.CancelledError:
-            continue  # cancelled again: still wait, no task may be left running
+            continue  # a second cancellation does not end the wait: no task may go on running
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieve it, so that asyncio does not log it
+            task.exception()  # retrieved, so that asyncio does not log it
 
 
 def after_tools(agent: QueriedAgent, results: Sequence[ToolResult]) -> NextStep:
     """Return a loop's next step after tool results.
 
-    Results with an error never end it: the model may correct the call.
+    If a result is an error, the query goes on, so that the model can correct the call.
     """
     if any(result.status is ToolStatus.ERROR for result in results):
         return RUN_AGAIN

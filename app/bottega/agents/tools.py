@@ -45,7 +45,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class AgentState(Protocol):
-    """The state of an agent, as its tools and hooks see it; :class:`BaseAgent` explains it."""
+    """An agent, as its tools and hooks see it; :class:`BaseAgent` explains the attributes."""
 
     agent_name: str
     agent_id: str | None
@@ -55,7 +55,7 @@ class AgentState(Protocol):
     usage: AgentUsage
 
     def register_tool(self, tool: "ToolBase | type[ToolBase]") -> None:
-        """Add a tool; the next model call has it."""
+        """Add a tool for the next model call."""
 
 
 class ApprovalPort(Protocol):
@@ -63,10 +63,10 @@ class ApprovalPort(Protocol):
 
     @property
     def confirm_above(self) -> Mapping[str, float] | None:
-        """Numbers by argument above which a person is asked once more; ``None``: none."""
+        """Threshold by argument. A person must confirm a larger value once more; ``None``: none."""
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return why a call needs an approval; ``None``: it needs none."""
+        """Return the reason why a call needs an approval; ``None``: the call needs none."""
 
 
 class ToolBase(ABC):
@@ -75,9 +75,10 @@ class ToolBase(ABC):
     Attributes:
         timeout_s: limit of one call in seconds; ``None``: only the run's deadline applies.
         idempotent: true if a call interrupted by a crash may be repeated.
-        local: true if it has no effect outside the run; then no step is stored before a call.
-        subagents: agents that it calls.
-        approval: which calls a person must approve; ``None``: none.
+        local: true if the tool has no effect outside the run, so that no step must be stored before
+            a call.
+        subagents: agents that the tool calls.
+        approval: rule for the calls that a person must approve; ``None``: no call.
         expires_s: seconds that people have to decide.
     """
 
@@ -91,11 +92,11 @@ class ToolBase(ABC):
     expires_s: float = EXPIRES_S
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return what people do in place of :meth:`execute`; ``None``: nothing."""
+        """Return the request whose answer replaces :meth:`execute`; ``None``: execute the call."""
         return None
 
     def needed_approval(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return the approval that the call needs first; ``None``: none."""
+        """Return the approval that the call needs before it is executed; ``None``: none."""
         if self.approval is None:
             return None
         reason = self.approval.reason(tool_call.arguments)
@@ -111,7 +112,7 @@ class ToolBase(ABC):
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the arguments, an object."""
+        """Return the JSON Schema of the arguments; its type must be ``object``."""
 
     @abstractmethod
     async def execute(self, tool_call: ToolCall) -> ToolResult:
@@ -132,8 +133,8 @@ def error_result(
     """Return an ERROR answer to ``call``, with a long text shortened.
 
     Args:
-        error_type: a code, or the class of an exception; ``None``: nothing is known.
-        status: of HTTP, from the server that refused the call.
+        error_type: a code, or the class of an exception; ``None``: unknown.
+        status: HTTP status from the server that refused the call.
     """
     return ToolResult(
         tool_call_id=call.id,
@@ -153,7 +154,7 @@ def raised(call: ToolCall, error: BaseException) -> ToolResult:
 
 
 def refused_arguments(call: ToolCall, error: ValidationError) -> ToolResult:
-    """Return an ERROR answer about arguments that are not those of the tool."""
+    """Return an ERROR answer about arguments that do not fit the tool's schema."""
     return error_result(call, explain(error), "invalid_arguments")
 
 
@@ -161,7 +162,7 @@ def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> To
     """Return a SUCCESS answer to ``call``; ``value`` is converted to JSON types.
 
     Args:
-        parts: images and other content beside it.
+        parts: images and other content in addition to ``value``.
 
     Raises:
         TypeError: a part of ``value`` has no form in JSON.
@@ -173,10 +174,10 @@ def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> To
 
 
 def in_json(result: ToolResult) -> ToolResult:
-    """Return a tool's own result with a value of JSON's types.
+    """Convert the value of a result that a tool made itself to JSON's types.
 
     Raises:
-        TypeError, ValueError: as :func:`success_result`.
+        TypeError, ValueError: see :func:`success_result`.
     """
     value = as_json(result.result)
     return result if value is result.result else result.model_copy(update={"result": value})
@@ -192,7 +193,7 @@ def explain(error: ValidationError) -> str:
 
 
 async def _answer(call: ToolCall, function: Callable[[], Any], *, is_async: bool) -> ToolResult:
-    """Call an async function here, any other in a thread; return its value as the answer."""
+    """Call a function, in a thread if it is not async; return its value as the answer."""
     value = function() if is_async else await run_in_thread(partial(listed, function))
     if inspect.isawaitable(value):
         value = await value
@@ -206,7 +207,7 @@ async def _answer(call: ToolCall, function: Callable[[], Any], *, is_async: bool
 
 
 def _answering(call: ToolCall, value: Any) -> ToolResult:
-    """Return a function's value as an answer; it may be a part, or a list with parts."""
+    """Return a function's value as an answer; the value may be a part, or a list with parts."""
     if isinstance(value, Part):
         value = [value]
     if not isinstance(value, list | tuple) or not any(isinstance(each, Part) for each in value):
@@ -220,10 +221,10 @@ def _answering(call: ToolCall, value: Any) -> ToolResult:
 
 
 class FunctionTool(ToolBase):
-    """A function, or another callable, as a tool; calling it calls the function.
+    """A function, or another callable, as a tool; calling the tool object calls the function.
 
     Args:
-        known: names for types that are written as text.
+        known: names to resolve types that are written as text.
     """
 
     def __init__(
@@ -261,8 +262,9 @@ class FunctionTool(ToolBase):
 class ClassTool(ToolBase):
     """Base of the classes that :func:`tool` makes from a class with typed fields.
 
-    The constructor is the class's own. A call sets the fields on a copy and runs ``execute``; for
-    a dataclass or Pydantic model it creates a new instance from the arguments instead.
+    The constructor takes the arguments of the decorated class. Each call copies the instance, sets
+    the fields on the copy and runs ``execute``. For a dataclass or Pydantic model, each call makes
+    a new instance from the arguments.
     """
 
     _target: ClassVar[type[Any]]
@@ -304,16 +306,16 @@ def tool(
     """Make a tool from a function, or from a class with typed fields and an ``execute(self)``.
 
     The parameters (or fields) are the tool's arguments. Their types, defaults and
-    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call. A
-    parameter of type :class:`ToolContext`, of the function or of ``execute``, gets the call's.
+    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call. If
+    the function or ``execute`` has a parameter of type :class:`ToolContext`, it receives the call's
+    context.
 
     Returns:
         A :class:`FunctionTool` for a function, a :class:`ToolBase` subclass for a class.
 
     Raises:
-        TypeError: a parameter has no type, or one that has no JSON Schema; a callable does not say
-            its parameters or takes any number of them; a class has no ``execute``. The text names
-            what is wrong.
+        TypeError: the type of a parameter is missing or has no JSON Schema, a callable's parameters
+            are unknown or variadic, or a class has no ``execute``. The text names the problem.
     """
 
     def decorate(target: Any) -> Any:
@@ -344,7 +346,7 @@ def tool(
 
 
 def _class_arguments(name: str, target: type[Any], known: Names) -> dict[str, Any]:
-    """Return the arguments of a class for :class:`ClassTool`, checked."""
+    """Check a class, and return its class attributes for :class:`ClassTool`."""
     what = f"the tool '{name}'"
     if not callable(getattr(target, "execute", None)):
         raise TypeError(f"{what}: {target.__name__} needs a method execute(self) to be a tool")
