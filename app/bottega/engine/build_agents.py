@@ -65,9 +65,9 @@ class AgentDependencies:
     Attributes:
         models_for: returns the models for an agent of a run, by its definition.
         tool_deps: dependencies of built-in and HTTP tools.
-        secrets: those that tools send.
-        mcp: MCP servers.
-        embedder: for agents with ``recall``, by the tenant that pays.
+        secrets: secrets that tools send.
+        mcp: makes MCP servers.
+        embedder: returns the embedder of agents with ``recall``, for the tenant that pays.
         configure: called in order after the factory, for each agent.
     """
 
@@ -91,10 +91,11 @@ class Team:
     Attributes:
         agents: the root alone; in a DAG, one per node of the graph.
         graph: the run's own copy, or ``None``.
-        rules, nodes, numbers: of a DAG: what decides in it, its nodes' definitions, and their
-            places in the order of dependency, by name.
+        rules: the rules that decide in a DAG; ``None``: the run has no DAG.
+        nodes: definitions of the DAG's nodes, by name.
+        numbers: places of the DAG's nodes in topological order, by name.
         warnings: (code, message) pairs.
-        team_of: makes the team of a sub-graph, by its node, for each time that it runs.
+        team_of: makes a team for one execution of a node's sub-graph; argument: the node's name.
     """
 
     agents: dict[str, BaseAgent]
@@ -108,17 +109,17 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class CompiledTeam:
-    """The agents of a run's definitions, built and checked once for all runs with the same.
+    """The agents of a run, built and checked once for all runs with equal definitions.
 
     Attributes:
         members: all its agents, sub-agents first.
-        tools: those that send secrets.
+        tools: tools that send secrets.
         roots: as :attr:`Team.agents`.
         callers: stand-ins for the nodes of a DAG that are no agents, with the tool of each.
-        rules, nodes, numbers: as :attr:`Team.rules`.
+        rules, nodes, numbers: as in :class:`Team`.
         subgraphs: the teams of its sub-graphs, by node.
-        definitions, providers, mcp_servers, structure: of the agents, the tenant's model servers,
-            its MCP servers and the graph, to compare them with those of a run.
+        definitions, providers, mcp_servers, structure: definitions of the agents, of the tenant's
+            model servers and MCP servers, and of the graph, from which the team was built.
     """
 
     definitions: Definitions
@@ -191,21 +192,21 @@ class CompiledTeam:
         return Team(roots, graph, self.rules, self.nodes, self.numbers, warnings, team_of=team_of)
 
     def gives_answer(self, name: str) -> bool:
-        """Return true if what a node, or the root, says is the run's answer, or one of several.
+        """Return true if the output of a node, or of the root, is an answer of the run.
 
-        What a node says of one element is only a part of an answer.
+        The output for one element of a node is only a part of an answer.
         """
         is_answering = self.rules is None or name in self.rules.answering
         return is_answering and "for_each" not in self.nodes.get(name, ())
 
     @property
     def size(self) -> int:
-        """Number of its agents, those of sub-graphs among them."""
+        """Number of agents, with those of sub-graphs."""
         return len(self.members) + sum(each.size for each in self.subgraphs.values())
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
-    """Yield warnings of patterns that nobody here can check."""
+    """Yield warnings about patterns in schemas that the service cannot check."""
     for agent in agents:
         places = [f"output_schema{at}" for at in agent.output.unchecked] if agent.output else []
         for tool in agent.registered_tools:
@@ -231,7 +232,7 @@ def _recall(
 async def compiled(
     run: ClaimedRun, dependencies: AgentDependencies, *, with_async: bool
 ) -> CompiledTeam:
-    """Build the agents of a run's definitions; a large team lets other runs go on meanwhile.
+    """Build the agents of a run's definitions; other runs go on while a large team is built.
 
     Args:
         with_async: asynchronous sub-agents are supported.
@@ -250,10 +251,10 @@ async def _compiled(
     *,
     with_async: bool,
 ) -> CompiledTeam:
-    """Build the agents of a run's graph, or of one in it.
+    """Build the agents of a run's graph, or of one of its sub-graphs.
 
     Args:
-        known: of sub-graphs, by the identity of their definitions; those that are built are added.
+        known: teams of sub-graphs by ``id()`` of their definitions; newly built teams are added.
     """
     graph = None if content is None else to_graph(content)
     rules, nodes, numbers, names = None, {}, {}, {run.first: run.first}
@@ -358,7 +359,7 @@ def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
 
 @dataclass(slots=True)
 class _Place:
-    """A place for the newest version of a team, filled by one run while others wait."""
+    """Cache entry for the newest version of a team; one run fills it while others wait."""
 
     filling: asyncio.Lock = field(default_factory=asyncio.Lock)
     team: CompiledTeam | None = None
@@ -368,7 +369,7 @@ class _Place:
         return 1 if self.team is None else self.team.size
 
     def holds(self, run: ClaimedRun) -> CompiledTeam | None:
-        """Return the team if a run has the same definitions; quick if they are the same objects."""
+        """Return the team if a run has equal definitions; quick if they are identical objects."""
         team = self.team
         if team is None or team.definitions != run.agents or team.structure != run.graph:
             return None
@@ -405,7 +406,7 @@ class Teams:
         if (team := place.holds(run)) is None:
             async with place.filling:
                 team = place.holds(run) or await self._compiled(run, place)
-        await self._dependencies.secrets.stored(run.tenant_id)  # so that all are redacted
+        await self._dependencies.secrets.stored(run.tenant_id)  # so that logs redact all secrets
         for tool in team.tools:
             await tool.check_secrets()
         if run.output_schema is not None:
@@ -430,7 +431,10 @@ class Teams:
 
 
 def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> None:
-    """Set the agent's rule on plugins' tools without one; runs share the tools, so copy them."""
+    """Set the agent's approval rule on plugins' tools that have none.
+
+    The tools are copied, because runs share them.
+    """
     for index, tool in enumerate(agent.registered_tools):
         if id(tool) not in own and tool.approval is None:
             agent.registered_tools[index] = tool = copy(tool)
@@ -441,7 +445,7 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
     """Merge a run's parameters with the agent's own, and add its instructions and client's tools.
 
     Raises:
-        InvalidInputError: ``unknown_tool``: their ``tool_choice`` names one; ``duplicate_tool``.
+        InvalidInputError: ``unknown_tool``: ``tool_choice`` names one; ``duplicate_tool``.
     """
     if told := changed.get("instructions"):
         agent.conversation_history.insert(1, SystemMessage(content=told))

@@ -1,7 +1,7 @@
-"""Child runs: tasks of this worker's runs that any worker does, as runs of their own.
+"""Child runs: tasks of this worker's runs that any worker may execute as separate runs.
 
-They are stored, cancelled and read many at a time. A task's budgets, agents and files cross to its
-child run, and its result comes back.
+Child runs are stored, cancelled and read many at a time. A child run gets budgets, agents and files
+from its task, and returns the task's result.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _CANCEL = "SELECT request_cancel($1, $2)"
 _TELL = "SELECT tell_child($1, $2, $3, $4)"
 _BATCH = 100
 _LINGER_S = 0.003
-"""Time in which requests and ends come together."""
+"""Time in which requests and ends are collected for one statement."""
 _PATIENCE_S = 10.0
 
 logger = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class ParentRun:
 
 
 def child_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
-    """Return the id of a task's child run: the task's own, but for a run that repeats another."""
+    """Return the id of a task's child run: the task's id, unless the run repeats another one."""
     return task_id if task_root == run_id else uuid5(run_id, str(task_id))
 
 
@@ -85,7 +85,7 @@ class _New:
 class ChildRuns:
     """The child runs that this worker awaits.
 
-    All requests of a moment are one statement for each run, and one for all ends.
+    One statement stores all new child runs of a parent run, and one reads all ends.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:
@@ -98,7 +98,7 @@ class ChildRuns:
         self._wake = asyncio.Event()
 
     def resting(self) -> int:
-        """Return the number of runs here that await child runs: they need little of a worker."""
+        """Return the number of runs here that await child runs; they hardly load the worker."""
         return len({parent.run_id for parent, _ in self._awaited.values()})
 
     def end_of(
@@ -113,13 +113,13 @@ class ChildRuns:
         """Start a child run, unless it exists already; return the future of its end.
 
         Args:
-            new: what ``add_children`` stores of it, as JSON.
-            told: messages to it by id, as JSON; those that it has got are not sent again.
-            on_stored: called once it is stored, and its end is read if it has one.
-            on_ended: called once it has ended.
+            new: JSON from which ``add_children`` creates the child run.
+            told: messages to the child run by id, as JSON; messages that it got are ignored.
+            on_stored: called once the run is stored, and after its end is read if it is over.
+            on_ended: called once the run has ended.
 
         Raises:
-            FencedError: another worker has the run that awaits it.
+            FencedError: another worker has the parent run.
         """
         future: asyncio.Future[ChildEnd] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: on_ended())
@@ -145,7 +145,7 @@ class ChildRuns:
             del self._new[run_id]
 
     async def tell(self, tenant_id: UUID, run_id: UUID, message_id: str, content: str) -> bool:
-        """Send a message, as JSON, to a child run, once; return false if that is over."""
+        """Send a message, as JSON, to a child run, once; return false if the run is over."""
         if (new := self._new.get(run_id)) is not None:
             await new.stored.wait()
         about = tenant_id, run_id, content, message_id
@@ -153,12 +153,12 @@ class ChildRuns:
         return "id" in from_json(answer)
 
     def cancel(self, tenant_id: UUID, run_id: UUID) -> None:
-        """Cancel a child run. If it is not stored yet, it never is."""
+        """Cancel a child run. If it is not stored yet, drop it."""
         new = self._new.get(run_id)
         if new is not None and not new.is_sent:
             del self._new[run_id]
             new.stored.set()
-            _settle(self._awaited[run_id][1], ChildEnd(_NOT_BEGUN))
+            _set_end(self._awaited[run_id][1], ChildEnd(_NOT_BEGUN))
         else:
             self._cancelled[run_id] = tenant_id
             self._wake.set()
@@ -170,13 +170,13 @@ class ChildRuns:
         return {row["run_id"]: _end(row["status"], row["ending"]) for row in rows}
 
     def note_end(self, run_id: UUID) -> None:
-        """Read soon how a child run ended, if a run here awaits it."""
+        """Let :meth:`run` read the end of a child run, if a run here awaits it."""
         if run_id in self._awaited:
             self._ended.add(run_id)
             self._wake.set()
 
     async def run(self) -> None:
-        """Carry out what was asked for, until cancelled."""
+        """Store and cancel child runs and read their ends, as requested, until cancelled."""
         self._wake.set()  # what an error has left is done first
         while True:
             await self._wake.wait()
@@ -200,7 +200,7 @@ class ChildRuns:
                     if is_transient(error):
                         raise
                     logger.exception("child_runs.not_stored", run_id=str(parent.run_id))
-                    self._fail(some, error)  # one run's must not stop those of the others
+                    self._fail(some, error)  # the child runs of other parents must go on
 
     async def _add_some(self, parent: ParentRun, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
@@ -214,7 +214,7 @@ class ChildRuns:
             return
         for run_id, one in sent.items():
             one.stored.set()
-            self._stored.append(one.on_stored)  # called once it is known which are over
+            self._stored.append(one.on_stored)  # called after the ends are read
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -223,7 +223,7 @@ class ChildRuns:
             if (new := self._new.pop(run_id, None)) is not None:
                 new.stored.set()
             if (awaited := self._awaited.get(run_id)) is not None:
-                _settle(awaited[1], error)
+                _set_end(awaited[1], error)
 
     async def _cancel(self) -> None:
         if not self._cancelled:
@@ -235,14 +235,14 @@ class ChildRuns:
                 await connection.execute(_CANCEL, tenant_id, ids)
         for run_id in cancelled:
             del self._cancelled[run_id]
-        self._ended |= cancelled.keys() & self._awaited.keys()  # those that were held are over
+        self._ended |= cancelled.keys() & self._awaited.keys()  # held child runs end at once
 
     async def _read_ends(self) -> None:
         asked = {each: self._awaited[each] for each in self._ended if each in self._awaited}
         if asked:
             tenants = [parent.tenant_id for parent, _ in asked.values()]
             for row in await self._pool.fetch(_ENDS, tenants, list(asked)):
-                _settle(asked[row["run_id"]][1], _end(row["status"], row["ending"]))
+                _set_end(asked[row["run_id"]][1], _end(row["status"], row["ending"]))
         self._ended -= asked.keys()
         self._ended &= self._awaited.keys()
         stored, self._stored = self._stored, []
@@ -250,7 +250,7 @@ class ChildRuns:
             call()
 
 
-def _settle(future: "asyncio.Future[ChildEnd]", result: ChildEnd | Exception) -> None:
+def _set_end(future: "asyncio.Future[ChildEnd]", result: ChildEnd | Exception) -> None:
     if future.done():
         return
     if isinstance(result, Exception):
@@ -270,7 +270,7 @@ _CANCELLED = {"code": "cancelled", "message": "somebody cancelled the run that d
 
 
 def _end(status: str | None, ending: str) -> ChildEnd:
-    """Return a task's end from that of its child run. ``None``: it was deleted."""
+    """Return a task's end from its child run's status and end. ``None``: the run was deleted."""
     told = from_json(ending)
     is_cancelled = status == "cancelled"
     error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
@@ -297,11 +297,7 @@ _LEAST_TOKENS = 2_000
 
 
 class Spreading:
-    """The tasks of one run that child runs do.
-
-    Args:
-        recorder: of the run.
-    """
+    """Executes tasks of one run as child runs."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
@@ -317,15 +313,15 @@ class Spreading:
     async def do(
         self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
     ) -> ChildEnd:
-        """Do a task's work as a child run: see :class:`bottega.subagents.swarm.work.Elsewhere`.
+        """Execute a task as a child run: see :class:`bottega.subagents.swarm.RemoteRuns`.
 
-        A message of before a crash, which the run may not have got, is sent again. If the task is
-        cancelled, this returns when its child run is over, so that its part of the budgets stays
-        reserved until then, but after :data:`_CANCELS_S` at the latest.
+        Messages that the child run may not have got before a crash are sent again. If the task is
+        cancelled, this waits for the end of the child run, at most :data:`_CANCELS_S`, so that the
+        task's part of the budgets stays reserved until then.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
-        await recorder.journal.commit()  # a child run needs its task
+        await recorder.journal.commit()  # the task's row must exist before the child run
         limit = handle.parent.limits.max_concurrent
         parent = ParentRun(self._run.tenant_id, self._run.run_id, self._run.attempt, limit)
         async with self._parts(handle) as (tokens, dollars):
@@ -353,7 +349,7 @@ class Spreading:
             try:
                 end = await asyncio.shield(ending)
             except asyncio.CancelledError:
-                if handle.status.is_final:  # its parent cancelled it
+                if handle.status.is_final:  # the task's parent cancelled the task
                     self._children.cancel(parent.tenant_id, run_id)
                     await self._pay_cancelled(run_id, ending, pay)
                 raise
@@ -392,7 +388,7 @@ class Spreading:
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         if handle.task_id not in self._begun:
-            return True  # it gets the message when it begins
+            return True  # the child run gets the message when it begins
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
         return await self._children.tell(self._run.tenant_id, run_id, message_id, content)
 
@@ -400,7 +396,7 @@ class Spreading:
         """Return the ends of finished tasks' child runs, by task; cancel those under way.
 
         Args:
-            tasks: the child run of each; ``None``: the one that this run gave it.
+            tasks: child run of each task; ``None``: the child run that this run created for it.
         """
         runs = {run_id or self.id_of(task_id): task_id for task_id, run_id in tasks.items()}
         ends = await self._children.ends(self._run.tenant_id, list(runs)) if runs else {}
@@ -411,7 +407,7 @@ class Spreading:
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
         """Reserve a task's part of the budgets above it; yield its tokens and its money."""
-        day = set(map(id, self._recorder.accounts.day))  # a child run itself pays from the day
+        day = set(map(id, self._recorder.accounts.day))  # the child run reserves from the day
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
@@ -425,14 +421,14 @@ class Spreading:
 
 
 class ElementRuns:
-    """The elements of a graph's nodes that child runs do, for one run."""
+    """Executes elements of a graph's nodes as child runs, for one run."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
         self._recorder = recorder
         self._run = run
         self._began = monotonic()
-        self._day = set(map(id, recorder.accounts.day))  # a child run itself pays from the day
+        self._day = set(map(id, recorder.accounts.day))  # the child run reserves from the day
 
     def are_limited(self, path: Path) -> bool:
         """Return true if budgets bound the elements of the node at a path."""
@@ -445,15 +441,15 @@ class ElementRuns:
     async def end_of(
         self, path: Path, request: Mapping[str, Any], awaited: AwaitedRuns, limit: int
     ) -> ChildEnd:
-        """Do an element as a child run.
+        """Execute an element as a child run.
 
         Args:
-            path: of the element.
-            request: its ``input`` and ``task``.
-            limit: number of the node's elements at the same time.
+            path: path of the element.
+            request: ``input`` and ``task`` of the child run.
+            limit: number of the node's elements that may run at the same time.
 
         Raises:
-            BudgetExhaustedError: too little is left for it.
+            BudgetExhaustedError: too little is left for the element.
             FencedError: another worker has the run.
         """
         recorder, run = self._recorder, self._run
@@ -508,7 +504,7 @@ class ElementRuns:
 async def parts_of(
     above: Sequence[Account], sharers: int, own: int | None
 ) -> AsyncIterator[tuple[int | None, int | None]]:
-    """Reserve a part of budgets; yield its tokens and its money.
+    """Reserve a part of budgets; yield its tokens and its billionths of a dollar.
 
     Args:
         sharers, own: as for :func:`part_of`; ``own`` in tokens.
@@ -566,7 +562,7 @@ def agent_of_task(
     """Return the agent of a child run's task.
 
     Args:
-        agent: the defined one, or that whose helper does the task.
+        agent: the agent that does the task, or whose helper does it.
         configure: called with a new helper.
     """
     link = run.parent_task
@@ -585,7 +581,7 @@ def give_files(swarm: Swarm, run: ClaimedRun) -> None:
 
 
 def written(swarm: object, run: ClaimedRun) -> dict[str, Any]:
-    """Return the files of a child run's own folder that it got otherwise or not at all."""
+    """Return the files in a child run's own folder that it created or changed."""
     if run.parent_task is None or run.own_task is None or not isinstance(swarm, Swarm):
         return {}
     folder, given = folder_of(run.own_task), run.parent_task["files"]

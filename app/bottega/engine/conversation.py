@@ -1,7 +1,7 @@
 """A run as a turn of a conversation: what its agents said and heard in the turns before.
 
-The text of a turn is in its run's log, and is read from there. A run's row has how large the turn
-is, so that no more is read than a prompt may hold.
+The text of a turn is read from its run's log. A run's row has the size of its turn, so that only
+turns that fit into a prompt are read.
 """
 
 from collections import defaultdict
@@ -73,7 +73,7 @@ def broken(
     """Return the end of a run that raised an error.
 
     Args:
-        timeout_s: the time that it had, if that is over.
+        timeout_s: the run's timeout, if it has expired.
     """
     if timeout_s is not None and isinstance(error, TimeoutError):
         detail = f"the run took longer than its timeout_s of {timeout_s:g} s"
@@ -91,13 +91,13 @@ def said(answer: str | None) -> list[StandardMessage]:
 
 
 def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]:
-    """Return what an agent said and heard after the question of a turn. Pure.
+    """Return the messages of an agent's turn that follow the question. Pure.
 
-    These are the model's messages with tool calls, each with all its answers, what the user said
-    meanwhile, and the final answer. Drafts that were sent back are left out.
+    These are the model's messages with tool calls, the results of all these calls, messages of the
+    user in between, and the final answer. Answers that were rejected are left out.
 
     Args:
-        answer: the final one; ``None``: the last message without calls.
+        answer: the final answer; ``None``: the model's last message without calls.
     """
     drafts = {
         number: with_distinct_ids(call.answer)
@@ -131,10 +131,10 @@ def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
 
 
 GISTS = 12
-"""Turns before those in the prompt of which it tells the gist."""
+"""Number of older turns that a prompt summarises in one line each."""
 _GIST_BYTES = 150
-_LEAST = 50  # tokens that a turn counts for at least: bounds the turns of a prompt
-_MOST_EVENTS = 1000  # of a run whose log is read
+_LEAST = 50  # a smaller turn counts as so many tokens, which bounds the turns of a prompt
+_MOST_EVENTS = 1000  # the log of a run with more events is not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
 _TURN = "SELECT * FROM earlier_turn($1, $2, $3)"
@@ -147,12 +147,12 @@ class PastTurns:
     """The turns of a conversation before a run's own, as far as a prompt may hold them.
 
     Attributes:
-        number: of the run's own turn, from 1.
+        number: number of the run's own turn, from 1.
         first: number of the first turn in the prompt.
-        tokens: of the turns in the prompt.
-        histories: messages of those turns by agent, the oldest first.
-        gists: of turns before those, by number, the oldest first.
-        read: returns the text of one of those turns.
+        tokens: size of the turns in the prompt.
+        histories: messages of the turns in the prompt by agent, the oldest first.
+        gists: summaries of turns before ``first``, by number, the oldest first.
+        read: returns the text of a turn before ``first``.
     """
 
     number: int
@@ -163,14 +163,14 @@ class PastTurns:
     read: TurnReader | None = None
 
     def begin(self, agents: Mapping[str, BaseAgent]) -> None:
-        """Put the turns before into the agents' histories."""
+        """Put the earlier turns into the agents' histories."""
         for agent in agents.values():
             agent.conversation_history += self.histories.get(agent.agent_name, ())
             if self.gists and self.read and isinstance(agent.memory, RunMemory):
                 agent.memory.go_on(self.opening(), self.first - 1, self.read)
 
     def opening(self) -> str:
-        """Return what a prompt tells of the turns that it leaves out."""
+        """Return the prompt's summary of the turns that it leaves out."""
         left = self.first - 1
         lines = [
             f"## Earlier turns of this conversation: 1 to {left}",
@@ -214,7 +214,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
     Waits while the database is away.
 
     Args:
-        most: tokens of all turns before that a prompt may hold.
+        most: tokens that all earlier turns may take in a prompt.
     """
     if run.base is None:
         return PastTurns(1, 1, 0, {}, {})
@@ -243,7 +243,7 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
 
 
 async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
-    """Return the text of a turn before a run, at most half of ``most`` tokens; ``None``: none."""
+    """Return an earlier turn's text, at most half of ``most`` tokens; ``None``: no such turn."""
     row = await persist(lambda: pool.fetchrow(_TURN, run.tenant_id, run.base, number))
     if row is None:
         return None
@@ -256,19 +256,19 @@ async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: 
 
 
 def _is_read(row: Mapping[str, Any], most: int) -> bool:
-    """Check if a turn is read from its log; of a very large one, only question and answer are."""
+    """Return true if a turn is read from its log; a very large one has question and answer only."""
     return bool(row["tokens"] <= most // 2 and row["events"] <= _MOST_EVENTS)
 
 
 async def _replays(
     pool: asyncpg.Pool, run: ClaimedRun, runs: Sequence[UUID]
 ) -> dict[UUID, RunReplay]:
-    """Return what the agents of runs said and heard, with the answers of their sub-agents."""
+    """Return the replayed work of runs' agents, with the answers of their sub-agents."""
     events: dict[UUID, list[Event]] = {run_id: [] for run_id in runs}
     asked: list[tuple[UUID, int]] = []
     for number, row in enumerate(await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag")):
         run_id = row["run_id"]
-        # Lines have no seq of their own: negative ones are in nobody's ``answer_seq``.
+        # Lines have no seq. A negative number occurs in no ``answer_seq``.
         event = event_of(run_id, -1 - number, run.started_at, row["line"])
         events[run_id].append(event)
         if (seq := event.data.get("answer_seq")) is not None:
@@ -301,7 +301,7 @@ def _messages(
 
 
 def _shortened(messages: Iterable[StandardMessage], most: int) -> list[StandardMessage]:
-    """Return messages of texts that fit together, each at most a quarter of ``most`` tokens."""
+    """Return messages with their texts shortened to a quarter of ``most`` tokens each."""
     return [
         type(message)(content=summary_of(message.content, most // 4, estimated_tokens))
         for message in messages

@@ -1,14 +1,13 @@
-"""Execution of a run's graph in DAG mode: no agent coordinates, decisions do.
+"""Execution of a run's graph in DAG mode: rules, and no agent, decide which nodes run.
 
 A node starts once its incoming edges are decided. Every agent gets the run's own question, and its
-sources' answers along the graph. :mod:`bottega.graph.decisions` decides; here nodes are executed,
-and what was decided is recorded. A resumed run takes no decision twice: it replays its nodes, and
-recorded edges stay as they are.
+sources' answers along the graph. :mod:`bottega.graph.decisions` decides; this module executes nodes
+and records the decisions. A resumed run replays its nodes, and keeps recorded decisions on edges.
 
-A node that is a graph is executed in the same way, one level down: what it received is what the
-graph's first nodes read. Each place has a path, of which its task's id follows, and a name in the
-log: the node, then the element (from 0) or the turn (from 1) of which there are several, then the
-node in the graph there, such as ``improve/2/draft``.
+A node that is a graph is executed in the same way, one level down. The graph's first nodes read
+what the node received. Each execution of a node has a path, from which its task's id is made, and a
+name in the log. The name consists of the node, of the number of its element (from 0) or turn (from
+1) if it has several, and of the node in its graph, such as ``improve/2/draft``.
 """
 
 import asyncio
@@ -83,9 +82,9 @@ _NO_RETRY = frozenset(
 _LATER = ("408", "425", "429")
 """HTTP statuses below 500 that another try may mend."""
 MOST_PARTS = 10_000
-"""Elements and turns of a run, at all levels of its graphs: it keeps each in mind until it ends."""
+"""Most elements and turns of a run, at all levels of its graphs. A run keeps all in memory."""
 MOST_RECEIVED = 64_000_000
-"""Characters that the child runs of a node's elements store of what the node received."""
+"""Most characters in all copies of what a node received: each element's child run stores one."""
 
 
 @dataclass(slots=True)
@@ -117,7 +116,7 @@ class LongList(NamedTuple):
 
 @dataclass(slots=True)
 class PartCount:
-    """The elements and turns of a run so far, those of each try."""
+    """Number of elements and turns that a run has begun; each try counts."""
 
     begun: int = 0
 
@@ -135,15 +134,15 @@ _WHOLE = object()
 
 @dataclass(slots=True)
 class _Work:
-    """A node's work, or that for one element.
+    """The execution of a node, or of one element of a node.
 
     Attributes:
-        name: in the log.
-        query: of its present try.
-        question: of an agent, or of the agents in a graph.
-        received: what the node read along the graph.
-        item: the element; ``_WHOLE``: the node has none.
-        arguments: of a tool; ``None``: they are still to be found.
+        name: name in the log.
+        query: query of the present try.
+        question: question to the agent, or to all agents of a sub-graph.
+        received: what the node received from its sources.
+        item: the element; ``_WHOLE``: the node has no elements.
+        arguments: arguments of a tool; ``None``: they follow from the outputs of other nodes.
     """
 
     node: Mapping[str, Any]
@@ -158,21 +157,21 @@ class _Work:
 
 @dataclass(slots=True)
 class GraphRun:
-    """The nodes of a run under way, or of a graph in it.
+    """One execution of a run's graph, or of a sub-graph.
 
     Args:
-        question: of every agent.
+        question: question to every agent.
         about: the run's ``input``, as text, and ``metadata``.
-        turns: of the conversation in the run's input, before the question.
-        path, name: of the graph in the run; the name ends with a slash.
-        at_work: the queries of all levels that have not ended, by path.
-        parts: of all levels.
-        elements: child runs of nodes with many elements; ``None``: there are none.
-        given: texts that nodes publish without being asked, by name.
-        long_lists: of nodes with elements, by what their readers get in their place.
+        turns: turns of the conversation in the run's input, before the question.
+        path, name: place of the graph in the run; the name ends with a slash.
+        at_work: queries of all levels that have not ended, by path.
+        parts: count of elements and turns at all levels.
+        elements: executes elements as child runs; ``None``: child runs are not supported.
+        given: texts that nodes publish without being executed, by name.
+        long_lists: long lists of nodes with elements, by the text that readers get instead.
 
     Attributes:
-        responses: of the nodes that have ended.
+        responses: responses of the nodes that have ended.
     """
 
     team: Team
@@ -198,7 +197,7 @@ class GraphRun:
         """Run the nodes, in parallel where the graph allows; return the run's end.
 
         Raises:
-            Exception: from a node (the recorder's, a hook's bug); all nodes under way are
+            Exception: an error of the recorder or a bug in a hook; all nodes under way are
                 cancelled first.
         """
         self.recorder.loops.between = self._is_between
@@ -288,7 +287,7 @@ class GraphRun:
             self.recorder.journal.add(kind, data)
 
     def _record_of(self, name: str, kind: EventType, data: dict[str, Any]) -> None:
-        """Record an event of a node's own."""
+        """Record an event of a node."""
         if not self._rules.is_plain:
             place = self.recorder.tasks.place_at(self._queries[name].path, self._agent_name(name))
             self.recorder.tasks.write(place, kind, {"node": self.name + name, **data})
@@ -301,7 +300,7 @@ class GraphRun:
         return Query(self.team.agents[name], (), self.recorder, path=(*self.path, (0, index)))
 
     def _ended(self, name: str, response: AssistantResponse) -> NodeEnd:
-        """Note a node's end; return it as a fact to decide by."""
+        """Record a node's end; return the facts on which decisions depend."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         if not is_failed:
@@ -316,7 +315,7 @@ class GraphRun:
         return NodeEnd(name, is_failed=True)
 
     async def _execute(self, name: str, query: Query) -> AssistantResponse:
-        """Execute a node, and publish what it has if it is no agent that does so itself."""
+        """Execute a node; publish its output unless its agent does so itself."""
         if (text := self.given.get(name)) is not None:
             return await self._give(name, query, text)
         node, kind = self.team.nodes[name], self._rules.nodes[name].type
@@ -337,7 +336,7 @@ class GraphRun:
         return response
 
     async def _with_tries(self, work: _Work) -> AssistantResponse:
-        """Do work, with the new tries that it may have."""
+        """Execute a node or element, with the retries that the node permits."""
         retry: Mapping[str, Any] | None = work.node.get("retry")
         usage = AgentUsage()
         while True:
@@ -353,7 +352,7 @@ class GraphRun:
         return response.model_copy(update={"usage": usage})
 
     def _next_try(self, before: Query) -> Query:
-        """Return the query of a next try, with an agent that knows nothing of the last."""
+        """Return the query of the next try, with an agent that does not know the last try."""
         return Query(
             _agent_of(before).fresh_copy(),
             (),
@@ -365,7 +364,7 @@ class GraphRun:
         )
 
     async def _pause(self, work: _Work, backoff_s: float) -> None:
-        """Wait until the next try of work may begin: so long after its failure."""
+        """Wait until ``backoff_s`` have passed since the failure of the present try."""
         query = work.query
         failed_at = self._graph_ended_at(work) if work.kind == "graph" else self._failed_at(query)
         if failed_at is not None:
@@ -384,7 +383,7 @@ class GraphRun:
         return replay.tool_call(task_id, query.tries, "call").ended_at
 
     def _graph_ended_at(self, work: _Work) -> datetime | None:
-        """Return the last time that an earlier attempt recorded of a graph in its present try."""
+        """Return the time of a sub-graph's last event in its present try, of earlier attempts."""
         at = None
         for turn in range(1, _most_turns(work.node) + 1):
             if not (found := self._replayed_in(work, turn, work.query.tries)):
@@ -393,13 +392,13 @@ class GraphRun:
         return at
 
     def _replayed_in(self, work: _Work, turn: int, tries: int) -> Sequence[NodeReplay]:
-        """Return what earlier attempts recorded of the nodes of a graph in a node."""
+        """Return the nodes of a sub-graph that earlier attempts recorded, in a turn and a try."""
         known, prefix = self.recorder.journal.replay.nodes, _graph_name(work, turn, tries)
         names = [prefix + name_of_node(node) for node in work.node["definition"]["nodes"]]
         return [known[name] for name in names if name in known]
 
     def _is_replayed(self, work: _Work) -> bool:
-        """Return true if an earlier attempt has made the next try."""
+        """Return true if an earlier attempt has begun the next try."""
         query = work.query
         if work.kind == "graph":
             return bool(self._replayed_in(work, 1, query.tries + 1))
@@ -426,7 +425,7 @@ class GraphRun:
     # Elements
 
     async def _for_each(self, name: str, work: _Work) -> AssistantResponse:
-        """Do a node's work for each element of a list; its output is the list of theirs."""
+        """Execute a node for each element of a list; its output is the list of their outputs."""
         if (known := self._known_list(name, work)) is not None:
             return known
         each = work.node["for_each"]
@@ -453,7 +452,7 @@ class GraphRun:
         if characters > MOST_RECEIVED:
             text = (
                 f"{len(items)} child runs would store {characters} characters of what the node "
-                f"received; the maximum is {MOST_RECEIVED}: let it receive less, or raise "
+                f"received; the maximum is {MOST_RECEIVED}: let the node receive less, or raise "
                 "its spread_above"
             )
             return _failed(TOO_MANY_ITEMS, text)
@@ -470,9 +469,9 @@ class GraphRun:
         execute: Callable[[_Work], Awaitable[AssistantResponse]],
         most: int,
     ) -> Mapping[int, AssistantResponse]:
-        """Do the work of elements, at most some at a time; after a failure that counts, no more."""
+        """Execute elements, ``most`` at a time; begin no more after a fatal failure."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
-        received = SharedMemoryGraph()  # they publish nothing: the node does
+        received = SharedMemoryGraph()  # for reading alone: only the node publishes
         received.received = work.received
         numbers = iter(range(len(items)))
 
@@ -497,17 +496,17 @@ class GraphRun:
     async def _child_runs(
         self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
     ) -> Mapping[int, AssistantResponse]:
-        """Let child runs do the work of elements; the run may be suspended meanwhile."""
+        """Execute elements as child runs; this run may be suspended meanwhile."""
         each, query = work.node["for_each"], work.query
         may_fail, most = each["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):
-            most = each["concurrency"]  # each takes a part of what the others have left
+            most = each["concurrency"]  # each child run reserves a part of the budgets
         awaited = AwaitedRuns(len(items), most if may_fail else each["concurrency"])
         under_way: set[Path] = set()
 
         async def execute(element: _Work) -> AssistantResponse:
             path = element.query.path
-            del self.at_work[path]  # the node's own query stands for all
+            del self.at_work[path]  # the node's own query stands for those of its elements
             under_way.add(path)
             response = await self._child_run(runs, name, element, awaited)
             under_way.discard(path)
@@ -518,7 +517,7 @@ class GraphRun:
             self.at_work[path] = element.query
             return response
 
-        await self.recorder.journal.commit()  # a child run needs its parent's place
+        await self.recorder.journal.commit()  # the node's start must be stored before child runs
         self.recorder.tasks.open[query] = None
         self.recorder.loops.child_runs[query] = awaited
         try:
@@ -528,7 +527,7 @@ class GraphRun:
             self.recorder.tasks.open.pop(query, None)
 
     def _received_characters(self, work: _Work) -> int:
-        """Return the size of the texts that each element of a node gets beside its own."""
+        """Return the characters of the texts that each element gets besides the element itself."""
         texts = [each.content for each in work.question if DEMANDS in each.metadata]
         texts += [each.content for each in work.received]
         texts += [self.long_lists[text].text for text in texts if text in self.long_lists]
@@ -570,7 +569,7 @@ class GraphRun:
         return _failed(code, outcome.error or code, end.usage)
 
     async def element(self, task: Mapping[str, Any]) -> End:
-        """Do the work of one element, which another run gave to this one."""
+        """Execute the element of another run's node for which this child run was created."""
         *self._line, name = task["node"]
         for above in self._line:
             self.team = self.team.team_of(above)
@@ -611,7 +610,7 @@ class GraphRun:
         )
 
     def _known_list(self, name: str, work: _Work) -> AssistantResponse | None:
-        """Return what child runs have done for a node, if an earlier attempt recorded it."""
+        """Return the output of a node's child runs, if an earlier attempt recorded it."""
         replay = self.recorder.journal.replay
         node = replay.nodes.get(work.name)
         if node is None or node.usage is None:
@@ -648,11 +647,11 @@ class GraphRun:
     def _collected(
         self, on_error: str, ended: Mapping[int, AssistantResponse]
     ) -> AssistantResponse:
-        """Return the answer of a node with elements: the list of theirs, in order."""
+        """Return the answer of a node with elements: the list of their outputs, in order."""
         usage = sum((each.usage for each in ended.values()), AgentUsage())
         failed = {number: end for number, end in sorted(ended.items()) if end.error is not None}
         if failed and on_error == "fail":
-            # What failed has stopped those that were cancelled.
+            # Prefer an element that failed to those that were cancelled because of it.
             first = min(failed, key=lambda n: (failed[n].error_code == CANCELLED["code"], n))
             code = failed[first].error_code or "agent_failed"
             return _failed(code, f"element {first}: {failed[first].error}", usage)
@@ -667,7 +666,7 @@ class GraphRun:
         return AssistantResponse(content=as_text(outputs), output_json=outputs, usage=usage)
 
     def _outputs(self) -> dict[str, Any]:
-        """Return what references lead to."""
+        """Return the values that references of nodes may point into, by name."""
         outputs = {each: response.output_json for each, response in self.responses.items()}
         return outputs | {"run": self.about}
 
@@ -732,7 +731,7 @@ class GraphRun:
     # Agents
 
     def _known_failure(self, query: Query) -> AssistantResponse | None:
-        """Return the failure of a try that an earlier attempt recorded; it is not repeated."""
+        """Return the failure of this try if an earlier attempt recorded it, to not repeat it."""
         if self._rules.is_plain:
             return None
         replay = self.recorder.journal.replay
@@ -773,7 +772,7 @@ class GraphRun:
             await asyncio.wait([asked])
 
     def _waits_for_people(self, query: Query) -> bool:
-        """Return true if a query cannot go on without people, whose time does not count."""
+        """Return true if a query cannot go on without people; no timeout ends it then."""
         return any(each is query and needs for each, needs in self.recorder.loops.needing_people())
 
     async def _answer(self, work: _Work) -> AssistantResponse:
@@ -790,7 +789,7 @@ class GraphRun:
     async def _stop(
         self, asked: "asyncio.Task[AssistantResponse]", query: Query, code: str, text: str
     ) -> AssistantResponse:
-        """End a query from outside."""
+        """Cancel a query, record the error, and return it as the response."""
         asked.cancel()
         await asyncio.wait([asked])
         self.recorder.tasks.stopped(query.path, {"code": code, "message": text})
@@ -847,9 +846,9 @@ class GraphRun:
         return _failed(code, "nobody answered in time"), _Failure(code)
 
     async def _publish(self, name: str, query: Query, text: str) -> None:
-        """Publish the answer of a node that no agent of its own has published.
+        """Publish the answer of a node whose agent has not published it.
 
-        The log has the whole of a long list; its readers get its head and tail, and read the rest.
+        The log has all of a long list. Readers get its head and tail, and a tool to read the rest.
         """
         if text.strip():
             shown = text
@@ -867,7 +866,7 @@ class GraphRun:
             self.recorder.publications_ended(query)
 
     async def _give(self, name: str, query: Query, text: str) -> AssistantResponse:
-        """Publish a text in place of a node's answer; nobody is asked."""
+        """Publish a given text as a node's answer, without executing the node."""
         agent = _agent_of(query)
         is_agent = (
             self._rules.nodes[name].type == "agent" and "for_each" not in self.team.nodes[name]
@@ -882,7 +881,7 @@ class GraphRun:
         return response
 
     def _let_read(self, agent: BaseAgent) -> None:
-        """Give an agent the tool to read the long lists that it gets the head and tail of."""
+        """Give an agent the tool to read long lists of which it receives only head and tail."""
         graph = agent.memory_graph
         if not self.long_lists or graph is None or agent.agent_id is None:
             return
@@ -916,7 +915,7 @@ def _most_turns(node: Mapping[str, Any]) -> int:
 
 
 def _graph_name(work: _Work, turn: int, tries: int) -> str:
-    """Return the name in the log of a graph in a node, with a slash at its end."""
+    """Return the name of a node's sub-graph in the log, with a slash at the end."""
     place = [work.name, *([str(turn)] if "loop" in work.node else ())]
     place += [f"try-{tries}"] if tries > 1 else []
     return f"{'/'.join(place)}/"
@@ -929,12 +928,12 @@ def _agent_of(query: Query) -> BaseAgent:
 
 
 def _said(query: Query, value: Any) -> AssistantResponse:
-    """Return what a tool or a person gave as a node's answer."""
+    """Return the result of a tool, or the answer of a person, as a node's answer."""
     return AssistantResponse(content=as_text(value), output_json=value, usage=query.usage)
 
 
 def json_or_text(text: str) -> Any:
-    """Return the value that a text is as JSON, or the text."""
+    """Parse a text as JSON; return the text itself if it is not JSON."""
     try:
         return from_json(text)
     except ValueError:
@@ -966,9 +965,10 @@ def end_of_graph(
 ) -> End:
     """Return the run's end, derived from the nodes' responses. Pure.
 
-    Its output is the text of the only answering node, or texts by node; after a failure that ends
-    the run the texts of all nodes that finished, and partial texts of those that failed. ``error``
-    says which failed, and ``stop_reason`` is of the first of them in the order of the graph.
+    The output is the text of the only answering node, or the texts of several answering nodes by
+    name. After a failure that ends the run, the output has the texts of all nodes that finished,
+    and partial texts of nodes that failed. ``error`` names the failed nodes, and ``stop_reason`` is
+    that of the first failed node in topological order.
     """
     order = graph.get_topological_order()
     # A sink's answer at its iteration limit counts as output, since no agent depends on it.

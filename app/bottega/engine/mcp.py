@@ -1,6 +1,6 @@
-"""MCP servers as their definitions describe them, and their tools as an agent of a run has them.
+"""MCP servers of tenants, made from their definitions, and their tools for the agents of a run.
 
-Of a call's reports of progress only the newest goes to the run's subscribers.
+Of a call's progress reports, the run's subscribers get only the newest.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class CallProgress:
     """The progress of one tool call.
 
     Attributes:
-        clean: removes secrets from the server's words.
+        clean: removes secrets from the server's texts.
         started: time at which the call began.
     """
 
@@ -92,12 +92,12 @@ class CallProgress:
         return self._number, text
 
     def give_back(self, at: int, text: str) -> None:
-        """Forget a report that could not be written: a newer one follows."""
+        """Forget a report that could not be written, because a newer one follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpAccess:
-    """Needs of all tenants' servers besides their definitions.
+    """Dependencies of MCP servers that are not in their definitions.
 
     Attributes:
         commands: programs that the operator allows, by key.
@@ -203,13 +203,13 @@ class McpSessions:
     live_text: LiveText | None
 
     def open(self, run: ClaimedRun, tasks: Tasks, ending: AsyncExitStack) -> McpSession:
-        """Return the session of an attempt, until ``ending``."""
+        """Open the session of an attempt; ``ending`` closes it."""
         connections = McpConnections(self.egress, partial(self._changed, run.tenant_id))
         ending.push_async_callback(_close, connections)
         return McpSession(connections, tasks, self.live_text)
 
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
-        """Note that a server's stored tools are stale; without a database that of another run."""
+        """Store that a server's stored tools are stale; if that fails, a later run does it."""
         try:
             of_server = tenant_id, server.name, server.url
             await self.pool.execute(_STALE, *of_server, timeout=_PATIENCE_S)
@@ -222,12 +222,12 @@ async def _close(connections: McpConnections) -> None:
     try:
         async with asyncio.timeout(_CLOSE_S):
             await connections.aclose()
-    except Exception:  # the run has its end
+    except Exception:  # the run has ended, whatever happens here
         logger.exception("mcp.not_closed")
 
 
 class PinnedMcpTool(McpTool):
-    """A tool of a server, with the schema that its runs pin; one for all of them."""
+    """A tool of a server with a pinned schema; all runs with that schema share the object."""
 
     session: McpSession | None = None
 
@@ -294,13 +294,13 @@ def mcp_tools(
     agents: Any,
     known: Redactor,
 ) -> Iterator[PinnedMcpTool]:
-    """Yield the tools that an agent has from a server; :meth:`McpSession.own` lets them work.
+    """Yield an agent's tools of a server; :meth:`McpSession.own` connects them.
 
     Args:
         definition: dump of a :class:`McpToolDefinition`.
         pinned: definition of its server.
-        server: makes the server, by its name and definition.
-        agents: its agent's rule of approval, as JSON.
+        server: makes the server from its name and definition.
+        agents: the agent's approval rule, as JSON.
     """
     checked = McpToolDefinition.model_validate(definition)
     made = server(checked.server, pinned)

@@ -1,7 +1,7 @@
 """Memory of earlier runs for a run's root agent: at the start, and after failures.
 
-It is written into the run's log as ``context.recalled``. A resumed or repeated run replays it from
-there without a new search.
+The memory is written into the run's log as ``context.recalled``. A resumed or repeated run reads it
+from the log and makes no new search.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from bottega.tools.mcp import model_name, tools_in
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
 _HELPS = 8  # retrievals after failures, per run
-_READ, _ALIKE = 10, 3  # episodes with a similar failure that are read, and that are given
+_READ, _ALIKE = 10, 3  # episodes with a similar failure: how many are read, and how many given
 
 _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -77,7 +77,7 @@ def facts_of(run: ClaimedRun) -> RunFacts:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with each tool of its MCP servers; calls may change anything."""
+    """Return an agent's definition that lists each tool of its MCP servers, as one with effects."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:
@@ -143,9 +143,9 @@ async def use_memory(
 def _goals(
     about: RunFacts, demands: Mapping[str, Sequence[str]], analysis: Mapping[str, Any] | None
 ) -> Goals:
-    """Return the analysis of a task for searches; no prompt shows what rules found.
+    """Return the analysis of a task for searches; the findings of rules are in no prompt.
 
-    What the request says counts more than a model's analysis, and that more than the rules.
+    Fields of the request replace those of a model's analysis, which replace those of the rules.
     """
     goals = analyse(
         about.question,
@@ -160,7 +160,7 @@ def _goals(
 async def _analysis(
     about: RunFacts, journal: Journal, sources: MemorySources | None
 ) -> Mapping[str, Any] | None:
-    """Return a model's analysis of the task, if one is configured; a resumed run has the same."""
+    """Return a model's analysis of the task, if configured; a resumed run reads it from the log."""
     replay = journal.replay
     if replay.analysis is not None:
         known: Mapping[str, Any] = from_json(replay.analysis)
@@ -212,7 +212,7 @@ class MemoryRetriever:
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
     def _know(self, given: Iterable[ContextReceived]) -> None:
-        """Remember the patterns, so that none is assigned or given twice."""
+        """Note the patterns of given memory, so that no pattern is assigned or given twice."""
         self._patterns.update(
             UUID(item.source.removeprefix(SOURCE))
             for item in given
@@ -220,7 +220,7 @@ class MemoryRetriever:
         )
 
     def result_of(self, given: Sequence[Mapping[str, Any]]) -> str:
-        """Name the result of :meth:`found`; a run of nobody reads no other run's episodes."""
+        """Return the result's label in metrics; ``nobody``: the run has no user and no session."""
         if _used(self._about, self._scope) == NO_USER:
             return "nobody"
         return "given" if any(data.get("content") for data in given) else "nothing"
@@ -295,7 +295,7 @@ class MemoryRetriever:
         """Return the help for a tool call of the root agent, if something failed, as event data.
 
         Args:
-            failures: of the call, and of asynchronous tasks; a replayed call needs none.
+            failures: failures of the call and of asynchronous tasks; unused for a replayed call.
         """
         helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -338,9 +338,9 @@ class MemoryRetriever:
     async def _alike(
         self, sources: MemorySources, tool: str, signature: str
     ) -> list[dict[str, Any]]:
-        """Return episodes with a similar failure, those of successes first.
+        """Return episodes with a similar failure, successful episodes first.
 
-        If some have a cure, return only those.
+        If some of them have a cure, return only these.
         """
         found = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ

@@ -1,10 +1,12 @@
 """Plugins: Python code that an operator installs beside the service, found by entry points.
 
-A distribution registers an object in the group ``bottega.plugins``. The service calls those of
-these functions that it defines: ``configure_agent(agent, definition)``, in the worker, for every
-agent from the factory, so that agents of the service can have hooks in Python; ``check_success``,
-for agents whose ``success_check`` names the plugin; ``before_dispatch`` of tasks and of synchronous
-calls, and ``after_subagent_complete`` of tasks (:mod:`bottega.subagents.plugins`).
+A distribution registers an object in the group ``bottega.plugins``. The object may define
+
+- ``configure_agent(agent, definition)``: called in the worker for every agent that the factory has
+  made, so that agents of the service can have hooks in Python,
+- ``check_success``: called for agents whose ``success_check`` names the plugin,
+- ``before_dispatch`` of tasks and synchronous calls, and ``after_subagent_complete`` of tasks
+  (:mod:`bottega.subagents.plugins`).
 """
 
 import functools
@@ -21,7 +23,7 @@ from bottega.subagents.plugins import SubagentPlugin, is_guard
 
 GROUP = "bottega.plugins"
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
@@ -31,7 +33,7 @@ def configure_agent() -> tuple[Configure, ...]:
     """Return the ``configure_agent`` functions of all plugins, ordered by entry point name.
 
     Raises:
-        InvalidInputError: a plugin cannot be loaded; better at start than a run without its hooks.
+        InvalidInputError: a plugin cannot be loaded. The start fails, so that no run lacks hooks.
     """
     plugins = _defining("configure_agent")
     return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
@@ -45,7 +47,7 @@ def _named(name: str, configure: Configure) -> Configure:
         try:
             configure(agent, definition)
         except Exception as error:
-            log.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
+            logger.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
             raise PluginError(
                 f"the plugin '{name}' failed to configure the agent '{agent.agent_name}' "
                 f"({type(error).__name__}); the worker's log says more"
@@ -107,12 +109,12 @@ def _defining(*names: str) -> list[tuple[str, Any]]:
                 f"{type(error).__name__}: {error}"
             ) from error
         if defined := [name for name in names if getattr(plugin, name, None) is not None]:
-            log.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
+            logger.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
             found.append((entry.name, plugin))
     return found
 
 
 @functools.cache
 def _registered(path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the plugins on an import path; it reads a file of each installed distribution."""
+    """Return the plugins on an import path. Cached: it reads a file of each distribution."""
     return sorted(entry_points(group=GROUP), key=lambda entry: entry.name)

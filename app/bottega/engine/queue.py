@@ -47,7 +47,7 @@ _RECENT_S = 1.0
 """Time after a run's end in which claims name its tenant, so that its runs are counted again."""
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
@@ -60,11 +60,11 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     if lost is None:
         return 0
     if lost:
-        log.warning("queue.swept", runs=lost)
+        logger.warning("queue.swept", runs=lost)
     try:
         await pool.execute("SELECT do_upkeep()")
     except Exception as error:  # no takeover may depend on it
-        log.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
+        logger.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
     return lost
 
 
@@ -128,7 +128,9 @@ class RunClaimer:
                 try:
                     pause_s = 2 * _PAUSE_S if await self._claim() else POLL_S
                 except Exception as error:  # the sweep finds claimed runs that no report names
-                    log.warning("queue.claim_failed", error=str(error), kind=type(error).__name__)
+                    logger.warning(
+                        "queue.claim_failed", error=str(error), kind=type(error).__name__
+                    )
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
@@ -169,7 +171,7 @@ class RunClaimer:
         try:
             return await self._execute(run)
         except Exception as error:
-            log.exception("run.abandoned", run_id=str(run.run_id))
+            logger.exception("run.abandoned", run_id=str(run.run_id))
             if not is_transient(error):  # else the sweep queues it, as no report names it any more
                 await hand_back(self._pool, run, "crash")
             return True

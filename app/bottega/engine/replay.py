@@ -1,14 +1,13 @@
-"""The one way in which the log of a run is read. Pure.
+"""Reader of a run's log: all code that needs a run's recorded work gets it from here. Pure.
 
 :func:`replay_run` reads events in order, all of a run or some of them. Its result has the work of
-each task: its model calls, its tool calls, and what it said and got. A resumed run simply runs
-again with it: recorded answers are not asked for again, and recorded events are not written again.
-Sub-agents run again too. Their own calls are replayed, so they end and publish as before.
-:func:`replay_tasks` derives the state of asynchronous tasks. Prompts, messages, rounds and turns of
-conversations are read from the same result.
+each task: its model calls, its tool calls, and the messages that it wrote and received. A resumed
+run is executed again with this result: it reads recorded answers from it, and does not write
+recorded events again. Sub-agents are executed again too. Their own calls are replayed, so they end
+and publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API makes
+prompts, messages, rounds and turns of conversations from the same result.
 
-The time of tasks, and of the waits for them, stands still while they wait for people, or the whole
-run does.
+The clocks of tasks, and of waits for tasks, stand still during waits for people.
 """
 
 from collections import defaultdict
@@ -100,7 +99,7 @@ AGENT_CHANGES = (EventType.AGENT_STARTED, EventType.AGENT_WAITING, EventType.AGE
 
 _LONGEST_TYPE = 100
 _SERVED = frozenset(("provider", "model", "first_token_ms"))
-"""Metadata of an answer that ``llm.completed`` has beside the message."""
+"""Metadata of an answer for which ``llm.completed`` has fields of its own."""
 _AWAIT = "await_subagent"
 _OVER = frozenset(map(str, ENDS.values()))
 _QUERY_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
@@ -137,12 +136,12 @@ class ModelCallReplay:
     """A model call of a task.
 
     Attributes:
-        starts: its ``llm.started``: one for each model that was tried in each attempt.
-        answer, seq: its answer, and the event that has it.
-        is_carried: another run paid for the answer.
+        starts: events ``llm.started``: one for each model that was tried in each attempt.
+        answer, seq: its answer, and ``seq`` of the event that has it.
+        is_carried: the answer was copied from another run, which paid for it.
         is_rejected: the answer was sent back, or failed the query.
-        failure: the error with which it failed for good.
-        failing: number of failed tries, and the beginning of its patience.
+        failure: the error with which the call failed for good.
+        failing: (number of failed tries, time of the first of them).
         lost: usage of answers that broke off, paid by this run.
     """
 
@@ -157,7 +156,7 @@ class ModelCallReplay:
 
     @property
     def is_known(self) -> bool:
-        """True if its result is known."""
+        """True if the log has its answer or its final failure."""
         return self.answer is not None or self.failure is not None
 
 
@@ -166,8 +165,8 @@ class ToolCallReplay:
     """A call of a tool or a sub-agent.
 
     Attributes:
-        answer: the sub-agent's, to which ``ended`` refers.
-        decisions: of people, by the interrupt's kind: its id, and the resolution.
+        answer: the sub-agent's answer, if ``ended`` refers to one.
+        decisions: decisions of people, by the interrupt's kind: (interrupt's id, resolution).
         ended_at: time of its end, or of the last decision.
     """
 
@@ -194,19 +193,19 @@ class TaskReplay:
 
     Attributes:
         parent_id: ``None``: the run's own agent.
-        said: with the event of each, in order.
-        sources: agents whose answers it got before its first model call; ``None``: it made none.
+        said: what the task said and received, each with its event, in order.
+        sources: agents whose answers it got before its first model call; ``None``: no call yet.
         delivered: messages of users or of its parent, by the model call before which it got them.
         published: its last publication.
         output: its answer.
         dispatched, dequeued, ended: events of an asynchronous task.
         resumed: number of attempts that queued it again.
         last_try: index in ``said`` at which its present try begins.
-        usage: of its model calls, and of the child run that did it.
-        paid: the part that this run paid, not the run that it repeats.
+        usage: usage of its model calls, and of the child run that did it.
+        paid: the part of ``usage`` that this run paid, not the run that it repeats.
         is_received: its parent has read its outcome.
         tries: ``agent.completed`` and ``agent.failed`` of its tries.
-        status: as its row has it; ``None``: it has none yet.
+        status: the status in its row; ``None``: none yet.
     """
 
     agent: str | None = None
@@ -243,12 +242,12 @@ class TaskReplay:
 
 @dataclass(slots=True)
 class NodeReplay:
-    """A node of a graph that decides.
+    """A node of a graph whose log has events of nodes.
 
     Attributes:
         reason: why it was skipped.
-        usage, seq: of its child runs, and the event that has it.
-        at: time of its last event.
+        usage: usage of its child runs.
+        at, seq: time and ``seq`` of its last event.
     """
 
     task_id: UUID | None
@@ -265,14 +264,14 @@ _NO_TOOL_CALL = ToolCallReplay()
 
 
 class RunReplay:
-    """The work of a run's earlier attempts, by its log.
+    """The work of a run's earlier attempts, as its log has it.
 
     Attributes:
         seen: the ``seq`` of each event by its key.
-        tasks: by id, in order of their first events; ``None``: the run's own agent.
-        texts: of answers, by ``seq``: what ``answer_seq`` refers to.
-        clocks: of tasks, and of waits for them.
-        versions: of each agent's publications, by task.
+        tasks: tasks by id, in order of their first events; ``None``: the run's own agent.
+        texts: texts of answers by ``seq``, to which ``answer_seq`` refers.
+        clocks: clocks of tasks, and of waits for tasks.
+        versions: versions of each agent's publications, by task.
         recalled: data of the memory that the root got at its start, in order.
         helped: data of the memory that the root got after failed calls, in order, by model call and
             tool call.
@@ -280,11 +279,10 @@ class RunReplay:
         asked: number of the root's last started model call; 0: none.
         asked_people: true if any tool call has waited for people.
         questions: ids of the interrupts in which MCP servers asked.
-        messages_read: number of users' messages that the root got, but for a run's that this one
-            repeats.
-        writes: (task or ``None``, path, content) of files, in order.
-        edges: of the graph, by source and target: whether they are taken.
-        nodes: of a graph that decides, by name: those that were started or skipped.
+        messages_read: number of users' messages that the root got in this run, without copied ones.
+        writes: (task or ``None``, path, content) of written files, in order.
+        edges: whether each decided edge of the graph is taken, by (source, target).
+        nodes: nodes that were started or skipped, by name, if the log has events of nodes.
         is_over: the run has ended.
     """
 
@@ -308,7 +306,7 @@ class RunReplay:
         self.is_over = False
 
     def task(self, task_id: UUID | None) -> TaskReplay:
-        """Return the work of a task; nothing if the log does not have it."""
+        """Return the work of a task; an empty record if the log does not have the task."""
         return self.tasks.get(task_id, _NO_TASK)
 
     def model_call(self, task_id: UUID | None, call: int) -> ModelCallReplay:
@@ -345,7 +343,7 @@ class RunReplay:
             root.published = None
 
     def line(self, task_id: UUID | None) -> list[UUID]:
-        """Return a task and those above it."""
+        """Return the ids of a task and of the tasks above it, upwards."""
         line = []
         while task_id is not None:
             line.append(task_id)
@@ -353,9 +351,9 @@ class RunReplay:
         return line
 
     def child_runs(self) -> dict[UUID, UUID | None]:
-        """Return the child runs of finished tasks, by task.
+        """Return the ids of the child runs of finished tasks, by task.
 
-        ``None``: the task ended in this run, which gave it a child run of its own.
+        ``None``: the task ended in this run, so that its own id determines the child run's.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
@@ -386,7 +384,7 @@ def replay_run(
 
     Args:
         carried_seq: last ``seq`` that was copied from the run that this one repeats.
-        texts: answers by ``seq``, to which the events refer, and which are not among them.
+        texts: texts by ``seq`` of answers that the events refer to but do not include.
     """
     replay = RunReplay(carried_seq, texts)
     for event in events:
@@ -506,7 +504,7 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    for each in replay.tasks.values():  # those that still wait say so again
+    for each in replay.tasks.values():  # a task that still waits writes a new event
         if each.status == RunStatus.WAITING:
             each.status = RunStatus.RUNNING
 
@@ -616,7 +614,7 @@ def _is_write(completed: ToolEnded) -> bool:
 
 
 def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
-    """Return the caller's own tasks whose outcome the result of a poll or an await has."""
+    """Return the caller's own tasks whose outcome is in the result of a poll or an await."""
     result = completed.result
     if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
@@ -641,10 +639,11 @@ def _usage_of_child_run(event: Event) -> AgentUsage | None:
 
 @dataclass(slots=True)
 class _Clock:
-    """Time since an event, but for that in which it stands still.
+    """A clock that counts from an event on, and that can stand still.
 
     Attributes:
-        stood: seconds in which it stood still, until ``since``.
+        stood: seconds in which it stood still, without the present stop.
+        since: beginning of the present stop; ``None``: the clock runs.
     """
 
     began: datetime
@@ -750,7 +749,7 @@ class Clocks:
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:
-    """Return a wait by its arguments, which may be invalid: then it ends at once."""
+    """Return the wait of a call's arguments. If they are invalid, the call ends at once."""
     listed = arguments.get("task_ids")
     named = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
     mode, quorum = arguments.get("mode"), arguments.get("quorum")
@@ -776,9 +775,9 @@ class RestoredTasks:
     Attributes:
         tasks: asynchronous tasks by id, in the order of dispatch.
         over: tasks of any kind that do not run again: they finished, or one above them did.
-        usage: total usage of those.
-        paid: its part that this run paid for, not the run that it repeats.
-        waits: seconds that have passed, by (task, call, tool call) of a wait.
+        usage: total usage of the tasks in ``over``.
+        paid: the part of ``usage`` that this run paid for, not the run that it repeats.
+        waits: seconds that each open wait has lasted, by (task, call, tool call).
     """
 
     tasks: dict[UUID, RestoredTask]
@@ -799,7 +798,7 @@ def replay_tasks(
     """Return the state of a run's tasks.
 
     Args:
-        now: by the clock of the events' times.
+        now: the present time, by the clock of the events' times.
         of_children: usage of child runs by task; the log lacks it if the task was cancelled before.
     """
     tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
@@ -877,7 +876,7 @@ def restored_task(
     ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
     spent = task.usage.tokens
     if ended is not None:
-        spent = Usage.from_dict(ended.token_usage)  # with the agents that it called
+        spent = Usage.from_dict(ended.token_usage)  # includes the agents that the task called
     return RestoredTask(
         params,
         # A child run goes on: its task makes no further attempt.
@@ -939,7 +938,7 @@ def _publication(task: TaskReplay) -> Publication | None:
 
 
 def data_of(message: AssistantMessage) -> dict[str, Any]:
-    """Return a model's answer for :func:`answer_of`, without what its event has beside it."""
+    """Return the field ``message`` of ``llm.completed``, from which :func:`answer_of` reads."""
     data: dict[str, Any] = {}
     if message.content:
         data["content"] = message.content
@@ -967,7 +966,7 @@ def answer_of(completed: LlmCompleted) -> AssistantMessage:
 
 
 def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
-    """Return the data of a tool call's end, for :func:`result_of`; ``about``: of the call."""
+    """Return the data of a tool call's end, for :func:`result_of`; ``about`` names the call."""
     error = tool_error_of(result)
     failure = None if error is None else error.data
     said = {"status": result.status, "result": result.result, "error": failure}

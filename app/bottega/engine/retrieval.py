@@ -34,17 +34,17 @@ TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
 _LONGEST_NAME = 120
-_LEAST_WORDS = 3  # content words of a question that memory is looked up for
+_LEAST_WORDS = 3  # memory is not searched for a question with fewer content words
 CURE = f"Worked after this failure in an {EARLIER}: "
 """Beginning of the first line of help: the call that worked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The inputs of a run's random assignment.
+    """The inputs of a run's random assignment to the arms of experiments.
 
     Attributes:
-        salt: of the tenant.
+        salt: the tenant's salt.
         run: the first of the runs that this one repeats, or itself.
         learns: whether the run is stored as an episode. If not, it takes part in no experiment and
             gets the validated patterns.
@@ -76,12 +76,12 @@ class MemorySources:
 
 
 def tells_a_topic(question: str) -> bool:
-    """Check if a question has enough content words that memory of other runs may be about it."""
+    """Check if a question has enough content words for a search in memory."""
     return content_words(question).count() >= _LEAST_WORDS
 
 
 def continues(run: ClaimedRun) -> bool:
-    """Check if a run has earlier turns, which say what it is about: in its session or its input."""
+    """Check if a run continues a conversation, in its session or in its input."""
     if run.base is not None or isinstance(run.input, str):
         return run.base is not None
     roles = [message["role"] for message in run.input]
@@ -106,7 +106,7 @@ def choose(
 ) -> list[Chosen]:
     """Choose three patterns: the best validated ones, or two of them and one on trial. Pure.
 
-    Withheld patterns are among them, and a candidate for which the run is a control comes on top.
+    Withheld patterns count among the three. A candidate that is withheld comes in addition.
 
     Args:
         matches, candidates: patterns that apply, the best first.
@@ -137,8 +137,8 @@ async def patterns_for(
     """Return the patterns assigned to a run, given and withheld, as event data.
 
     Args:
-        failure_signature: of the latest failure.
-        but: patterns that the run had already.
+        failure_signature: signature of the latest failure.
+        but: patterns that the run has got already.
     """
     cache = sources.patterns
     if failure_signature is not None:
@@ -194,22 +194,22 @@ def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str,
 
 
 def render_episode(episode: Any, cure: str = "") -> str:
-    """Render an episode for a prompt in at most 2 KB: why it failed, source, task, steps, result,
-    end.
+    """Render an episode for a prompt: cause of failure, source, task, steps, errors, result, end.
 
-    Too many steps lose those in the middle that worked, never a failure before them. The first and
-    the last line are trusted. The episode's own lines are indented and labelled, so that none can
-    imitate them or be read as this run's; they have no ids and no addresses.
+    The text has at most 2 KB. If there are too many steps, steps in the middle are left out, those
+    that worked before those that failed. The first and the last line are trusted. The episode's own
+    lines are indented and labelled, so that no line can imitate the trusted ones or be read as this
+    run's. They have no ids and no addresses.
 
     Args:
-        cure: a call that was told already: its steps are left out.
+        cure: a call that stands before this text; its steps are left out.
     """
     summary = episode.summary
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
     if episode.instances > 1:
         head += f", {episode.instances} times"
     steps = summary.steps
-    if episode.trust > IMPORTED:  # the first line of our own is for searches
+    if episode.trust > IMPORTED:  # the first line of our own summaries is for searches alone
         steps = steps.partition("\n")[2]
     why = episode.failed_because
     told = of_earlier_run(line for line in steps.splitlines() if not (cure and is_call(line, cure)))
@@ -230,7 +230,7 @@ def _labelled(name: str, text: str, tokens: int) -> list[str]:
 
 
 def _end(episode: Any) -> str:
-    """Return how a run ended, its outcome, and who gave that: ``-`` if nobody did."""
+    """Return the end of a run, its outcome, and the outcome's source (``-``: none)."""
     code = (episode.result.get("error") or {}).get("code")
     if episode.outcome is Outcome.CANCELLED:
         status = RunStatus.CANCELLED
@@ -276,10 +276,10 @@ class FailureMemory(Protocol):
 
 
 def help_after(given: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text behind an error: the cure's tool and arguments, then all help, fenced.
+    """Return the text to append to an error: the cure's tool and arguments, then all help, fenced.
 
-    A call that an earlier run made comes with its arguments. A pattern names only the tool; an
-    earlier call of this tool is then preferred.
+    A pattern names only the tool of a cure. If an earlier run called that tool, the text has this
+    call with its arguments instead.
 
     Args:
         given: data of the events ``context.recalled``; those without content were withheld.

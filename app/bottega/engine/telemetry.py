@@ -44,7 +44,7 @@ from bottega.tracing.spans import Span, ids_of
 
 
 class ModelBreakerCount(Protocol):
-    """The model servers that a worker calls."""
+    """Counter of open breakers of the model servers that a worker calls."""
 
     def open_breakers(self) -> int:
         """Return the number of breakers of models that are not closed."""
@@ -69,7 +69,7 @@ _TASK_TIMES = {
 
 
 class MeasuredTotals(Totals):
-    """Totals of tasks that are metrics, too."""
+    """Totals of tasks that also update the metrics."""
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         super().count(name, value, **attributes)
@@ -109,7 +109,7 @@ async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> Async
         del metrics.refreshers[key]
 
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 _TYPES: dict[type[ToolBase], str] = {
     SubAgentWrapper: "subagent",
@@ -128,19 +128,19 @@ class RunLog(RunObserver):
         self._run = run
 
     def began(self) -> None:
-        """Log that this attempt begins; its trace goes with what it sends."""
+        """Log that this attempt begins; set the trace that its requests carry."""
         trace_context.current.set(Trace.of(self._run.traceparent, self._run.tracestate))
         attempt = self._run.attempt
         if attempt == 1:
-            log.info("run.started")
+            logger.info("run.started")
         else:
-            log.info("run.resumed", attempt=attempt)
+            logger.info("run.resumed", attempt=attempt)
 
     def ended(self, end: End) -> None:
         metrics.runs.labels(end.status, self._run.mode).inc()
         if self._recorder.journal.episode is not None:
             metrics.episodes_stored.inc()
-        say = log.info if end.error is None else log.warning
+        say = logger.info if end.error is None else logger.warning
         say("run.ended", status=str(end.status), error=end.error)
 
     def query_started(self, query: Query) -> None:
@@ -159,7 +159,7 @@ class RunLog(RunObserver):
 
 
 def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]:
-    """Return the fields of all log lines of a run; a task of it has its id there instead."""
+    """Return the fields of all log lines of a run, or of one of its tasks."""
     trace_id = trace_context.trace_id(run.traceparent)
     return {
         "run_id": str(run.run_id),
@@ -170,16 +170,16 @@ def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]
 
 
 def type_of(tool: ToolBase | None) -> str:
-    """Return the name of a tool's type; ``unknown``: the model called one that does not exist."""
+    """Return the name of a tool's type; ``unknown``: no tool has the name that was called."""
     if tool is None:
         return "unknown"
     return next((name for kind, name in _TYPES.items() if isinstance(tool, kind)), "builtin")
 
 
 MOST_MESSAGES = 50
-"""The newest messages of a prompt that are sent."""
+"""Number of a prompt's newest messages that a span has."""
 LONGEST = 8192
-"""Characters of one text that are sent."""
+"""Most characters of one text in a span."""
 
 Clean = Callable[[str], str]
 
@@ -208,7 +208,7 @@ def answer(content: str, clean: Clean) -> str:
 
 
 def value(found: Any, clean: Clean) -> str:
-    """Return arguments or a result; a text unchanged, others as JSON."""
+    """Return arguments or a result as text: a text as it is, other values as JSON; both bounded."""
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
     return clean(text)[:LONGEST]
 
@@ -246,7 +246,7 @@ def observe(recorder: JournalRecorder, run: ClaimedRun) -> None:
 class RunSpans(RunObserver):
     """Spans of an attempt, its agents, model calls and tools.
 
-    What an earlier attempt recorded has its spans there, and gets none here.
+    Replayed work gets no spans, because the earlier attempt that did the work made them.
     """
 
     def __init__(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
@@ -391,7 +391,7 @@ def _answered(message: AssistantMessage) -> spans.Attributes:
 
 
 def _code_of(error: BaseException) -> str:
-    """Return ``error.type``: a code, or the class; never the text, which may quote anything."""
+    """Return ``error.type``: the error's code or class, not its text, which may quote any data."""
     if isinstance(error, BottegaError):
         return error.code
     return type(error).__name__ if isinstance(error, Exception) else spans.CANCELLED
