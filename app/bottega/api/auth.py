@@ -1,4 +1,4 @@
-"""Authentication: every path but the public ones needs a key or a ticket."""
+"""Authentication: every path needs a key, a token or a ticket, except the public paths."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -37,12 +37,12 @@ from bottega.tenants.tokens import Action, Token, is_ours, is_token
 _PUBLIC = frozenset(
     (
         *("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console"),
-        "/metrics",  # asks for a token of its own
+        "/metrics",  # checks its own token
         "/v1/sign-in",
     )
 )
 _UNCOUNTED = frozenset(("/healthz", "/readyz", "/metrics"))
-"""Public paths for monitoring: each costs little, or asks for a token."""
+"""Public paths for monitoring; they are cheap or check their own token."""
 _MONITORED = frozenset(("/healthz", "/readyz"))
 _PROXY = frozenset((b"forwarded", b"via", b"cf-connecting-ip", b"x-real-ip"))
 _PROXY_PREFIX = b"x-forwarded-"
@@ -75,10 +75,10 @@ class Principal:
         actor: name in the audit log: ``key:<prefix>``, ``user:<name>``, or ``local`` while there
             are no keys.
         key_id: ``None`` while there are no keys.
-        require_user: its requests name the end user that they act for.
-        limits: of its key.
-        token: of an end user, or a ticket; ``None``: it sent a key.
-        person: who signed in; ``None``: nobody did.
+        require_user: each request must name the end user that it acts for.
+        limits: limits of the caller's key.
+        token: the token or ticket that the caller sent; ``None``: it sent a key.
+        person: the signed-in person; ``None``: the caller sent a key, a token or a ticket.
     """
 
     tenant_id: UUID
@@ -97,12 +97,12 @@ class Principal:
 
     @property
     def user(self) -> str | None:
-        """The end user that all its requests act for; ``None``: it acts for the tenant."""
+        """The end user whom all requests of a token act for; ``None``: no user is fixed."""
         return None if self.token is None else self.token.user
 
     @property
     def identity(self) -> Identity:
-        """Identity of its key or token, with which its streams end."""
+        """Identity of the key, token or person; revoking it ends the caller's streams."""
         if self.token is not None:
             return self.token.identity
         if self.person is not None:
@@ -114,13 +114,13 @@ class Principal:
         return any(keys.includes(self.scopes, scope) for scope in one_of)
 
     def may_run(self, *, agent: str | None = None, graph: str | None = None) -> bool:
-        """Return true if no limit by name keeps the caller from running an agent, or a graph."""
+        """Return true if the limits of the key and the token allow this agent or graph."""
         agents = self.limits.agents
         is_within = agent is None or agents is None or agent in agents
         return is_within and (self.token is None or self.token.is_for(agent=agent, graph=graph))
 
     def need_action(self, action: Action) -> None:
-        """Check that a token of an end user has an action; a key needs none.
+        """Check that an end user's token allows an action; a key allows all actions.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
@@ -148,8 +148,8 @@ class Acting:
     """A caller, and the end user that its request acts for.
 
     Attributes:
-        user: ``None``: nobody. A key may still read and control all of its tenant, but its run
-            reads nothing of others.
+        user: ``None``: no end user. The key may still read and control everything of its tenant,
+            but a run that it starts reads no end user's data.
     """
 
     principal: Principal
@@ -160,7 +160,7 @@ class Acting:
         return self.principal.tenant_id
 
     def refuse_other(self, owner: str | None, what: str) -> None:
-        """Check that the user whom a request names, if it names one, owns what it changes.
+        """Check that what the request changes belongs to the user of the request, if there is one.
 
         Raises:
             ConflictError: ``session_user``.
@@ -173,14 +173,16 @@ class Acting:
 
 
 def acts_for(principal: Principal, named: str | None, pointer: str | None = "/user") -> Acting:
-    """Return for whom a request acts that may name an end user: the only place that decides it.
+    """Return the caller and the end user that its request acts for.
+
+    All routes decide this here.
 
     Args:
-        named: the user by the request; empty or blank: nobody.
-        pointer: the place of the name in the request's body; ``None``: it is not in the body.
+        named: the user that the request names; empty or blank: no user.
+        pointer: JSON Pointer of the name in the request's body; ``None``: it is not in the body.
 
     Raises:
-        UserRequiredError: the key must name one.
+        UserRequiredError: the key requires an end user, but the request names none.
         ForbiddenError: ``other_user``: a token acts for its own user only.
     """
     user = None if named is None or names_nobody(named) else named
@@ -194,7 +196,7 @@ def acts_for(principal: Principal, named: str | None, pointer: str | None = "/us
 
 
 LOCAL = Principal(DEFAULT_TENANT, ("admin",), "local", None)
-"""Caller while there are no keys; only this machine has access then."""
+"""Caller of all requests while there are no keys; then only this machine has access."""
 
 
 def is_public(path: str) -> bool:
@@ -203,7 +205,7 @@ def is_public(path: str) -> bool:
 
 
 def _came_from_elsewhere(scope: Scope) -> bool:
-    """Return true if a proxy passed a request on, or a page of another site made it."""
+    """Return true if a proxy forwarded the request, or a page of another site sent it."""
     sites = sent(scope, b"sec-fetch-site")
     if b"cross-site" in sites:
         to_page = scope.get("method") == "GET" and scope["path"] in _CONSOLE
@@ -213,15 +215,15 @@ def _came_from_elsewhere(scope: Scope) -> bool:
 
 
 class Authenticate:
-    """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses.
+    """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses the request.
 
-    While there are no keys, it refuses requests from elsewhere. A proxy on this machine makes
-    requests of the whole world look local, so what one passed on is refused. The Host must name
-    this machine, else DNS rebinding would let a page read responses. An Origin, which only browsers
-    send, must be the server's own.
+    While there are no keys, only requests of this machine pass. Requests that a proxy forwarded
+    are refused, because a proxy on this machine makes all requests look local. The Host header must
+    name this machine, because DNS rebinding would otherwise let a web page read responses. An
+    Origin header, which only browsers send, must be the server's own.
 
     Args:
-        rates: of requests without a valid key, while there are keys.
+        rates: limits requests without a valid key, while there are keys.
         host: address that the server listens on.
         origins: other origins that are allowed while there are no keys.
     """
@@ -269,11 +271,11 @@ class Authenticate:
         await self.app(scope, receive, send)
 
     async def _refusal_of_foreign(self, scope: Scope, key_cache: KeyCache) -> Response | None:
-        """Return the refusal of a request from elsewhere, while there are no keys."""
+        """Return a refusal if there are no keys and the request is not from this machine."""
         if not key_cache.may_be_open or (refused := self._refused(scope)) is None:
             return None
         try:
-            is_open = await key_cache.is_open()  # this process may not have seen a key yet
+            is_open = await key_cache.is_open()  # another process may have made a first key
         except Exception as error:
             if is_transient(error):
                 return database_unavailable()
@@ -281,7 +283,7 @@ class Authenticate:
         return problem_response(403, *refused) if is_open else None
 
     def _refused(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the code and the text of a refusal."""
+        """Return code and text of the refusal; ``None``: the request is from this machine."""
         if scope["path"] not in _MONITORED and _came_from_elsewhere(scope):
             return "keys_required", _KEYS_REQUIRED
         reason = self._foreign(scope)
@@ -302,7 +304,7 @@ class Authenticate:
         return None
 
     def _refusal_of_unknown(self, scope: Scope, key_cache: KeyCache) -> Response | None:
-        """Return the refusal of a key that the database would have to look up, above the rate."""
+        """Return a refusal if the key needs a look-up in the database, and the rate is used up."""
         key = _key(sent(scope, b"authorization"))
         if key is None or key_cache.may_be_open or _ticket(scope) is not None:
             return None
@@ -322,7 +324,7 @@ class Authenticate:
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """Return true for a browser's question about another request: it cannot carry a key."""
+    """Return true for a CORS preflight request; browsers send it without a key."""
     if scope["type"] != "http" or scope["method"] != "OPTIONS":
         return False
     asks = sent(scope, b"origin") and sent(scope, b"access-control-request-method")
@@ -336,7 +338,7 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
         keys_sent = sent(scope, b"authorization")
         if (text := _key(keys_sent)) is not None and is_token(text):
             return await _by_token(scope, key_cache, text)
-        # A first key counts at once, even before this process learns that keys are needed.
+        # The first key is valid at once, even before this process notices that keys exist.
         if await key_cache.is_open() and await _find(key_cache, keys_sent) is None:
             return LOCAL
         return await _by_key(key_cache, keys_sent)
@@ -364,7 +366,7 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
 
 
 async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
-    """Look up the key that a request sends, if it sends one."""
+    """Look up the key of a request; ``None``: it sends no valid key."""
     key = _key(keys_sent)
     return None if key is None else await key_cache.find(key)
 
@@ -376,7 +378,7 @@ def _key(keys_sent: list[bytes]) -> str | None:
 
 
 def _ticket(scope: Scope) -> str | None:
-    """Return a browser's ticket: one of a WebSocket's subprotocols, or an EventSource's query."""
+    """Return a browser's ticket, from a WebSocket's subprotocol or an EventSource's query."""
     if scope["type"] == "http":
         query = scope.get("query_string", b"")
         if scope["method"] != "GET" or b"ticket=" not in query:
@@ -397,7 +399,7 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
-    # bottega.api.tokens checks the actions before the route, which checks this scope.
+    # The route checks the scope ``run``; before it, bottega.api.tokens checks the token's actions.
     return Principal(
         token.tenant_id, ("run",), token.actor, token.key_id, limits=token.limits, token=token
     )

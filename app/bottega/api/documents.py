@@ -1,8 +1,8 @@
 """The OpenAPI document, FastAPI's with problems and keys added, and the AsyncAPI document.
 
-Validators check rules between a body's fields, and Pydantic leaves them out of the schema. Here
-such a body's schema becomes `oneOf` complete schemas, so that generators of clients make a class
-for each.
+Pydantic leaves rules between a body's fields out of the schema, because validators check them.
+Here the schema of such a body becomes `oneOf` several complete schemas, one for each valid
+combination of fields. Client generators then make a class for each combination.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Variant:
     """One variant of a body.
 
     Attributes:
-        name: of the variant's schema.
+        name: name of the variant's schema.
         needs: fields that must be present and not null.
         lacks: fields that must be absent or null.
         mode: allowed values of the field `mode`; empty if the body has no such field.
@@ -63,7 +63,7 @@ class Variant:
 
 
 _NULL: dict[str, Any] = {"const": None}
-"""As `{"type": "null"}`, which openapi-generator takes for the name of a class."""
+"""Same meaning as `{"type": "null"}`, from which openapi-generator makes a wrong class."""
 _NO_SIGNATURE = {"properties": {"failure_signature": _NULL}}
 _SIGNATURE = {
     "properties": {"failure_signature": {"type": "string"}},
@@ -199,7 +199,7 @@ _STATUS_CODES: Mapping[int, str] = {
     500: "internal",
     503: "database_unavailable storage_full too_many_connections",
 }
-"""Codes of a problem, by status, that each operation with the status may answer."""
+"""Error codes by status; an operation that lists the status may answer with any of them."""
 _SECRETS = "secret_host_unset secret_in_clear secret_needs_https secret_not_for_host"
 _ONCE = "idempotency_key_reused in_flight"
 _STORES = "storage_quota too_many"
@@ -294,7 +294,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "stream_run_events": "too_many_streams",
     "test_provider": f"{_SECRETS} egress_forbidden",
 }
-"""Further codes of single operations."""
+"""Error codes that only some operations have, by operation id."""
 
 
 def _name_codes(operation: dict[str, Any]) -> None:
@@ -307,7 +307,7 @@ def _name_codes(operation: dict[str, Any]) -> None:
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """Return the document of all routes; it is made once."""
+    """Return the OpenAPI document of all routes; it is built at the first call."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title,
@@ -341,7 +341,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
 
 @functools.cache
 def examples() -> Mapping[str, Mapping[str, Any]]:
-    """Return an answer of each operation by status, as tests/contract recorded it."""
+    """Return recorded answers by operation, status and media type; tests/contract records them."""
     found: dict[str, dict[str, Any]] = from_json(_EXAMPLES.read_bytes())
     return found
 
@@ -349,7 +349,7 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
 def _show_answers(operation: dict[str, Any]) -> None:
     recorded = examples().get(operation["operationId"], {})
     for status, answer in operation["responses"].items():
-        # Answers that only differ in their time, as 200 and 202 of a cancellation, have one body.
+        # Statuses that differ only in time, such as 200 and 202 of a cancellation, share a body.
         kinds: Mapping[str, Any] = recorded.get(status) or next(iter(recorded.values()), {})
         for kind, content in answer.get("content", {}).items():
             if (body := kinds.get(kind, kinds.get("text/plain"))) is not None:
@@ -363,10 +363,9 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
 
 
 def _name_defaults(document: dict[str, Any]) -> None:
-    """Write the defaults of what clients send as words, and as ``x-default``.
+    """Move each ``default`` of request bodies to ``x-default`` and to the field's description.
 
-    Generators of types take a field with ``default`` for one that is always there, also in what is
-    sent.
+    Type generators make a field with ``default`` required, even in what clients send.
     """
     schemas = document["components"]["schemas"]
     bodies = [
@@ -384,7 +383,7 @@ def _name_defaults(document: dict[str, Any]) -> None:
 
 
 def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
-    """Return the names of the schemas that parts of a document lead to."""
+    """Return the names of all schemas that these parts refer to, directly or indirectly."""
     todo, names = list(parts), set[str]()
     while todo:
         part = todo.pop()
@@ -415,7 +414,8 @@ def _scopes(route: APIRoute, method: str) -> tuple[Scope, ...]:
     found = {scopes for call in asked if (scopes := required_scopes(call, method))}
     if len(found) != 1:
         raise TypeError(
-            f"{method} {route.path} must ask for one kind of tenant, see bottega.api.shared.deps"
+            f"{method} {route.path} needs exactly one kind of tenant dependency, see "
+            "bottega.api.shared.deps"
         )
     return found.pop()
 
@@ -448,7 +448,7 @@ class LiveText(Answer):
     call: int
     attempt: int
     offset: int
-    """Place in characters; it replaces the text from there."""
+    """Position in the call's text, in characters; the new text replaces all from there on."""
     text: str
     """The new text."""
 
@@ -457,13 +457,13 @@ class Delta(Event):
     """Live text; not stored."""
 
     seq: None  # type: ignore[assignment]
-    """Always null: it is not in the log."""
+    """Always null: live text is not in the log."""
     type: Literal["llm.delta"]
     data: LiveText  # type: ignore[assignment]
 
 
 class OutputChunk(Delta):
-    """Live text of an asynchronous task, for subscribers that name this type."""
+    """Live text of an asynchronous task; only for subscribers that ask for this type."""
 
     type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
 
@@ -475,9 +475,9 @@ class ToolReport(Answer):
     name: str
     """Name of the tool."""
     progress: float
-    """How far it is, in the server's own units."""
+    """Progress so far, in the server's own units."""
     total: float | None
-    """How far it will be at the end; null: unknown."""
+    """Value of `progress` at the end; null: unknown."""
     message: str | None
     """What the tool does now; null: the server says nothing."""
 
@@ -486,13 +486,13 @@ class ToolProgress(Event):
     """The newest progress of a tool call; not stored."""
 
     seq: None  # type: ignore[assignment]
-    """Always null: it is not in the log."""
+    """Always null: progress is not in the log."""
     type: Literal["tool.progress"]
     data: ToolReport  # type: ignore[assignment]
 
 
 class Heartbeat(Answer):
-    """A frame in quiet times."""
+    """A frame that the server sends when there is nothing else to send."""
 
     type: Literal["heartbeat"]
 
@@ -540,14 +540,14 @@ class Ping(Answer):
 class Cancel(Answer):
     """A request to cancel the run, or one task and all tasks below it.
 
-    With a ``user`` it is refused unless the run is that user's.
+    With a ``user``, the request is refused unless the run belongs to this user.
     """
 
     type: Literal["cancel"]
     task_id: UUID | None = None
     """The task to cancel; null: the whole run."""
     user: str | None = None
-    """The end user that the run must belong to; null: it is not compared."""
+    """The end user that the run must belong to; null: any."""
 
 
 _TICKET_SCHEME = {

@@ -54,7 +54,7 @@ _HEADERS = {
     ErrorKind.UNAVAILABLE: {"Retry-After": "1"},
 }
 FAILURE = "database_failure"
-"""Key in the request's state of the error that passes and made its answer a 503."""
+"""Key in the request's state: the temporary database error behind a 503 answer."""
 _CODES = {
     400: "bad_request",
     403: "forbidden",
@@ -67,7 +67,7 @@ _CODES = {
     503: "unavailable",
 }
 _SPOKEN = frozenset(("secret_in_clear",))
-"""Types of invalid fields that have a code of their own."""
+"""Pydantic error types that become the problem's code; all others become ``invalid``."""
 
 
 class FieldProblem(BaseModel):
@@ -85,7 +85,9 @@ class FieldProblem(BaseModel):
 class Problem(BaseModel):
     """An error, and how to mend it (RFC 9457)."""
 
-    type: Annotated[str, Field(description="Always `about:blank`: the code tells.")] = "about:blank"
+    type: Annotated[str, Field(description="Always `about:blank`; `code` names the error.")] = (
+        "about:blank"
+    )
     title: Annotated[str, Field(description="Name of the HTTP status.")]
     status: Annotated[int, Field(description="The HTTP status.")]
     code: Annotated[str, Field(description="Stable: match on this, not on texts.")]
@@ -100,7 +102,7 @@ class Problem(BaseModel):
 
 
 def title_of(status: int) -> str:
-    """Return the name of a status by RFC 9110; those of Python depend on its version."""
+    """Return a status's name by RFC 9110; Python's own names depend on its version."""
     return _RENAMED.get(status) or HTTPStatus(status).phrase
 
 
@@ -152,10 +154,10 @@ def problem_response(
 
 
 def for_error(error: BottegaError, *, has_body: bool = True) -> Response:
-    """Return the problem for an error of Bottega's own.
+    """Return the problem for an error that Bottega's code raised.
 
     Args:
-        has_body: the request has one; without it a pointer is the name of a query parameter.
+        has_body: the request has a body; otherwise the pointer names a query parameter.
     """
     places = [] if error.pointer is None else [(error.pointer, error.detail)]
     if isinstance(error, UnknownReferenceError):
@@ -185,11 +187,11 @@ def database_unavailable() -> Response:
 
 
 def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
-    """Convert an error of Pydantic's, without the input that it quotes.
+    """Convert an error of Pydantic, leaving out the input that it quotes.
 
     Args:
-        body: the body as sent. Steps of the error's path that it lacks are Pydantic's names for
-            members of a union.
+        body: the body as sent. If a step of the error's path is not in the body, it is Pydantic's
+            name for a member of a union, and is left out.
     """
     place, *path = error["loc"]
     if place == "body":
@@ -259,7 +261,7 @@ def allowed_methods(request: Request) -> list[str]:
     """Return the methods that the API has for the request's path."""
     asked = request.url.path
     known = [route for route in request.app.routes if isinstance(route, Route)]
-    # An exact path goes before a template.
+    # A route with exactly this path goes before routes with path parameters.
     found = [route for route in known if route.path == asked] or [
         route for route in known if route.path_regex.match(asked)
     ]

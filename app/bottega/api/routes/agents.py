@@ -54,7 +54,7 @@ def sent_secrets(body: AgentContent) -> list[Sending]:
 
 
 async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
-    """Check an agent; return what is stored."""
+    """Check the agent that a request defines, and return the content to store."""
     await refuse_foreign(caller, sent_secrets(body))
     _refuse_unknown_plugins(body)
     if body.params is not None:
@@ -79,7 +79,7 @@ async def check_patterns_of(_: Service, tenant: UUID, body: AgentContent) -> Non
 
 
 def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of an agent, but those of its tools, by JSON Pointer."""
+    """Return an agent's schemas by JSON Pointer, without the schemas of its tools."""
     of_agent = {"/output_schema": body.output_schema, "/input_schema": body.input_schema}
     found: dict[str, Mapping[str, Any]] = {
         place: schema for place, schema in of_agent.items() if schema is not None
@@ -120,7 +120,7 @@ def _refuse_unknown_plugins(body: AgentContent) -> None:
 
 
 async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
-    """Return the dialects of an agent's models, as far as their providers exist by now."""
+    """Return the dialects of an agent's models; models without an existing provider are skipped."""
     if model is None:
         model = await store.default_model(caller.tx, caller.tenant)
     known = dict(caller.service.settings.operator_providers)
@@ -161,12 +161,12 @@ class NewDraftRun(Body):
     )
 
     definition: AgentContent
-    """The agent as it is tried; its name is in the path."""
+    """The agent to try; its name is in the path."""
     input: RunInput
-    """The question, or the messages of a conversation, as of a run."""
+    """The question, or the messages of a conversation, as for a run."""
     model: Literal["demo", "real"] = "demo"
-    """`demo`: the demo model answers for all its agents; nobody approves, no memory is read, and
-    tools with effects are not called. `real`: it is a run like others, that reads memory."""
+    """`demo`: the demo model answers for all agents; approvals are not asked for, memory is not
+    read, and tools with effects are not called. `real`: a normal run, which reads memory."""
 
 
 @router.post(
@@ -174,10 +174,10 @@ class NewDraftRun(Body):
     operation_id="create_draft_run",
     summary="Try a definition of an agent without storing it",
     description=(
-        "Starts a run (`draft` is true) of the agent as the body defines it, whether or not one of "
-        "this name exists; its sub-agents are the stored ones. It leaves no episode, does no "
-        "success checks, and is in no list of runs but that with `draft=true`, nor in series and "
-        "sums of usage; its tokens count in the limits of the tenant."
+        "Starts a run (`draft` is true) of the agent that the body defines, even if an agent of "
+        "this name is stored. Sub-agents are the stored ones. The run leaves no episode and does "
+        "no success checks. Only lists with `draft=true` show it; series and sums of usage leave "
+        "it out. Its tokens count in the limits of the tenant."
     ),
     status_code=202,
     response_model=Run,

@@ -1,4 +1,4 @@
-"""Routes of batches: many runs of one agent or graph, asked for at once."""
+"""Routes of batches: one request starts many runs of an agent or a graph."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -59,7 +59,7 @@ class BatchItem(Body):
     """The question."""
     metadata: Metadata = Field(default_factory=dict)
     key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Your own name for it, unique in the batch."""
+    """Your own name for the item, unique in the batch."""
 
 
 class BatchBudget(Body):
@@ -81,9 +81,9 @@ class NewBatch(Body):
     )
 
     agent: Name | None = None
-    """Null: a graph."""
+    """The agent that runs; null: `graph` names a graph."""
     graph: Name | None = None
-    """All agents of it run, as in a run of the mode `dag`."""
+    """The graph that runs, as in a run of the mode `dag`; null: `agent` names an agent."""
     items: Annotated[list[BatchItem], Field(min_length=1, max_length=batches.MOST_ITEMS)] | None = (
         None
     )
@@ -91,15 +91,15 @@ class NewBatch(Body):
     """Id of an uploaded file with an item in each line, as JSON."""
     concurrency: Annotated[int, Field(ge=1, le=10_000), WHOLE] | None = None
     """Items that may be queued or running at a time, at most `concurrent_runs`; null: half of
-    that."""
+    `concurrent_runs`."""
     on_error: Literal["continue", "fail"] = "continue"
-    """`fail`: the first item that fails ends the batch, and its other items with it."""
+    """`fail`: the first item that fails ends the batch and all its other items."""
     priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 8
-    """1 goes first."""
+    """1 is the most urgent."""
     webhook_url: WebhookUrl | None = None
-    """Gets a signed request when the batch has ended."""
+    """URL that gets a signed request when the batch has ended."""
     budget: BatchBudget | None = None
-    """Once it is spent, items that have not begun end as `failed`, `budget_exhausted`."""
+    """When it is spent, items that have not begun end as `failed` with `budget_exhausted`."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -116,17 +116,17 @@ class BatchCounts(Answer):
     queued: int
     """Not begun."""
     running: int
-    """A worker has them."""
+    """Executed by a worker."""
     waiting: int
-    """For people, a model or their own child runs."""
+    """Waiting for people, a model or child runs."""
     completed: int
-    """With an answer."""
+    """Ended with an answer."""
     failed: int
-    """With an error."""
+    """Ended with an error."""
     timeout: int
-    """Out of time."""
+    """Ended because their time was over."""
     cancelled: int
-    """By a client, or with the batch."""
+    """Cancelled by a client, or with the batch."""
 
 
 class Batch(Answer):
@@ -136,17 +136,17 @@ class Batch(Answer):
     agent: str | None
     graph: str | None
     status: Literal["running", "completed", "failed", "cancelled"]
-    """`completed`: all its items are over, also if some of them failed."""
+    """`completed`: all items are over; some may have failed."""
     error: Failure | None
-    """Why it failed; null: it did not."""
+    """Why the batch failed; null: it did not fail."""
     total: int
     """Number of its items."""
     counts: BatchCounts
-    """The same, by status."""
+    """Number of items by status."""
     usage: AgentUsage | None
-    """What its items spent so far; null: none has ended."""
+    """What the items that are over have spent; null: none is over."""
     seconds_left: float | None
-    """Estimated by the items that are over; null: none is, or all are."""
+    """Estimate from the items that are over; null: none is over, or all are."""
     created_at: datetime
     ended_at: datetime | None
 
@@ -162,10 +162,11 @@ def _line_refused(number: int, detail: str) -> InvalidInputError:
 
 
 def items_of(data: bytes) -> list[BatchItem]:
-    """Return the items in lines of JSON; empty lines are skipped.
+    """Parse the items, one JSON object per line; empty lines are skipped.
 
     Raises:
-        InvalidInputError: it names the line; or there are too many, or none.
+        InvalidInputError: a line is invalid (the error has its number), or there are too many items
+            or none.
     """
     items: list[BatchItem] = []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -205,11 +206,13 @@ def _with_keys_once(items: Sequence[BatchItem]) -> list[dict[str, Any]]:
 class BatchQuery(BaseModel):
     """Query parameters of a batch whose items are the lines of the body."""
 
-    agent: Annotated[str | None, Query(description="As in `NewBatch`, like the others.")] = None
+    agent: Annotated[str | None, Query(description="As in `NewBatch`.")] = None
     graph: Annotated[str | None, Query(description="In place of an agent.")] = None
-    concurrency: Annotated[int | None, Query(description="Items under way at a time.")] = None
+    concurrency: Annotated[
+        int | None, Query(description="Items that may be queued or running at a time.")
+    ] = None
     on_error: Annotated[str | None, Query(description="`continue` or `fail`.")] = None
-    priority: Annotated[int | None, Query(description="1 goes first.")] = None
+    priority: Annotated[int | None, Query(description="1 is the most urgent.")] = None
     webhook_url: Annotated[str | None, Query(description="Gets a request at the end.")] = None
     budget: Annotated[Json[dict[str, Any]] | None, Query(description="As JSON.")] = None
 
@@ -280,10 +283,10 @@ _BODY: Mapping[str, Any] = {
     description=(
         "At most 10,000 runs of one agent or graph: its `items`, inline (up to 1 MiB), as a body "
         "of NDJSON (up to 64 MiB, the other fields as query parameters), or as the lines of a "
-        "`file`. They are stored in pages, and nothing runs before all are. With the same "
-        "`Idempotency-Key` a repeated request goes on where the first broke off, and gets the "
-        "batch as it is then. Items are child runs with the batch as their `parent_run_id`: they "
-        "count in no limit, and a batch is one of `queued_runs`."
+        "`file`. They are stored in pages, and no item runs before all are stored. If storing is "
+        "interrupted, repeat the request with the same `Idempotency-Key`: it stores the rest, and "
+        "returns the batch. Items are child runs with the batch as their `parent_run_id`. They "
+        "count in no limit; the batch counts as one run in `queued_runs`."
     ),
     status_code=202,
     response_model=Batch,
@@ -367,7 +370,7 @@ async def list_(
     "/{batch_id}",
     operation_id="get_batch",
     summary="Read a batch",
-    description="To see how far it is, and what it spent.",
+    description="Shows the batch's progress, and what it spent.",
     response_model=Batch,
     responses=problems(404),
 )
@@ -380,9 +383,9 @@ async def get(tx: Transaction, tenant: ReviewTenant, batch_id: BatchId) -> Any:
     operation_id="list_batch_results",
     summary="Read the results of a batch",
     description=(
-        "A line of JSON for each item, in their order: `index` (from 0), `key`, `run_id` (null: "
-        "it has not begun), `status`, `output`, `output_json`, `error`. Items that are not over "
-        "have no output yet."
+        "A line of JSON for each item, in the order of the items: `index` (from 0), `key`, "
+        "`run_id` (null: it has not begun), `status`, `output`, `output_json`, `error`. Items "
+        "that are not over have no output yet."
     ),
     response_class=StreamingResponse,
     responses={
@@ -405,13 +408,13 @@ async def results(service: ServiceDep, tenant: ReviewTenant, batch_id: BatchId) 
     operation_id="list_batch_events",
     summary="List a batch's events",
     description=(
-        "A page of its log, as of a run. With `Accept: text/event-stream` it streams as "
-        "`stream_run_events` does."
+        "A page of the batch's log. With `Accept: text/event-stream` it streams, like "
+        "`stream_run_events`."
     ),
     response_model=Page[Event],
     responses={
         **problems(404),
-        204: {"description": "Of a stream alone, as of `stream_run_events`."},
+        204: {"description": "Only for a stream, as in `stream_run_events`."},
     },
 )
 async def events(
@@ -433,7 +436,7 @@ async def events(
     "/{batch_id}/cancel",
     operation_id="cancel_batch",
     summary="Cancel a batch",
-    description="Its items under way are cancelled, and the others never begin. Idempotent.",
+    description="Cancels the items that have begun; the others never begin. Idempotent.",
     status_code=202,
     response_model=Batch,
     responses=problems(404),
@@ -450,7 +453,7 @@ async def cancel(service: ServiceDep, tenant: Tenant, actor: Actor, batch_id: Ba
     "/{batch_id}/retry",
     operation_id="retry_batch",
     summary="Repeat the failed items of a batch",
-    description="Each as a new run. 409 `nothing_failed`: there are none.",
+    description="Starts a new run for each failed item. 409 `nothing_failed`: no item has failed.",
     status_code=202,
     response_model=Batch,
     responses=problems(404, 409),

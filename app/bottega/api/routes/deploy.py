@@ -52,7 +52,7 @@ MOST = 500
 
 
 class Resources(Body):
-    """Definitions of a tenant. Each is as in the body of its own POST."""
+    """Definitions of a tenant, each in the form that the POST of its kind accepts."""
 
     deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})
 
@@ -65,7 +65,7 @@ class Resources(Body):
     graphs: Annotated[list[NewGraph], Field(max_length=MOST, default_factory=list)]
     """Graphs of agents."""
     schedules: Annotated[list[NewSchedule], Field(max_length=MOST, default_factory=list)]
-    """Starts of runs at certain times."""
+    """Schedules, which start runs at certain times."""
 
 
 class Apply(Resources):
@@ -80,15 +80,15 @@ class Apply(Resources):
     dry_run: bool = False
     """Check everything, say what would change, and store nothing."""
     source: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._/-]{0,99}$")] = None
-    """Name of what these definitions come from, such as a repository. The server remembers
-    which definitions were stored from it."""
+    """Name of the origin of these definitions, such as a repository. The server remembers which
+    definitions came from it."""
     prune: bool = False
-    """Delete the definitions that an earlier call with the same `source` stored, and that this
-    one does not have."""
+    """Delete the definitions that earlier calls with the same `source` stored, if they are missing
+    in this call."""
 
     allow_missing: bool = False
-    """Store definitions that name agents, graphs, MCP servers, providers or secrets that do not
-    exist, with warnings; their runs are refused until these do."""
+    """Store definitions with names of agents, graphs, MCP servers, providers or secrets that do not
+    exist, and return warnings. Their runs are refused until all names exist."""
 
 
 class Applied(Answer):
@@ -99,15 +99,15 @@ class Applied(Answer):
     name: str
     """Name of the definition."""
     action: Literal["created", "replaced", "unchanged", "deleted"]
-    """What happened to it, or with `dry_run` would happen."""
+    """What happened to the definition; with `dry_run`: what would happen."""
     before: dict[str, Any] | None
-    """What was stored; null if nothing, or the same, or once the answer has 4 MiB of bodies."""
+    """What was stored; null: nothing, the same as now, or the answer has 4 MiB of bodies."""
     after: dict[str, Any] | None
-    """What is stored now; null if nothing, or the same."""
+    """What is stored now; null: nothing, the same as before, or the answer has 4 MiB of bodies."""
 
 
 class ApplyWarning(Answer):
-    """Defect of a definition that does not keep it from being stored."""
+    """Defect of a definition that is stored nevertheless."""
 
     pointer: str
     """JSON Pointer of the name in the request."""
@@ -127,13 +127,13 @@ class ApplyResult(Answer):
 
 
 Place = tuple[str, DefinitionKind, str]
-"""JSON Pointer of a name in a document, and kind and name of the definition that it means."""
+"""JSON Pointer of a reference in a document, with kind and name of its target."""
 
 
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
-    """Return place and detail of each name in a document that does not exist.
+    """Return pointer and error text of each reference to a definition that does not exist.
 
-    Runs would be refused. At most 100 are returned.
+    Runs of such a definition would be refused. At most 100 are returned.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -163,7 +163,7 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
 
 
 async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str, str]]:
-    """Return the references of agents to models whose provider does not exist."""
+    """Return the models that agents name and whose provider does not exist."""
     references = [
         each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
     ]
@@ -249,7 +249,7 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
 
 
 def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
-    """Yield ends of edges that are no nodes of a graph that lists its nodes."""
+    """Yield edges' ends that are missing in the graph's list of nodes, if it has one."""
     for number, graph in enumerate(asked.graphs):
         nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
@@ -276,10 +276,10 @@ _columns = applied_definitions.c
 
 
 async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
-    """Check the schemas of a document's agents and runs, which may take seconds.
+    """Check the schemas of a document's agents, graphs and schedules; this may take seconds.
 
     Raises:
-        BottegaError: one was refused; ``pointer`` names it.
+        BottegaError: a schema was refused; ``pointer`` names it.
     """
     for number, agent in enumerate(asked.agents):
         with _at("agents", number):
@@ -293,13 +293,13 @@ async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
 
 
 async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
-    """Store the definitions of a document that differ from what is stored.
+    """Store each definition of a document that differs from the stored one.
 
     Returns:
-        What became of each, as :class:`bottega.api.routes.deploy.bodies.Applied`.
+        The result for each definition, in the form of :class:`Applied`.
 
     Raises:
-        BottegaError: one was refused; ``pointer`` names it.
+        BottegaError: a definition was refused; ``pointer`` names it.
     """
     lock = func.hashtextextended(f"apply:{caller.tenant}", 0)
     await caller.tx.execute(select(func.pg_advisory_xact_lock(lock)))
@@ -322,7 +322,7 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the definitions of a section with their numbers, those that others name first.
+    """Yield a section's definitions with their numbers; a definition follows those it names.
 
     Raises:
         InvalidInputError: two have the same name.

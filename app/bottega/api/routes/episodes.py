@@ -53,17 +53,20 @@ CLOCK_SKEW = timedelta(minutes=5)
 
 
 Known = Annotated[Label, AfterValidator(storable)]
-_OF_USER = "Only this user's; without `user` and `session_id`, those of no user."
+_OF_USER = (
+    "Only this user's episodes; without `user` and `session_id`: those that belong to no user."
+)
 
 
 def within(
     principal: Principal, user: str | None, session_id: str | None, scope: Within | None
 ) -> Scope:
-    """Return the scope that a client asks for.
+    """Return the scope of episodes that a request may read.
 
     Raises:
-        ForbiddenError: the whole tenant, without the scope ``admin``.
-        UserRequiredError: the key must name a user.
+        ForbiddenError: the request is for the whole tenant, and the caller lacks the scope
+            ``admin``.
+        UserRequiredError: the key requires an end user, but the request names none.
     """
     if scope == "tenant":
         principal.need("admin")
@@ -78,14 +81,18 @@ class EpisodeQuery(PageQuery):
     task_type: Known | None = None
     outcome: Annotated[
         OutcomeValue | None,
-        Query(description="From feedback, else from the run."),
+        Query(description="The outcome by feedback; without feedback, the run's."),
     ] = None
     user: Annotated[UserName | None, AfterValidator(storable), Query(description=_OF_USER)] = None
     session_id: SessionName | None = None
     scope: Annotated[Within | None, Query(description=WITHIN)] = None
     tag: Known | None = None
-    after: Annotated[PlaceInTime | None, Query(description="Ended later than this.")] = None
-    before: Annotated[PlaceInTime | None, Query(description="Ended earlier than this.")] = None
+    after: Annotated[PlaceInTime | None, Query(description="Only episodes that ended later.")] = (
+        None
+    )
+    before: Annotated[
+        PlaceInTime | None, Query(description="Only episodes that ended earlier.")
+    ] = None
 
     def filters(self) -> EpisodeFilter:
         return EpisodeFilter(
@@ -157,15 +164,15 @@ _SAME = (
 def imported(
     body: NewEpisode, *, principal: str, now: datetime, pointer: str = "/at"
 ) -> memory.Episode:
-    """Build an episode at the lowest trust. Pure.
+    """Build an episode at the lowest trust from a client's body.
 
     Args:
-        principal: the importer.
-        now: the end time, if ``body`` has none.
-        pointer: to the end time in the request.
+        principal: the caller that imports it.
+        now: the episode's end time if ``body`` has none.
+        pointer: JSON Pointer of the end time in the request.
 
     Raises:
-        InvalidInputError: it ended in the future.
+        InvalidInputError: the end time is in the future.
     """
     if body.at is not None and body.at > now + CLOCK_SKEW:
         raise InvalidInputError("this is in the future: say when it ended", pointer=pointer)
@@ -259,7 +266,7 @@ async def create(
     "",
     operation_id="list_episodes",
     summary="List episodes by their end",
-    description="Without archived episodes, and without those that a consolidated one replaces.",
+    description="Leaves out archived episodes, and episodes that a consolidated episode replaces.",
     response_model=Page[Episode],
     responses={**problems(), 200: headers(Link=LINK)},
     dependencies=[Turn],
@@ -288,7 +295,7 @@ async def list_(
     summary="Read an episode",
     description=(
         "`body=false` omits the parts that are stored separately: the trace, and long inputs and "
-        "outputs. Those of old episodes come from slower storage."
+        "outputs. These parts of old episodes come from slower storage."
     ),
     response_model=Episode,
     responses=problems(404),
@@ -308,8 +315,8 @@ async def get(
     operation_id="delete_episode",
     summary="Delete an episode",
     description=(
-        "It can no longer be found or read. Its rows are removed later, after 30 days unless the "
-        "operator chose otherwise."
+        "From now on the episode cannot be found or read. Its rows are removed after 30 days, "
+        "unless the operator set another time."
     ),
     status_code=204,
     responses=problems(404),

@@ -1,4 +1,4 @@
-"""Routes of files, whose multipart bodies (RFC 7578) are read as they come in."""
+"""Routes of files; multipart bodies (RFC 7578) are parsed while they arrive."""
 
 import asyncio
 import re
@@ -29,9 +29,9 @@ from bottega.tenants import audit
 from bottega.tools.media import RASTER
 
 LONGEST_BODY = MOST_BYTES + 64 * 1024
-"""A file, and what is around it."""
+"""Bytes of an upload's body: the largest file, and the multipart text around it."""
 LONGEST_S = 3000.0
-"""Longest upload; the claims of its pieces in the object store end later."""
+"""Longest upload in seconds; the object store's claims on its pieces live longer."""
 _LONGEST_FIELD = 1000
 _LONGEST_HEADER, _MOST_LINES = 8192, 20
 
@@ -39,7 +39,7 @@ _LONGEST_HEADER, _MOST_LINES = 8192, 20
 class MultipartFile:
     """Parser of a body with a part ``file`` and short text fields.
 
-    It searches for boundaries, so bytes that only look like one cost little.
+    It searches for whole boundaries, so bytes that only resemble a boundary cost little.
 
     Attributes:
         fields: the text fields, by name.
@@ -47,7 +47,7 @@ class MultipartFile:
         media_type: declared type of the file.
 
     Args:
-        boundary: of the content-type.
+        boundary: the boundary in the content-type header.
         known: names of the text fields.
 
     Raises:
@@ -70,7 +70,7 @@ class MultipartFile:
         self._value = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the next bytes of the body; return those of the file.
+        """Parse the next bytes of the body, and return the bytes among them that are the file's.
 
         Raises:
             InvalidInputError: ``bad_multipart``, or a field that is unknown, repeated or too long.
@@ -93,10 +93,10 @@ class MultipartFile:
         return b"".join(found)
 
     def close(self) -> None:
-        """Check that the body was whole, and had a file.
+        """Check that the body was complete and had a file.
 
         Raises:
-            InvalidInputError: ``bad_multipart``, or no file.
+            InvalidInputError: ``bad_multipart``, or the body has no file.
         """
         if self._state != "over":
             raise _bad("the body ends before its last boundary")
@@ -104,9 +104,10 @@ class MultipartFile:
             raise InvalidInputError("the body has no part named file", pointer="/file")
 
     def _until_delimiter(self, text: bytes, at: int) -> tuple[bytes, int]:
-        """Return a part's bytes from ``at`` on, and the place where to go on.
+        """Return a part's bytes from ``at`` on, and the position at which parsing goes on.
 
-        A delimiter that its line does not end is a part of the body (RFC 2046, 5.1.1).
+        A delimiter counts only if nothing follows it in its line; otherwise it is content
+        (RFC 2046, 5.1.1).
         """
         start = at
         while (place := text.find(self._delimiter, start)) >= 0:
@@ -123,7 +124,7 @@ class MultipartFile:
         return text[at:keep], keep
 
     def _header(self, text: bytes, at: int) -> int:
-        """Read the header of a part from the end of the line before it; return where it ends."""
+        """Parse a part's header; return its end, or ``at`` while the header is incomplete."""
         end = text.find(b"\r\n\r\n", at, at + _LONGEST_HEADER)
         if end < 0:
             if len(text) - at >= _LONGEST_HEADER:
@@ -181,9 +182,9 @@ def clean_name(name: str) -> str | None:
 
 
 def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
-    """Return a parser for a request's body, in which ``fields`` may stand beside the file.
+    """Return a parser for a multipart body with a file and possibly some text ``fields``.
 
-    ``None``: it is another type of body.
+    ``None``: the request's body has another type.
 
     Raises:
         InvalidInputError: ``bad_multipart``.
@@ -195,7 +196,7 @@ def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
 
 
 async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]:
-    """Yield the bytes of the file in a request's body; check at its end that it was whole.
+    """Yield the bytes of the file in a request's body; check at the end that it was complete.
 
     Raises:
         InvalidInputError: as :meth:`MultipartFile.feed` and :meth:`MultipartFile.close`.
@@ -214,10 +215,10 @@ async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]
 
 @asynccontextmanager
 async def patience() -> AsyncIterator[None]:
-    """Limit the time of an upload during the block, and end it when its client leaves.
+    """Limit the time of the upload in the block, and end it when its client disconnects.
 
     Raises:
-        InvalidInputError: ``upload_stopped``: it took too long, or was cut off.
+        InvalidInputError: ``upload_stopped``: the upload took too long, or was cut off.
     """
     limit = asyncio.timeout(LONGEST_S)
     try:
@@ -263,7 +264,9 @@ _BODY = {
                     "session_id": {
                         "type": "string",
                         "pattern": r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
-                        "description": "The session that the file is deleted with.",
+                        "description": (
+                            "The session that the file belongs to; the file is deleted with it."
+                        ),
                     },
                 },
             }
@@ -277,9 +280,9 @@ _BODY = {
     operation_id="create_file",
     summary="Upload a file",
     description=(
-        "One file of at most 100 MB. It may come in slowly, but not pause for longer than 20 "
-        "seconds. Its media type is found in its bytes; a declared one only says what kind of "
-        "text a text is."
+        "One file of at most 100 MB. The upload may be slow, but may not pause for longer than 20 "
+        "seconds. The server finds the media type in the bytes; the declared type only says "
+        "which kind of text a text file has."
     ),
     status_code=201,
     response_model=File,
@@ -323,7 +326,7 @@ class FileQuery(PageQuery):
     "",
     operation_id="list_files",
     summary="List files by age",
-    description="To find uploaded files and those that tools made; without their bytes.",
+    description="Lists uploaded files and files that tools made, without their bytes.",
     response_model=Page[File],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -349,7 +352,7 @@ async def list_(
     "/{file_id}",
     operation_id="get_file",
     summary="Read what is known of a file",
-    description="To see name, size and type of a file, without its bytes.",
+    description="Returns name, size and type of a file, without its bytes.",
     response_model=File,
     responses=problems(404),
 )
@@ -362,7 +365,8 @@ async def get(service: ServiceDep, tenant: Tenant, file_id: FileId) -> Any:
     operation_id="get_file_content",
     summary="Download a file",
     description=(
-        "An attachment, except a raster image. With `Range: bytes=…` (one range) a part of it."
+        "Sends the file as an attachment, or a raster image inline. `Range: bytes=…` (one range) "
+        "asks for a part of it."
     ),
     response_class=StreamingResponse,
     responses={
@@ -420,9 +424,9 @@ def _content_type(row: Mapping[str, Any]) -> str:
 
 
 def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
-    """Return the bytes that a request asks for, from and to before; ``None``: all (RFC 9110, 14).
+    """Return start and end of the requested bytes, without the end; ``None``: all (RFC 9110, 14).
 
-    An unsatisfiable range is empty. Other forms of ranges are ignored.
+    A range that the file does not have is returned as empty. Other forms of ranges are ignored.
     """
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range", etag) != etag:
@@ -439,7 +443,7 @@ def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
     "/{file_id}",
     operation_id="delete_file",
     summary="Delete a file",
-    description="Runs that need it for a further model call fail with `unknown_file`.",
+    description="Runs that need the file for a further model call fail with `unknown_file`.",
     status_code=204,
     responses=problems(404, 409),
 )

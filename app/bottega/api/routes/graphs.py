@@ -1,4 +1,4 @@
-"""Routes of graphs, their drawings and dry runs."""
+"""Routes of graphs, of their drawings and of their dry runs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -89,14 +89,15 @@ _Code = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 
 
 class NodeRetry(Part):
-    """New tries of a node that failed."""
+    """Retries of a node that failed."""
 
     max: Annotated[int, Field(ge=1, le=10), WHOLE]
-    """Tries after the first."""
+    """Number of retries, after the first try."""
     backoff_s: Annotated[float, Field(ge=0, le=600)] = 1.0
-    """Seconds before each."""
+    """Seconds before each retry."""
     on: Annotated[list[_Code], Field(min_length=1, max_length=20)] | None = None
-    """HTTP statuses as text, or error codes. Null: every error but bad requests."""
+    """Errors after which it is retried: HTTP statuses as text, or error codes. Null: all errors
+    except bad requests."""
 
 
 NodeChecks = Annotated[
@@ -106,7 +107,7 @@ NodeChecks = Annotated[
 
 
 class NodeBudget(Part):
-    """Limits on what a node and its sub-agents may spend; beyond, it fails."""
+    """Limits on what a node and its sub-agents may spend; above them, the node fails."""
 
     tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Input and output tokens together."""
@@ -118,34 +119,37 @@ _Pointer = Annotated[str, StringConstraints(pattern="^(/|$)", max_length=1000)]
 
 
 class NodeForEach(Part):
-    """Elements of a list: the node runs once for each."""
+    """The list over whose elements a node runs, once for each element."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     from_: Annotated[Name, Field(alias="from")]
-    """A node upstream, for its parsed output; or `run`, with `input` and `metadata`."""
+    """Where the list is: in the parsed output of a node upstream, or in the `input` or `metadata`
+    of `run`."""
     pointer: _Pointer = ""
-    """JSON Pointer to the list there."""
+    """JSON Pointer to the list in the value that `from` names."""
     max: Annotated[int, Field(ge=1, le=1000), WHOLE] = 1000
-    """With more elements the node fails with the code `too_many_items`."""
+    """Most elements; with more, the node fails with the code `too_many_items`."""
     concurrency: Annotated[int, Field(ge=1, le=1000), WHOLE] = 20
-    """Elements at the same time."""
+    """Number of elements that run at the same time."""
     on_error: Literal["fail", "skip", "collect"] = "fail"
-    """An element's failure fails the node, is left out of its output, or is in it as `error`."""
+    """If an element fails: `fail` fails the node, `skip` leaves the element out of the output,
+    `collect` puts its `error` into the output."""
     spread_above: Annotated[int, Field(ge=0, le=1000), WHOLE] = 50
-    """More elements are child runs, which any worker executes."""
+    """With more elements than this, each element is a child run, which any worker executes."""
 
 
 class NodeLoop(Part):
-    """Turns of a graph: each reads the output of the last one."""
+    """Repetition of a graph: each turn reads the output of the turn before."""
 
     until: dict[str, JsonValue]
-    """Condition under which a turn is the last. Features: `status`, `output` and
+    """Condition that ends the loop, tested after each turn. Features: `status`, `output` and
     `output_json.NAME` of the turn."""
     max: Annotated[int, Field(ge=1, le=100), WHOLE]
-    """Number of turns at most."""
+    """Most turns."""
     on_max: Literal["fail", "continue"] = "fail"
-    """After these the node fails with the code `max_iterations`, or has the last output."""
+    """If `until` is false after the last of `max` turns: `fail` fails the node with the code
+    `max_iterations`, `continue` takes the last turn's output."""
 
 
 class Node(Part):
@@ -183,68 +187,74 @@ class Node(Part):
     )
 
     name: Name | None = None
-    """Name of the node, as edges and events have it; null: its agent's."""
+    """Name of the node in edges and events; null: the name of its agent or graph."""
     type: NodeType = "agent"
     """Kind of the node."""
     agent: Name | None = None
-    """Name of the agent; null: the node is none."""
+    """Name of the agent that the node asks; null: the node has another `type`."""
     ttl_s: Seconds | None = None
     join: Literal["any", "all"] = "any"
-    """It starts if any of its incoming edges is taken, or only if all are."""
+    """`any`: the node starts if at least one incoming edge is taken; `all`: only if all are."""
     on_error: Literal["fail", "continue"] = "fail"
-    """Its failure ends the run, or decides its edges by `status`."""
+    """If the node fails: `fail` ends the run; with `continue` the edges go on, and may test
+    `status`."""
     timeout_s: Annotated[float, Field(gt=0, le=604_800)] | None = _Absent
-    """Seconds for each try; people's time does not count."""
+    """Seconds for each try, without the time that people take."""
     retry: NodeRetry | None = _Absent
-    """New tries after a failure; null: none."""
+    """Retries after a failure; null: none."""
     memory: MemoryMode | None = _Absent
-    """In place of the agent's own use of memory."""
+    """Use of memory, in place of the agent's own setting."""
     budget: NodeBudget | None = _Absent
-    """Limits on what it may spend; null: the run's alone."""
+    """Limits on what the node may spend; null: only the run's limits."""
     success_check: NodeChecks | None = _Absent
-    """Checks of its answer; if it fails one, the node fails with the code `check_failed`."""
+    """Checks of the node's answer; if one fails, the node fails with the code `check_failed`."""
     router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    """Its answer takes one of its edges: the agent gets a schema `{"route": TARGET}`."""
+    """True: the agent chooses which outgoing edge is taken. Its output schema is
+    `{"route": TARGET}`."""
     tool: ToolDefinition | None = _Absent
-    """What a node of type `tool` calls, as in an agent. Of an MCP server: one name in `tools`."""
+    """Tool that a node of type `tool` calls, defined as for agents. For an MCP server, `tools` has
+    exactly one name."""
     arguments: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = _Absent
     """Arguments of the call: values, or `{"from": NODE, "pointer": "/a/b"}` for a part of another
     node's parsed output; NODE may be `run`, with `input` and `metadata`, or `item`, the element
     of `for_each`."""
     graph: Name | None = _Absent
-    """Name of the graph that a node of type `graph` runs; it has one sink, or names its `output`.
-    Its sources get what the node received."""
+    """Name of the graph that a node of type `graph` runs. That graph must have one sink, or an
+    `output`. Its sources receive what the node received."""
     version: VersionNumber | None = _Absent
-    """Version of that graph; null: the current one when a run is accepted."""
+    """Version of that graph; null: the version that is current when the run is accepted."""
     for_each: NodeForEach | None = _Absent
-    """Runs the node once for each element of a list; its output is the list of theirs."""
+    """Runs the node once for each element of a list; its output is the list of their outputs."""
     loop: NodeLoop | None = _Absent
-    """Repeats a graph."""
+    """Repeats the graph of a node of type `graph`."""
     ask: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = _Absent
     """What a node of type `human` asks."""
     schema_: OutputSchemaField | None = Field(
         default=None, alias="schema", exclude_if=lambda value: value is None
     )
-    """JSON Schema of people's answer, which is the node's parsed output."""
+    """JSON Schema of the person's answer, which becomes the node's parsed output."""
     who: Literal["run", "approve", "user"] | None = _Absent
     """Who may answer: keys with the scope `run` or `approve` (also null), only `approve`, or only
     the run's own user."""
     expires_s: ExpiresS | None = _Absent
-    """Seconds that people have; then the node fails with the code `expired`. Null: a week."""
+    """Seconds that people have to answer; after them the node fails with the code `expired`. Null:
+    a week."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
         if self.name is None and (named := self.agent or self.graph) is not None:
-            object.__setattr__(self, "name", named)  # it is frozen for all others
+            object.__setattr__(self, "name", named)  # because the model is frozen
         return self
 
     @field_validator("tool")
     @classmethod
     def _of_the_service(cls, tool: Any) -> Any:
         if isinstance(tool, ClientToolDefinition):
-            raise PydanticCustomError("tool", "a node calls no tool of the run's client")
+            raise PydanticCustomError(
+                "tool", "a node cannot call a tool of the run's client: use another tool"
+            )
         if isinstance(tool, McpToolDefinition) and len(tool.tools or ()) != 1:
-            raise PydanticCustomError("tool", "name the one tool in 'tools'")
+            raise PydanticCustomError("tool", "name exactly one tool in 'tools'")
         return tool
 
 
@@ -257,20 +267,20 @@ class Edge(Part):
     )
 
     source: Name
-    """Name of the node whose answer flows."""
+    """Name of the node that sends its answer."""
     target: Name
     """Name of the node that receives the answer."""
     policy: Literal["final_response_only", "tool_results", "full_history"] = "final_response_only"
-    """Content that flows along the edge."""
+    """Content that the target receives."""
     when: dict[str, JsonValue] | None = _Absent
-    """Condition under which it is taken, as those of approvals. Features: `status`, `output` and
+    """Condition under which the edge is taken; null: always. Features: `status`, `output` and
     `output_json.NAME` of the source, `input` and `metadata.NAME` of the run."""
     is_else: Annotated[bool, Field(alias="else", exclude_if=lambda value: not value)] = False
-    """It is taken if no other edge of its source is."""
+    """True: the edge is taken only if no other edge of its source is taken."""
 
 
 class GraphContent(Body):
-    """A graph's definition, without its name; an edge adds the nodes it names."""
+    """A graph's definition without its name. Nodes that only edges name are added to it."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -281,8 +291,10 @@ class GraphContent(Body):
     deep = frozenset({"nodes"})
 
     nodes: Annotated[list[Node | Name], Field(max_length=MOST_NODES)] = Field(default_factory=list)
-    """Nodes; a text is an agent. Agents that only edges name may be left out, unless a node or an
-    edge decides something."""
+    """Nodes; a text is the name of an agent.
+
+    Nodes that edges name may be left out, unless a node or an edge has conditions.
+    """
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
     ttl_s: Seconds | None = None
     """Seconds until a publication of the graph's agents expires; null: never."""
@@ -389,7 +401,7 @@ class NewDryRun(Body):
     )
 
     agent: Name | None = None
-    """The agent that is asked. Null: all agents of the graph, as in `dag`."""
+    """The agent that gets the question. Null: all agents of the graph, as in `dag`."""
     input: Annotated[str, Field(min_length=1, max_length=20_000)]
     """The question."""
 
@@ -402,9 +414,9 @@ class DryRunTool(Answer):
     description: str
     """What the tool is for, as the model reads it."""
     agent: str | None
-    """The agent that the tool asks, if it is one."""
+    """The agent that the tool asks; null: the tool asks no agent."""
     called: bool
-    """False: the dry run does not do what it would do."""
+    """False: the dry run does not execute the tool."""
 
 
 class DryRunAgent(Answer):
@@ -424,12 +436,12 @@ class DryRunReceived(Answer):
     version: int
     """Number of that agent's publication."""
     policy: str | None
-    """The edge's. Null: recalled, no edge."""
+    """Policy of the edge. Null: it came from memory, not along an edge."""
     content: Annotated[str, Field(description=_CONTENT)]
 
 
 class DryRunMessage(Answer):
-    """A message, as Chat Completions has it."""
+    """A message in the form of Chat Completions."""
 
     role: Literal["system", "user", "assistant", "tool"]
     """Who says it; `tool`: the answer to a tool call."""
@@ -437,36 +449,38 @@ class DryRunMessage(Answer):
     tool_calls: list[ShownCall]
     """Tool calls of the message."""
     tool_call_id: str | None
-    """Of a result: the call it answers."""
+    """The call that a tool's result answers; null: the message is no result."""
 
 
 class DryRunTask(Answer):
     """One query of one agent."""
 
     number: int
-    """In the order of their starts, from 1."""
+    """Number of the task in the order of their starts, from 1."""
     agent: str
     parent: int | None
-    """Number of the task that asked. Null: none."""
+    """Number of the task that asked this one. Null: the task is a root."""
     question: Annotated[str, Field(description=_CONTENT)]
     received: list[DryRunReceived]
-    """In the order in which the prompt has them."""
+    """Answers that it received, in the order of the prompt."""
     messages: list[DryRunMessage]
-    """The prompt of its last model call, as the model sees it, and the model's answer; empty if
-    it has none, or if the whole is too large."""
+    """The prompt of the task's last model call as the model sees it, and the model's answer.
+
+    Empty if there was no model call, or if the dry run's result is too large.
+    """
     model_calls: int
     output: Annotated[str, Field(description=_CONTENT)]
     error: str | None
-    """Why it has no answer; null: it has one."""
+    """Why the task has no answer; null: it has one."""
 
 
 class DryRunNode(Answer):
-    """End of a node in a dry run."""
+    """How a node ended in a dry run."""
 
     name: str
     status: Literal["pending", "running", "completed", "failed", "skipped"]
     reason: str | None
-    """Why it was skipped; null: it was not."""
+    """Why the node was skipped; null: it was not skipped."""
 
 
 class DryRun(Answer):
@@ -478,17 +492,17 @@ class DryRun(Answer):
     mode: Literal["orchestrated", "dag"]
     agent: str | None
     levels: list[list[str]]
-    """The graph's agents: each level reads only from levels before it."""
+    """The graph's agents by level; an agent reads only answers of earlier levels."""
     nodes: list[DryRunNode]
-    """The graph's nodes, in `dag`: tools are not called there, and people not asked."""
+    """The graph's nodes, only in `dag`. The dry run calls no tools and asks no people."""
     agents: list[DryRunAgent]
     """Agents that the run would have."""
     tasks: list[DryRunTask]
     """Queries of agents, in the order of their starts."""
     output: str | dict[str, str]
-    """The answer; with several sinks, one by sink."""
+    """The answer; with several sinks: the answers by sink."""
     error: str | None
-    """Why it ended without an answer; null: it has one."""
+    """Why the dry run has no answer; null: it has one."""
     warnings: list[Failure]
     longest_text: int
     """Characters after which texts are cut."""
@@ -508,8 +522,8 @@ class DryRuns:
         """Make a dry run of a tenant's graph; see :func:`bottega.dry_run.result.dry_run`.
 
         Raises:
-            LimitedError: ``dry_runs``: too many others of the tenant are in progress.
-            UnavailableError: ``dry_run_too_large``: it takes too long, or too much memory.
+            LimitedError: ``dry_runs``: too many other dry runs of the tenant are in progress.
+                UnavailableError: ``dry_run_too_large``: it takes too much time or memory.
         """
         try:
             with self._limit.enter(tenant_id):
@@ -535,7 +549,7 @@ class Drawings:
     A large graph is drawn in a separate process. Equal requests share one drawing.
 
     Args:
-        most_bytes: limit on the cache's size; those that were not asked for longest go.
+        most_bytes: limit on the cache's size; the least recently used drawings go first.
     """
 
     def __init__(self, most_bytes: int = 16 * 1024 * 1024) -> None:
@@ -551,7 +565,7 @@ class Drawings:
 
         Raises:
             UnavailableError: ``drawing_too_slow``.
-            LimitedError: ``drawings``: too many others of the tenant are in progress.
+            LimitedError: ``drawings``: too many other drawings of the tenant are in progress.
         """
         plan = packed(content, versions, form)
         key = (tenant_id, sha256(plan).digest())
@@ -559,7 +573,7 @@ class Drawings:
             return kept
         making = self._making.get(key)
         if making is None:
-            # A thread draws so few in a few milliseconds.
+            # A graph of this size takes a thread only a few milliseconds.
             small = len(content["nodes"]) + len(content["edges"]) <= 100
             making = asyncio.ensure_future(self._make(tenant_id, plan, small=small))
             self._making[key] = making
@@ -590,7 +604,7 @@ class Drawings:
 async def plan_of(
     service: Service, tenant_id: UUID, graph: str, agent: str | None, question: str
 ) -> dict[str, Any]:
-    """Read the versions that a run started now would have.
+    """Return the plan of a dry run, with the versions that a run would have now.
 
     Raises:
         UnknownAgentError, InvalidInputError: as for a run; see :func:`bottega.runs.submit.submit`.
@@ -626,7 +640,10 @@ def sent_secrets(body: GraphContent) -> list[Sending]:
 
 
 async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
-    """Check a graph, in a thread: thousands of edges take a tenth of a second."""
+    """Check a graph, and return the content to store.
+
+    A thread does the slow part, because thousands of edges take 100 ms.
+    """
     content = body.model_dump(exclude={"name"}, by_alias=True)
     await refuse_foreign(caller, sent_secrets(body))
     graphs = await _subgraphs(caller, content)
@@ -636,7 +653,7 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
 
 
 async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
-    """Return the graphs in a graph, and those in them, until there are too many nodes."""
+    """Return all graphs nested in a graph, at any depth; stop when they have too many nodes."""
     found: dict[GraphRef, Mapping[str, Any]] = {}
     asked: set[GraphRef] = set()
     level = [content]
@@ -657,7 +674,10 @@ _REFERRING = ("arguments", "for_each", "loop")
 
 
 async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Graphs) -> Schemas:
-    """Return the schemas of the answers of the graph's agents that exist, if it refers to any."""
+    """Return the output schemas of the graph's agents, if the graph refers to parts of answers.
+
+    Agents that do not exist are left out.
+    """
     asks = any("when" in edge for edge in content["edges"])
     if not asks and all(name not in node for node in content["nodes"] for name in _REFERRING):
         return {}
@@ -757,7 +777,7 @@ _MEDIA = {
     "/{name}/drawing",
     operation_id="get_graph_drawing",
     summary="Draw the graph",
-    description="To show a graph to people: as SVG, or as source for Mermaid or Graphviz.",
+    description="Returns an SVG, or source text for Mermaid or Graphviz.",
     response_class=Response,
     responses={
         **problems(404, 503),
@@ -787,7 +807,7 @@ async def drawing(
             content, versions = await published_graph(tx, tenant, run_id, name)
     drawings: Drawings = request.app.state.drawings
     picture = await drawings.get(tenant, content, versions, format)
-    # A picture that is opened by itself must not be able to load or run anything.
+    # A picture that a browser opens as a page must not load or run anything.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(picture, media_type=_MEDIA[format], headers=headers)
 
@@ -796,7 +816,7 @@ async def drawing(
     "/{name}/order",
     operation_id="get_graph_order",
     summary="List the graph's agents in dependency order",
-    description="To see in which order a run in mode `dag` would ask the agents.",
+    description="Shows in which order a run of mode `dag` would ask the agents.",
     response_model=Order,
     responses=problems(404),
 )
@@ -811,7 +831,7 @@ async def order(tx: Transaction, tenant: DefineTenant, name: DefinitionName) -> 
     summary="Show what a run of the graph would do",
     description=(
         "Runs the graph's current version at once, with the demo model in place of the agents' "
-        "own, and stores nothing: no run, no memory, no usage. Tools are not called, but for "
+        "own, and stores nothing: no run, no memory, no usage. It calls only the tools "
         "`calculator`, `current_time` and `read_shared_memory`. It refuses what a run refuses."
     ),
     response_model=DryRun,

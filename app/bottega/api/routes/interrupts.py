@@ -36,7 +36,8 @@ class InterruptQuery(PageQuery):
     operation_id="list_interrupts",
     summary="List tool calls that wait for people, by age",
     description=(
-        "For an inbox of approvals and questions; `status=pending` are those that need somebody."
+        "For an inbox of approvals and questions; `status=pending` lists those that wait for a "
+        "decision."
     ),
     response_model=Page[InterruptItem],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -63,7 +64,7 @@ async def list_(
     "/{interrupt_id}",
     operation_id="get_interrupt",
     summary="Read a tool call that waits for people",
-    description="To see what is asked, by which agent, and until when.",
+    description="Shows the question or tool call, the agent, and the time until which it waits.",
     response_model=InterruptItem,
     responses=problems(404),
 )
@@ -79,8 +80,8 @@ async def get(tx: Transaction, tenant: ReviewTenant, interrupt_id: InterruptId) 
         "An approval takes `decision`, with `arguments` or a `comment`, and needs the scope "
         "`approve`; a question takes `answer`, a client's tool `result` or `error`, and both need "
         "`run` or `approve`. The run goes on once all calls of one model message are decided on. "
-        "409 `resolved`, `expired` or `cancelled`: it is too late; `session_user`: its run is of "
-        "another user."
+        "409 `resolved`, `expired` or `cancelled`: it is too late; `session_user`: the run "
+        "belongs to another user."
     ),
     response_model=InterruptItem,
     responses=problems(400, 404, 409, 413, 415),

@@ -1,4 +1,4 @@
-"""Routes of API keys, for an administrator's own tenant."""
+"""Routes of API keys; an administrator manages the keys of its own tenant."""
 
 from datetime import datetime
 from typing import Annotated, Any, Self
@@ -27,21 +27,24 @@ class NewKey(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     """Purpose of the key, to find it again when it must be revoked."""
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None = None
-    """What it may do. `read`: reading and searching; `run`: starting runs, and all changes that
-    no other scope names; `define`: changing agents, graphs, providers and schedules; `approve`:
-    decisions that only people may take, and reading runs, messages, sessions and interrupts;
-    `admin`: everything. `run` and `define` include `read`. Send either this or `role`."""
+    """What the key may do.
+
+    `read`: reading and searching; `run`: starting runs, and all changes that no other scope names;
+    `define`: changing agents, graphs, providers and schedules; `approve`: decisions that only
+    people may take, and reading runs, messages, sessions and interrupts; `admin`: everything. `run`
+    and `define` include `read`. Send either `scopes` or `role`.
+    """
     role: Role | None = None
     """In place of `scopes`: `viewer` (read), `runner` (run), `approver` (approve), `builder`
     (run, define) or `admin`."""
     expires_at: Annotated[PlaceInTime, Field(strict=False)] | None = None
     """End of its validity; null: valid until revoked."""
     require_user: bool = False
-    """Its requests that start work, and those for lists of what users have, must name a `user`
-    (else 422 `user_required`)."""
+    """True: requests with this key that start work or list what users have must name a `user` (else
+    422 `user_required`)."""
 
     limits: RequestLimits = RequestLimits()
-    """Limits of its requests and of its runs, and of the tokens and keys that it makes."""
+    """Limits of the key's requests and runs, and of the tokens and keys that it makes."""
 
     @model_validator(mode="after")
     def _has_either(self) -> Self:
@@ -60,18 +63,18 @@ class Key(Answer):
     prefix: str
     """Beginning of the key."""
     scopes: list[Scope]
-    """In a fixed order, each once."""
+    """What the key may do; in a fixed order, without repetition."""
     require_user: bool
-    """Its requests must name a `user`."""
+    """True: requests with this key must name a `user`."""
     limits: dict[str, JsonValue]
-    """Limits of its requests, with those of the key that made it; what is not limited is left
-    out."""
+    """Limits of the key's requests, combined with the limits of the key that made it. Absent: no
+    limit."""
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
-    """To about a minute; null: never used."""
+    """Time of the last use, exact to about a minute; null: never used."""
     revoked_at: datetime | None
-    """Time from which it is refused; null: it is not revoked."""
+    """Time from which the key is refused; null: it is not revoked."""
 
 
 class MadeKey(Key):
@@ -91,9 +94,10 @@ KeyId = Annotated[UUID, Path(description="The key's id.")]
     operation_id="create_key",
     summary="Make an API key",
     description=(
-        "For your own tenant. Only this response holds the key; the server stores its hash. So "
-        "there is no `Idempotency-Key`, which would store the response: if it is lost, make "
-        "another key and revoke the lost one.\n\nFrom the first key on, the server refuses "
+        "For your own tenant. Only this response contains the key; the server stores only its "
+        "hash. There is no `Idempotency-Key`, because it would store the response. If you lose "
+        "the key, make "
+        "another one and revoke the lost one.\n\nFrom the first key on, the server refuses "
         "requests without a key."
     ),
     status_code=201,
@@ -124,7 +128,7 @@ async def create(
     operation_id="list_keys",
     summary="List the tenant's API keys by age",
     description=(
-        "To see which keys exist, and when each was last used; without the keys themselves."
+        "Shows which keys exist, and when each was last used; without the keys themselves."
     ),
     response_model=Page[Key],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -144,7 +148,7 @@ async def list_(
     "/{key_id}",
     operation_id="get_key",
     summary="Read an API key's data",
-    description="To see scopes, end and last use of a key; without the key itself.",
+    description="Shows scopes, expiry and last use of a key, without the key itself.",
     response_model=Key,
     responses=problems(404),
 )
@@ -158,7 +162,7 @@ async def get(tx: Transaction, tenant: AdminTenant, key_id: KeyId) -> Any:
     summary="Revoke an API key",
     description=(
         "Within 5 seconds every API process refuses the key, and ends streams that were opened "
-        "with it. It stays in the list. Revoking it again is 204 too."
+        "with it. The key stays in the list. Revoking it again answers 204, too."
     ),
     status_code=204,
     responses=problems(404),

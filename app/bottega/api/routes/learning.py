@@ -1,4 +1,4 @@
-"""Routes of memory: for a task, from episodes, of a run, and its maintenance; and their bodies."""
+"""Routes of memory: search for a task, learning, a run's memory and feedback, maintenance."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -62,7 +62,7 @@ from bottega.tenants import audit
 
 
 class MinedPattern(Answer):
-    """A pattern found in the run's episode; the run is no evidence for it."""
+    """A pattern found in the run's episode; only other runs are evidence for it."""
 
     id: UUID
     name: str
@@ -84,14 +84,14 @@ class RunApplication(Answer):
     version: int
     """Version of the pattern that was assigned."""
     arm: Literal["used", "trial", "withheld", "control", "reported", "reported_without"]
-    """`used`: validated, given. `trial`: candidate, given. `withheld`: validated, not given.
-    `control`: candidate, not given. `reported`, `reported_without`: by a client, with and
-    without the pattern."""
+    """`used`: a validated pattern that the run got. `trial`: a candidate that it got. `withheld`: a
+    validated pattern that it did not get. `control`: a candidate that it did not get. `reported`,
+    `reported_without`: a client reported the result, with and without the pattern."""
     at: datetime
     followed: bool | None
     """True if the run followed the pattern; null: unknown."""
     good: bool | None
-    """True if it went well; null: the pattern's subject did not occur."""
+    """True if the run went well; null: the pattern's subject did not occur."""
 
 
 class RunLearning(Answer):
@@ -99,7 +99,7 @@ class RunLearning(Answer):
 
     run_id: UUID
     status: LearningStatus | None
-    """Null: the run is not over, or left no episode."""
+    """Status of learning; null: the run is not over, or left no episode."""
     tries: int
     """Tries since learning was last requested."""
     error: str | None
@@ -147,13 +147,13 @@ class ContextQuery(EpisodeReader):
     complexity: Annotated[float | None, Field(ge=0, le=1)] = None
     """Null: estimated from the task's words."""
     tools_required: Annotated[list[Term], Field(max_length=100)] | None = None
-    """Required tools. Null: those that the task names."""
+    """Required tools. Null: the tools that the task names."""
     capabilities: Annotated[list[Term], Field(max_length=200)] = Field(default_factory=list)
     """Available tools and agents."""
     error: EpisodeFailure | None = None
-    """An error; only patterns about failures are found then."""
+    """An error; with it, only patterns about failures are found."""
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
-    """Maximum number of each kind."""
+    """Most patterns, episodes and insights, for each of the three."""
 
 
 _BY_RULES = "Found in the task by rules, for searches."
@@ -169,7 +169,7 @@ class KnownPattern(Answer):
     category: str
     state: str
     trust: int
-    """3: own runs; 2: read outside content; 1: a client."""
+    """3: learned from own runs; 2: these runs read outside content; 1: a client sent it."""
     summary: str
     uses: list[str]
     """Tools and agents that the pattern names."""
@@ -186,7 +186,7 @@ class MatchedPattern(Answer):
     score: float
     """How well it fits, from 0 to 1."""
     quality: float
-    """Share of the task's features that it tests."""
+    """Share of the task's features that the pattern tests."""
 
 
 class Insight(Answer):
@@ -195,11 +195,11 @@ class Insight(Answer):
     text: str
     """What was learned, in a sentence."""
     times: int
-    """Count among the episodes found."""
+    """Number of the found episodes that have this insight."""
     trust: int
     """Highest trust of these episodes."""
     episodes: list[UUID]
-    """Those that have it."""
+    """The found episodes that have this insight."""
     at: datetime
     """End of the latest of these episodes."""
 
@@ -222,17 +222,20 @@ class ContextFound(Answer):
     features: dict[str, Any]
     """Features for matching patterns; absent: unknown."""
     patterns: list[MatchedPattern]
-    """Validated ones, best first."""
+    """Validated patterns, best first."""
     episodes: list[EpisodeHit]
-    """Similar episodes, best first. None if none is better than chance. `why` has the words
-    they share with the task, the cosine, and the least cosine that counts."""
+    """Similar episodes, best first; empty if no episode is more similar than by chance.
+
+    `why` has the words that the episode shares with the task, the cosine, and the least cosine that
+    counts.
+    """
     by_meaning: bool
     """True if vectors of meaning were compared."""
     by_spelling: bool
-    """True if the built-in embedder was used, which compares spelling. If both are false, only
-    words counted."""
+    """True if the built-in embedder was used, which compares spelling. If `by_meaning` and
+    `by_spelling` are false, only whole words were compared."""
     knowledge: Knowledge
-    """About its domain; empty without one."""
+    """Knowledge of the task's domain; empty if the task has no domain."""
 
 
 class NewLesson(Body):
@@ -243,7 +246,10 @@ class NewLesson(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
     """Short name of the lesson; null: its first words."""
     category: Literal["domain", "strategic", "decomposition"] = "domain"
-    """Only categories that are validated by a whole run's outcome."""
+    """Category of the lesson.
+
+    Only categories that a whole run's outcome can validate are allowed.
+    """
     uses: Annotated[list[Term], Field(max_length=20)] = Field(default_factory=list)
     """Tools and agents that the lesson names."""
 
@@ -254,7 +260,7 @@ class NewOutcome(Body):
     pattern_id: Id
     """Id of the applied pattern."""
     good: bool
-    """True if it went well."""
+    """True if the run went well."""
     followed: bool | None = None
     """True if the pattern was followed; null: unknown."""
 
@@ -279,22 +285,22 @@ class NewLearning(Body):
     )
 
     episode_id: Id | None = None
-    """A stored episode."""
+    """Id of a stored episode; null: `episode` has a new one."""
     episode: NewEpisode | None = None
-    """Or an episode to store."""
+    """An episode to store and to learn from; null: `episode_id` names one."""
     user: OwnUser = None
     insights: Annotated[list[NewLesson], Field(max_length=20)] = Field(default_factory=list)
     """Lessons; each becomes a candidate."""
     outcomes: Annotated[list[NewOutcome], Field(max_length=20)] = Field(default_factory=list)
-    """Results of applied patterns. They are evidence only if a run left the episode, and the
-    pattern was not found in it."""
+    """Results of applied patterns. A result is evidence only if the episode is of a run, and the
+    pattern was not found in this episode."""
 
     @model_validator(mode="after")
     def _one_episode(self) -> Self:
         if (self.episode_id is None) == (self.episode is None):
-            raise PydanticCustomError("episode", "give either an episode_id or an episode")
+            raise PydanticCustomError("episode", "send either episode_id or episode")
         if self.episode is not None and self.user is not None:
-            raise PydanticCustomError("episode", "an episode names its user itself")
+            raise PydanticCustomError("episode", "name the user in the episode, not beside it")
         return self
 
 
@@ -303,12 +309,12 @@ class Learnt(Answer):
 
     episode_id: UUID
     reflection: dict[str, Any]
-    """The stored reflection; the first one stays."""
+    """The stored reflection. The first reflection of an episode is never replaced."""
     candidates: list[KnownPattern]
-    """Patterns made from the insights, or equivalent existing ones. Other runs must validate
-    candidates."""
+    """Patterns made from the insights, or existing equivalent patterns. Candidates are used only
+    after other runs have validated them."""
     applications: int
-    """Number of outcomes that count and are new."""
+    """Number of new outcomes that count as evidence."""
 
 
 class MaintenanceJob(Answer):
@@ -320,7 +326,7 @@ class MaintenanceJob(Answer):
     tick: datetime | None
     """Scheduled time; null: on request."""
     status: Literal["pending", "running", "done", "failed"]
-    """The next job continues a failed one."""
+    """Status of the job. After `failed`, the next job continues where this one stopped."""
     stage: int
     """Number of finished stages, of six."""
     error: str | None
@@ -355,7 +361,7 @@ class MemorySection(Answer):
     tokens: int
     """Tokens in use."""
     content: str
-    """Text of the section, as a prompt has it."""
+    """Text of the section, as it is in a prompt."""
 
 
 class MemoryReference(Answer):
@@ -372,7 +378,7 @@ class MemoryReference(Answer):
     failed: bool
     """True: the answer is an error."""
     excerpt: str
-    """At most 60 tokens of it."""
+    """Excerpt of the answer, at most 60 tokens."""
 
 
 class WorkingMemory(Answer):
@@ -380,19 +386,19 @@ class WorkingMemory(Answer):
 
     run_id: UUID
     limit: int
-    """Tokens of all sections together."""
+    """Most tokens of all sections together."""
     tokens: int
     """Tokens in use, of all sections."""
     sections: list[MemorySection]
     """The sections, each within its budget."""
     variables: dict[ScopeName, dict[str, Any]]
-    """By scope, then by name."""
+    """Variables by scope and name."""
     results: int
     """Number of references: m1, m2 and so on."""
     references: list[MemoryReference]
     """The newest 50, newest first."""
     prompt: ShortenedPrompt | None
-    """Null: the prompt had the whole history."""
+    """How the prompt was shortened; null: it had the whole history."""
 
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
@@ -476,7 +482,7 @@ async def context(
 
 
 def _insight(found: FoundInsight) -> dict[str, Any]:
-    """Return an insight, and the episodes found that have it."""
+    """Return an insight with the found episodes that have it, as response body."""
     episodes = found.episodes
     return {
         "text": found.text,
@@ -492,10 +498,11 @@ def _insight(found: FoundInsight) -> dict[str, Any]:
     operation_id="learn_from_episode",
     summary="Learn from an episode",
     description=(
-        "From a stored episode, or from one of another system, which is stored too. Its insights "
-        "become candidates of the lowest trust, which runs get on trial. If the episode names a "
-        "user or a session, its insights stay with it, since runs of all users share patterns. "
-        "A repetition changes nothing, except that an `episode` in the body is stored again."
+        "Learns from a stored episode, or from an episode of another system, which is stored too. "
+        "The insights become candidates of the lowest trust, which runs get on trial. If the "
+        "episode names a user or a session, its insights become no candidates, because runs of all "
+        "users share patterns. Repeating the request changes nothing, except that an `episode` in "
+        "the body is stored again."
     ),
     response_model=Learnt,
     responses={
@@ -572,8 +579,8 @@ ReportId = Annotated[UUID, Path(description="The report's id.")]
     description=(
         "Does the work of the nightly job: age and consolidate episodes; mine, validate and "
         "refine patterns; maintain indexes; write a report. A worker does it beside the runs. "
-        "While a job is open, it is returned instead of a new one, so there is no "
-        "`Idempotency-Key`."
+        "While a job is open, the request returns this job instead of starting another. "
+        "Therefore there is no `Idempotency-Key`."
     ),
     status_code=202,
     response_model=MaintenanceJob,
@@ -592,7 +599,7 @@ async def maintain(tx: Transaction, tenant: AdminTenant, actor: Actor, response:
     "/reports",
     operation_id="list_memory_reports",
     summary="List maintenance jobs by age",
-    description="The last 400. Read a job's own report for its results.",
+    description="Lists the last 400 jobs. Read a job's own report for its results.",
     response_model=Page[MaintenanceJob],
     responses={**problems(), 200: headers(Link=LINK)},
 )
@@ -630,9 +637,9 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
     operation_id="give_run_feedback",
     summary="Give feedback on a run's result",
     description=(
-        "Only for a run that is over. The `outcome` becomes the run's, and replaces that of its "
-        "episode wherever episodes are read or searched; the episode itself stays as it is. New "
-        "feedback replaces the old as a whole. 409 `not_final`."
+        "Only for a run that is over (else 409 `not_final`). The `outcome` becomes the run's "
+        "outcome. Wherever the run's episode is read or searched, it replaces the episode's "
+        "outcome; the stored episode does not change. New feedback replaces all old feedback."
     ),
     response_model=Feedback,
     responses=problems(400, 404, 409, 413, 415),
@@ -667,8 +674,8 @@ async def give_feedback(
     summary="Read a run's working memory",
     description=(
         "Computed from the run's log, during the run and after it: the definition, task and "
-        "progress of its own agent, and the answers of its tools and sub-agents (in a DAG, its "
-        "agents). Each section keeps within its budget of tokens; all answers have references."
+        "progress of its own agent, and the answers of its tools and sub-agents (in a DAG, of its "
+        "agents). No section exceeds its budget of tokens; all answers have references."
     ),
     response_model=WorkingMemory,
     responses=problems(404),
@@ -683,7 +690,7 @@ async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> 
     summary="Read the learning from a run",
     description=(
         "After the run's end, rules or a model learn from it in the background: insights, "
-        "patterns found in it, and results of patterns that it was given. Failures are retried. "
+        "patterns found in it, and results of the patterns that it got. Failures are retried. "
         "After the last try `status` is `failed`, until feedback or `POST "
         "/v1/memory/maintenance` requests learning again. The run itself never changes."
     ),

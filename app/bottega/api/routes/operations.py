@@ -58,19 +58,20 @@ class Root(Answer):
 
 
 class Health(Answer):
-    """The process answers."""
+    """Sign that the process answers."""
 
     status: Literal["ok"] = "ok"
-    """Always `ok`; a process that cannot answer gives no answer."""
+    """Always `ok`."""
 
 
 class Readiness(Answer):
-    """The service is ready for work."""
+    """Sign that the service is ready for work."""
 
     status: Literal["ready"] = "ready"
-    """Always `ready`; else the answer is a problem."""
+    """Always `ready`; a service that is not ready answers with a problem."""
     worker: Literal["here", "elsewhere", "none"]
-    """Place where runs are executed; `none`: no worker is up, and runs wait."""
+    """Where runs are executed: in this process, in another one, or nowhere: with `none`, runs wait
+    until a worker starts."""
 
 
 class Info(Answer):
@@ -81,9 +82,9 @@ class Info(Answer):
     version: str
     """Version of the server."""
     model: str
-    """The model of agents that name none: `provider/MODEL` if the tenant has chosen one."""
+    """The model of agents that name no model; `provider/MODEL` if the tenant has chosen it."""
     demo_model: bool
-    """True: that is the built-in demo model, since no model server is set."""
+    """True: `model` is the built-in demo model, because no model server is set."""
     docs_url: str
     """Path of the documentation of the API."""
     openapi_url: str
@@ -94,7 +95,7 @@ class Info(Answer):
     "/",
     operation_id="get_root",
     summary="Read name and version",
-    description="A browser is sent to the console instead.",
+    description="Browsers are redirected to the console.",
     response_model=Root,
 )
 async def root(service: ServiceDep, request: Request) -> Root | Response:
@@ -107,7 +108,7 @@ async def root(service: ServiceDep, request: Request) -> Root | Response:
     "/healthz",
     operation_id="get_health",
     summary="Check that the process is alive",
-    description="For a supervisor that restarts a process which does not answer.",
+    description="For a supervisor that restarts processes that do not answer.",
     response_model=Health,
 )
 async def health() -> Health:
@@ -124,7 +125,7 @@ _READ_ONLY = (
     "/readyz",
     operation_id="get_readiness",
     summary="Check the database, its migrations, the background services and the worker",
-    description="For a load balancer: 503 while the service cannot work, with the reason.",
+    description="For a load balancer: answers 503 with the reason while the service cannot work.",
     response_model=Readiness,
     responses=problems(),
 )
@@ -133,7 +134,7 @@ async def ready(service: ServiceDep) -> Readiness | Response:
 
 
 async def readiness(service: Service) -> Readiness | Response:
-    """Return whether a process can do its work; a refusal has the reason."""
+    """Return the readiness of this process, or a problem with the reason why it cannot work."""
     try:
         async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
@@ -154,7 +155,9 @@ async def readiness(service: Service) -> Readiness | Response:
             "log says why",
         )
     if service.wakeups.handed_over:
-        return Readiness(worker="elsewhere")  # in the process that has replaced this one
+        return Readiness(
+            worker="elsewhere"
+        )  # the worker runs in the process that has replaced this one
     if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:
@@ -164,7 +167,7 @@ async def readiness(service: Service) -> Readiness | Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(service: ServiceDep, request: Request) -> Response:
-    """Report to Prometheus. No API key opens this: it counts what all tenants do."""
+    """Report to Prometheus, for its own token: API keys see one tenant, metrics count all."""
     report = await service.scraping.report(sent(request.scope, b"authorization"))
     return Response(report, media_type=CONTENT_TYPE)
 
@@ -173,7 +176,7 @@ async def metrics(service: ServiceDep, request: Request) -> Response:
     "/v1/info",
     operation_id="get_info",
     summary="Read the server's version and model",
-    description="To see which server and which model answer here.",
+    description="Shows which version of the server and which default model answer.",
     response_model=Info,
     responses=problems(),
 )
@@ -197,12 +200,12 @@ ByPriority = Annotated[
 ]
 Parked = Annotated[
     int,
-    Field(description="Started tasks without a slot: they wait for tasks, or for one."),
+    Field(description="Started tasks without a slot; they wait for other tasks or for a slot."),
 ]
 
 
 class Pool(Answer):
-    """A worker's tasks, of all tenants together."""
+    """Tasks of a worker, for all tenants together."""
 
     size: int = 0
     """Number of slots."""
@@ -217,32 +220,35 @@ class Pool(Answer):
     """Tasks that wait for a slot."""
     queue: ByPriority = Field(default_factory=dict)
     runs: int = 0
-    """Runs that it executes."""
+    """Runs that the worker executes."""
     totals: Annotated[
         dict[str, float],
         Field(examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}]),
     ] = Field(default_factory=dict)
-    """Counters since the worker's start, by name; a histogram has its count, its sum, and
-    cumulative counts up to bounds (le_). Times in milliseconds."""
+    """Counters since the worker's start, by name.
+
+    A histogram has its count, its sum, and cumulative counts up to bounds (`le_`). Times are in
+    milliseconds.
+    """
 
 
 class Breaker(Answer):
-    """A circuit breaker: it stops the dispatch of an agent's tasks that keep failing in a run."""
+    """A circuit breaker: it stops the start of an agent's tasks that keep failing in a run."""
 
     run_id: UUID
     """The run whose tasks fail."""
     agent: str
     """The agent whose tasks fail."""
     state: Literal["open", "half_open"]
-    """`open`: none is dispatched. `half_open`: one is tried."""
+    """`open`: no task of the agent is started. `half_open`: one task is tried."""
     failures: int
     """Failures in a row."""
     retry_after_ms: int | None = None
-    """Of an open breaker: time until one task is let through."""
+    """Milliseconds until an open breaker lets one task start; null: it is not open."""
 
 
 class OwnTasks(Answer):
-    """A worker's tasks of the caller's tenant."""
+    """Tasks of a worker, only of the caller's tenant."""
 
     running: int = 0
     """Started tasks, including parked ones."""
@@ -261,13 +267,13 @@ class Worker(Answer):
     """Id of the worker process."""
     started_at: datetime
     version: str
-    """Of Bottega, as it runs there."""
+    """Version of Bottega that the worker runs."""
     seen_at: datetime
-    """Its last report."""
+    """Time of the worker's last report."""
     pool: Pool
-    """Its tasks, of all tenants together."""
+    """The worker's tasks, for all tenants together."""
     tenant: OwnTasks
-    """Its tasks of the caller's tenant."""
+    """The worker's tasks of the caller's tenant."""
 
 
 class QueuedRuns(Answer):
@@ -278,7 +284,7 @@ class QueuedRuns(Answer):
     queued: int
     """Number of runs that wait for a place."""
     oldest_at: datetime
-    """Since when the oldest of them waits."""
+    """Time since which the oldest of these runs waits."""
 
 
 class Quota(Answer):
@@ -291,31 +297,31 @@ class Quota(Answer):
     used: Decimal
     """Runs, tokens of today (UTC), US dollars of today, or stored bytes."""
     limit: Decimal | None
-    """Null: there is none."""
+    """Value of the limit; null: no limit."""
 
 
 class Storage(Answer):
-    """Bytes that the caller's tenant stores, as they were some seconds ago."""
+    """Bytes that the caller's tenant stores; counted some seconds ago."""
 
     definitions: int = 0
-    """With deleted and earlier ones."""
+    """Bytes of definitions, including deleted and earlier versions."""
     episodes: int = 0
     """Bytes of episodes, those in object storage included."""
     files: int = 0
     """Bytes of uploaded files."""
     runs: int = 0
-    """With their logs; of one under way, its request."""
+    """Bytes of runs with their logs. Of an unfinished run, only the request counts."""
     sessions: int = 0
-    """Metadata and shared memory."""
+    """Bytes of sessions: their metadata and shared memory."""
 
 
 class Workers(Answer):
-    """The workers that are alive, oldest first, and what the caller's tenant waits for."""
+    """The live workers, and the load and limits of the caller's tenant."""
 
     workers: list[Worker]
     """Workers that are alive, oldest first."""
     runs: list[QueuedRuns]
-    """Queued runs, the first to go first."""
+    """Queued runs by priority, most urgent first."""
     quotas: list[Quota]
     """Limits of the tenant, and how much is used."""
     storage: Storage
@@ -327,8 +333,8 @@ class Workers(Answer):
     operation_id="get_scheduler",
     summary="Read the workers' load",
     description=(
-        "The workers that are alive, and their asynchronous tasks: "
-        "totals of all tenants, and the caller's own part; its queued runs, and its limits."
+        "The live workers with their asynchronous tasks, for all tenants together and for the "
+        "caller's tenant; the tenant's queued runs and limits."
     ),
     response_model=Workers,
     responses=problems(),
@@ -350,12 +356,15 @@ class AuditEntry(Answer):
     at: datetime
     """Time of the action."""
     actor: str
-    """`key:` and the prefix of a key, `user:` and a person or an end user, `local` (no keys), or
-    `cli`."""
+    """Who acted:
+
+    `key:` with the prefix of a key, `user:` with a person or an end user, `local` (while there are
+    no keys), or `cli`.
+    """
     action: str
     """Kind of action: `run.cancel`, `session.delete` …"""
     target: str
-    """Id or name of its object."""
+    """Id or name of the object that the action changed."""
     details: dict[str, Any]
     """Further facts; they depend on the action."""
 
@@ -416,14 +425,18 @@ class UsageQuery(PageQuery):
     ] = "day"
     since: Annotated[
         PlaceInTime | None,
-        Field(description="Of runs created then or later; by default 30 days before `until`."),
+        Field(
+            description=(
+                "Only runs created at this time or later; by default 30 days before `until`."
+            )
+        ),
     ] = None
     until: Annotated[
-        PlaceInTime | None, Field(description="Of runs created before; by default now.")
+        PlaceInTime | None, Field(description="Only runs created before this time; by default now.")
     ] = None
     agent: Annotated[
         str | None,
-        Field(max_length=128, description="Only of this agent's model calls."),
+        Field(max_length=128, description="Only model calls of this agent."),
         AfterValidator(storable),
     ] = None
     model: Annotated[
@@ -432,7 +445,9 @@ class UsageQuery(PageQuery):
         AfterValidator(storable),
     ] = None
     user: QueriedUser = None
-    session_id: Annotated[SessionName | None, Field(description="Only of this session.")] = None
+    session_id: Annotated[SessionName | None, Field(description="Only runs of this session.")] = (
+        None
+    )
     metadata: MetadataPairs
 
 
@@ -441,9 +456,10 @@ class UsageQuery(PageQuery):
     operation_id="sum_usage",
     summary="Sum up tokens and cost of runs",
     description=(
-        "By agent, model, session, day (UTC), key, user, batch, or the values of a key of "
-        "metadata, of runs that are over; those that a retry copied count once, deleted runs no "
-        "longer. Child runs and a batch's items count as their run. Sums of a year at most."
+        "Sums by agent, model, session, day (UTC), key, user, batch, or the values of a metadata "
+        "key. Only runs that are over count, and deleted runs do not. Model calls that a retry "
+        "copied count once. Child runs and a batch's items count as their parent run. The time "
+        "may span at most a year."
     ),
     response_model=Page[UsageSum],
     response_model_exclude_unset=True,

@@ -1,1 +1,1 @@
-"""Routes of MCP servers that tenants use, and of the MCP server that Bottega itself is."""
+"""Routes of the MCP servers that tenants use, and of Bottega's own MCP server."""

@@ -1,4 +1,4 @@
-"""Agents as MCP tools: calls are runs, whose clients are asked what people must decide."""
+"""Agents as MCP tools: a call starts a run, and its client asks people for decisions."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ from bottega.tenants.ratelimit import Rate
 from bottega.tenants.ratelimit import decide as decide_rate
 
 _SHOWN = 2000
-"""Most characters of a call's arguments that a person is shown."""
+"""Most characters of a tool call's arguments that the client shows to a person."""
 _TYPES = ("string", "number", "integer", "boolean")
 _KEPT = frozenset(
     (
@@ -69,7 +69,7 @@ _APPROVAL = {
         "comment": {
             "type": "string",
             "title": "Comment",
-            "description": "The agent reads that of a denial.",
+            "description": "If you deny the call, the agent reads the comment.",
             "maxLength": 2000,
         },
     },
@@ -78,7 +78,7 @@ _APPROVAL = {
 
 
 def elicitation(interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the request that asks a person; ``None``: a form of MCP cannot ask it."""
+    """Return the MCP request that asks a person; ``None``: a form of MCP cannot express it."""
     if interrupt["kind"] == "approval":
         return _request(_of_approval(interrupt), _APPROVAL)
     if interrupt["kind"] == "question" and (form := _form(interrupt["schema"])) is not None:
@@ -101,7 +101,7 @@ def _of_approval(interrupt: Mapping[str, Any]) -> str:
 
 
 def _form(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the form for an answer: an object whose properties are not nested."""
+    """Return the form for an answer: a flat object, as MCP requires; ``None``: impossible."""
     if schema is None or schema.get("type") != "object":
         field = _field({"type": "string"} if schema is None else schema)
         if field is None:
@@ -127,12 +127,12 @@ def _field(schema: Any) -> dict[str, Any] | None:
 
 
 def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
-    """Return what a person decided; ``None``: nobody wants the run any longer.
+    """Return the person's decision; ``None``: the run is to be cancelled.
 
-    A question that is declined has no answer. An approval that is declined is denied.
+    Declining an approval denies it. Declining a question cancels the run, as cancelling does.
 
     Raises:
-        InvalidInputError: it is no answer to what was asked.
+        InvalidInputError: the response does not fit the request.
     """
     match response:
         case {"action": "accept", "content": dict(content)}:
@@ -141,7 +141,7 @@ def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
             return NewDecision(decision="deny")
         case {"action": "decline" | "cancel"}:
             return None
-    raise InvalidInputError("an answer has an 'action', and with 'accept' its 'content'")
+    raise InvalidInputError("an answer needs an 'action', and with 'accept' also a 'content'")
 
 
 def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDecision:
@@ -155,10 +155,10 @@ def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDe
 
 
 CHANNEL = "mcp"
-"""Value in ``expose`` of an agent that is a tool."""
+"""Value in an agent's ``expose`` that makes the agent an MCP tool."""
 
 RUN = "bottega/run_id"
-"""Field of a result's ``_meta``."""
+"""Field of a result's ``_meta`` with the id of the call's run."""
 
 _INPUT = {
     "type": "object",
@@ -169,10 +169,12 @@ _INPUT = {
 
 
 async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage) -> dict[str, Any]:
-    """Return a page of the caller's tools; the cursor is the name of the last one."""
+    """Return a page of the caller's tools; its cursor is the name of the page's last tool."""
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
-        raise message.refusal(INVALID_PARAMS, "'cursor' is that of the page before")
+        raise message.refusal(
+            INVALID_PARAMS, "'cursor' must be the 'nextCursor' of the page before"
+        )
     page = await store.page(
         tx,
         AGENTS,
@@ -203,10 +205,13 @@ def _tool(agent: Definition, message: McpMessage) -> dict[str, Any]:
 
 
 async def input_of(arguments: Any, schema: Mapping[str, Any] | None) -> str:
-    """Return the input of a run for the arguments of a call; ``schema``: the agent's own.
+    """Return the run's input for the arguments of a tool call.
+
+    Args:
+        schema: the agent's input schema; ``None``: the arguments are one text, ``input``.
 
     Raises:
-        InvalidInputError: they do not fit.
+        InvalidInputError: the arguments do not fit.
     """
     if schema is None:
         match arguments:
@@ -221,7 +226,7 @@ async def input_of(arguments: Any, schema: Mapping[str, Any] | None) -> str:
 
 
 def completed(run: Mapping[str, Any], message: McpMessage) -> dict[str, Any]:
-    """Return the result of a call whose run is complete."""
+    """Return the result of a tool call whose run has an answer."""
     result = _result(run, output_text(run))
     answer = run["output_json"]
     if answer is not None and (message.stateless or isinstance(answer, dict)):
@@ -230,14 +235,14 @@ def completed(run: Mapping[str, Any], message: McpMessage) -> dict[str, Any]:
 
 
 def failed(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of a call whose run ended in another way."""
+    """Return the result of a tool call whose run ended without an answer."""
     error = run["error"]
     why = f": {error['message']} ({error['code']})" if error else ""
     return _result(run, f"The run {run['id']} is {run['status']}{why}") | {"isError": True}
 
 
 def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a call whose run waits for people whom the client cannot ask."""
+    """Return the result of a tool call whose run waits for people that the client cannot ask."""
     waits = [
         f"- {each['kind']} {each['id']} (tool {each['tool']}): "
         f"POST /v1/interrupts/{each['id']}/resolve"
@@ -252,7 +257,7 @@ def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dic
 
 
 def refused(text: str) -> dict[str, Any]:
-    """Return the result of a call with wrong arguments, which the client's model can mend."""
+    """Return the result of a tool call with wrong arguments; the client's model can mend them."""
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
@@ -261,9 +266,9 @@ def _result(run: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 SESSION = "bottega/session"
-"""Key of a call's ``_meta`` with the session of its run."""
+"""Field of a call's ``_meta`` with the session of its run."""
 CALL = "mcp_call"
-"""Key of a run's metadata: session and id of the request, by which it can be cancelled."""
+"""Key of a run's metadata: MCP session and request id, by which the client can cancel it."""
 
 _PROGRESS_RATE = Rate(per_s=4.0, burst=10)
 _PROGRESS = frozenset(
@@ -279,10 +284,10 @@ _PROGRESS = frozenset(
 
 
 class ToolCall:
-    """A call whose run is under way.
+    """A tool call whose run is not over.
 
     Attributes:
-        follower: its run.
+        follower: follows the call's run.
     """
 
     def __init__(
@@ -298,10 +303,10 @@ class ToolCall:
         self._paid_at = 0.0
 
     async def response(self, *, may_stream: bool) -> Response:
-        """Return the answer as JSON if nothing comes before it, else a stream.
+        """Return the answer as JSON if nothing precedes it, else an event stream.
 
         Args:
-            may_stream: the client takes one; without it, it gets nothing before the answer.
+            may_stream: the client accepts a stream; otherwise it gets the answer alone.
         """
         self._may_ask = may_stream
         messages = self._messages()
@@ -343,7 +348,7 @@ class ToolCall:
             yield self._error(error)
 
     async def _rest(self) -> AsyncIterator[None]:
-        """Wait until the run is over or waits, which costs less than to read its events."""
+        """Wait until the run is over or waits for people; cheaper than reading its events."""
         wait = until_rest(self._service, self._principal, self.follower.run_id)
         resting = asyncio.ensure_future(wait)
         try:
@@ -365,7 +370,7 @@ class ToolCall:
                 yield progress
 
     def _progress(self, frame: Frame) -> dict[str, Any] | None:
-        """Return the notification of an event; ``None``: too soon after the last ones."""
+        """Return the progress notification of an event; ``None``: the rate limit is reached."""
         allowance = decide_rate(_PROGRESS_RATE, self._paid_at, monotonic())
         self._paid_at = allowance.paid_at
         if not allowance.allowed:
@@ -376,9 +381,9 @@ class ToolCall:
         return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
     def _requests(self, pending: Calls) -> list[dict[str, Any]]:
-        """Return requests to a client with a session, which answers them beside this stream.
+        """Return requests to a client with a session, which answers them in separate requests.
 
-        Their ids are those of interrupts, so that any process can take the answers.
+        The ids are the ids of interrupts, so that any process can take the answers.
         """
         if self._message.stateless or not self._may_ask:
             return []
@@ -390,7 +395,10 @@ class ToolCall:
         return found
 
     def _question(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return how the client asks a person; ``None``: it cannot, or its key may not decide."""
+        """Return the request that asks a person.
+
+        ``None``: the client cannot ask people, or its key may not approve.
+        """
         if not self._message.asks or (
             interrupt["kind"] == "approval" and not self._principal.may("approve")
         ):
@@ -423,10 +431,10 @@ class ToolCall:
 
 
 async def begun(service: Service, principal: Principal, message: McpMessage) -> RunFollower:
-    """Start the run of a call, or go on with one that waited for the client's answers.
+    """Start the run of a tool call, or continue a run that waited for the client's answers.
 
     Raises:
-        RpcError: there is no such tool, or no such call to go on with.
+        RpcError: there is no such tool, or no such call to continue.
         InvalidInputError: wrong arguments.
         BottegaError: see :func:`bottega.api.shared.new_runs.submit`.
     """
@@ -446,7 +454,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
 
 
 async def _schemas(service: Service, principal: Principal, name: str) -> Sequence[Any]:
-    """Return the schema of a tool's arguments in a list; ``[]``: there is no such tool."""
+    """Return a list with the schema of the tool's arguments; empty: there is no such tool."""
     if not is_id(name):
         return []
     tenant = principal.tenant_id
@@ -465,24 +473,25 @@ def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dic
 
 
 def call_key(session: str, call_id: Any) -> str:
-    """Return the name of a call in a run's metadata."""
+    """Return the value of the metadata ``mcp_call`` for a request of a session."""
     return call_prefix(session) + json.dumps(call_id)
 
 
 def call_prefix(session: str) -> str:
-    """Return what the names of a session's calls begin with."""
+    """Return the common prefix of a session's values of ``mcp_call``."""
     return f"{session}/"
 
 
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> RunFollower:
-    """Take the client's answers for a run that was started with the same key, tool and user."""
+    """Continue a run with the client's answers; key, tool and user must be as at its start."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > 128:
         raise message.refusal(
-            INVALID_PARAMS, "'requestState' or 'inputResponses' is not as it was asked"
+            INVALID_PARAMS,
+            "send 'requestState' as it was received, and 'inputResponses' as an object",
         )
     run_id, place = found
     acting = acts_for(principal, message.user, None)
@@ -491,10 +500,10 @@ async def _resumed(
     begun_so = {"agent": agent, "principal": principal.actor, "user": acting.user}
     if not begun_so.items() <= {name: run.get(name) for name in begun_so}.items():
         raise message.refusal(
-            INVALID_PARAMS, "there is no such call to go on with: call the tool again"
+            INVALID_PARAMS, "there is no such call to continue: call the tool again"
         )
     for name, response in answers.items():
-        # What does not fit is asked again: the run still waits for it.
+        # An answer that does not fit is ignored: the run still waits, so the client is asked again.
         with suppress(NotFoundError, InvalidInputError):
             interrupt = await _asked(service, acting, name)
             if interrupt["run_id"] == run_id:
@@ -503,14 +512,14 @@ async def _resumed(
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
-    """Take an answer to what a call of the same session and key asked.
+    """Take the client's answer to a request that a call of the same session and key sent.
 
-    If it does not fit, the run is cancelled: its client would wait for ever.
+    If the answer does not fit, the run is cancelled, because its client would wait for ever.
 
     Raises:
-        UserRequiredError: the key must name a user, in the ``_meta`` of the result.
-        NotFoundError: no such call asked this.
-        ConflictError: the run is of another user.
+        UserRequiredError: the key requires an end user, but the result's ``_meta`` names none.
+        NotFoundError: no call of this session and key sent such a request.
+        ConflictError: the run belongs to another user.
         InvalidInputError: the answer does not fit.
     """
     acting = acts_for(principal, message.user, None)
@@ -546,7 +555,7 @@ def _unasked(name: str) -> NotFoundError:
 async def _answered(
     service: Service, acting: Acting, interrupt: Mapping[str, Any], response: Any
 ) -> None:
-    """Resolve an interrupt as a person wants it; a late answer changes nothing."""
+    """Resolve an interrupt by the person's response; a late response changes nothing."""
     if interrupt["status"] != "pending":
         return
     principal = acting.principal

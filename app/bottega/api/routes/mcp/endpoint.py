@@ -1,7 +1,7 @@
 """The MCP server: agents that are exposed as tools, over streamable HTTP.
 
-It keeps nothing: each message may come to another process. A call is a run; a client that goes away
-cancels it.
+It keeps no state, because each message may reach another process. A call starts a run; the run is
+cancelled when the client disconnects.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ _INSTRUCTIONS = "Each tool is an agent, and a call is a run of it, which may tak
 @router.delete("/mcp")
 @router.delete("/mcp/")
 async def not_offered(tenant: ReadTenant) -> Response:
-    """Refuse streams without a call, and the end of sessions: there are none to keep."""
+    """Refuse GET and DELETE: there are no streams without a call, and no sessions to end."""
     body = error_body(UNKNOWN_METHOD, "only POST is offered here")
     return JSONResponse(body, 405, {"Allow": "POST"})
 
@@ -92,7 +92,7 @@ async def _handled(
 
 
 def _of_protocol(message: McpMessage) -> Response:
-    """Answer what has nothing to do with the tenant."""
+    """Answer methods of the protocol itself, which need nothing of the tenant."""
     if message.stateless and message.method == "server/discover":
         found = {
             "supportedVersions": SPOKEN,
@@ -135,13 +135,14 @@ async def _call(
 async def _cancel(
     service: Service, principal: Principal, session: str, message: McpMessage
 ) -> None:
-    """Cancel the run of a call of the same session and key, if it is not over.
+    """Cancel the run of a call of the same session and key, if the run is not over.
 
-    Its client expects no answer.
+    The client of the cancelled call expects no answer.
 
     Raises:
-        UserRequiredError: the key must name a user, in the ``_meta`` of the notification.
-        ConflictError: the run is of another user.
+        UserRequiredError: the key requires an end user, but the notification's ``_meta`` names
+            none.
+        ConflictError: the run belongs to another user.
     """
     principal.need("run")
     acting = acts_for(principal, message.user, None)
@@ -159,9 +160,9 @@ async def _cancel(
 
 
 def _refusal(error: BottegaError, message: McpMessage) -> Response:
-    """Return an error with the id of its request; headers such as ``Retry-After`` stay."""
+    """Return a JSON-RPC error with the id of its request; the header ``Retry-After`` is kept."""
     refusal = for_error(error)
-    # 404 is for a session that is over.
+    # In MCP, 404 means that the session is over.
     status = 400 if isinstance(error, NotFoundError) else refusal.status_code
     code = code_of(refusal.status_code)
     body = error_body(code, error.detail, {"code": error.code}, message.id)

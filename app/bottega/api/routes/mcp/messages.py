@@ -1,8 +1,8 @@
 """JSON-RPC messages and errors for MCP clients, in both eras of the protocol. Pure.
 
-Until 2025-11-25 a client begins with ``initialize``; what it can do is then part of its session id,
-which it sends with every message, so that no process keeps it. As of 2026-07-28 each request says
-it in ``_meta``.
+In versions until 2025-11-25 a client begins with ``initialize``. The session id that it gets says
+whether it can ask people, so that no process must remember it. Since 2026-07-28 there are no
+sessions: each request has the client's capabilities in ``_meta``.
 """
 
 import base64
@@ -22,7 +22,7 @@ INVALID_REQUEST = -32600
 INVALID_PARAMS = -32602
 INTERNAL = -32603
 REFUSED = -32000
-"""The server refused the call, and may not refuse it later."""
+"""Code of a temporary refusal: the same call may succeed later."""
 
 _CODES = {400: INVALID_REQUEST, 404: INVALID_PARAMS, 409: INVALID_PARAMS, 422: INVALID_PARAMS}
 
@@ -30,7 +30,7 @@ _CODES = {400: INVALID_REQUEST, 404: INVALID_PARAMS, 409: INVALID_PARAMS, 422: I
 def error_body(
     code: int, message: str, data: Any = None, call_id: str | int | None = None
 ) -> dict[str, Any]:
-    """Return a JSON-RPC error; ``call_id``: of the request, if it has one."""
+    """Return a JSON-RPC error; ``call_id``: id of the request, if it has one."""
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return {"jsonrpc": "2.0", "id": call_id, "error": error}
 
@@ -41,7 +41,7 @@ def code_of(status: int) -> int:
 
 
 def translated(status: int, problem: Mapping[str, Any]) -> Translation:
-    """Return a problem as an error of a request whose id is unknown."""
+    """Return a problem as a JSON-RPC error without a request's id, which is unknown here."""
     data = {"code": problem["code"]}
     if errors := problem.get("errors"):
         data["errors"] = errors
@@ -60,7 +60,7 @@ UNSUPPORTED_VERSION = -32022
 SERVER = {"name": "bottega", "title": "Bottega", "version": __version__}
 
 USER = "bottega/user"
-"""Key of a call's ``_meta`` with the user of its run."""
+"""Field of a call's ``_meta`` with the end user of its run."""
 CallId = str | int
 
 _PREFIX = "io.modelcontextprotocol/"
@@ -77,8 +77,8 @@ class RpcError(Exception):
     """An error that the client gets.
 
     Attributes:
-        code: JSON-RPC's.
-        status: HTTP's.
+        code: JSON-RPC's error code.
+        status: HTTP status.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class RpcError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class McpMessage:
-    """A request, a notification, or the answer to a request of ours.
+    """A client's request, its notification, or its answer to a request of this server.
 
     Attributes:
-        id: ``None``: a notification.
-        method: empty: an answer.
-        result: of an answer; empty if the client answered with an error.
-        stateless: it is of the protocol 2026-07-28.
-        session: of the client, with the older ones.
-        asks: the client can ask a person (elicitation with a form).
+        id: ``None``: the message is a notification.
+            method: empty: the message is an answer.
+            result: result in an answer; empty if the client answered with an error.
+            stateless: the message follows the protocol 2026-07-28, which has no sessions.
+            session: the client's session in older versions of the protocol.
+            asks: the client can ask a person (elicitation with a form).
     """
 
     id: CallId | None
@@ -124,13 +124,13 @@ class McpMessage:
 
     @property
     def user(self) -> str | None:
-        """The end user that the message names; ``None``: nobody.
+        """The end user that the message names; ``None``: it names none.
 
         Raises:
-            RpcError: it is no text.
+            RpcError: the name is not a text.
         """
         if not isinstance(user := self.meta.get(USER), str | None):
-            raise self.refusal(INVALID_PARAMS, f"'{USER}' in '_meta' is a text")
+            raise self.refusal(INVALID_PARAMS, f"'{USER}' in '_meta' must be a text")
         return user
 
     def answer(self, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,16 +142,19 @@ class McpMessage:
         return {"jsonrpc": "2.0", "id": self.id, "result": whole}
 
     def refusal(self, code: int, message: str) -> RpcError:
-        """Return an error of this request. Older clients read one only with the status 200."""
+        """Return an error for this request; its status is 200 for clients with sessions.
+
+        Those clients read the error only then.
+        """
         status = _STATUSES.get(code, 400) if self.stateless else 200
         return RpcError(code, message, call_id=self.id, status=status)
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
-    """Return the message of a request.
+    """Parse the message in a request.
 
     Raises:
-        RpcError: it is none, or not of a version that is spoken here.
+        RpcError: the body is not a message, or its protocol version is not supported.
     """
     try:
         sent = from_json(body, allow_inf_nan=False, cache_strings=False)
@@ -160,14 +163,14 @@ def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
     if isinstance(sent, list):
         raise RpcError(INVALID_REQUEST, "batches are not part of MCP: send one message")
     if not isinstance(sent, dict) or sent.get("jsonrpc") != "2.0":
-        raise RpcError(INVALID_REQUEST, 'a message is an object with "jsonrpc": "2.0"')
+        raise RpcError(INVALID_REQUEST, 'a message must be an object with "jsonrpc": "2.0"')
     call_id = _id_of(sent)
     method, params = sent.get("method"), sent.get("params")
     if method is None:
         return _answer_of(sent, call_id, headers)
     if not isinstance(method, str) or not isinstance(params, dict | None):
         raise RpcError(
-            INVALID_REQUEST, "'method' is a text, and 'params' an object", call_id=call_id
+            INVALID_REQUEST, "'method' must be a text, and 'params' an object", call_id=call_id
         )
     message = McpMessage(call_id, method, params or {})
     version = headers.get(VERSION)
@@ -177,17 +180,17 @@ def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
 
 
 def _id_of(sent: Mapping[str, Any]) -> CallId | None:
-    """Return a message's id; ``None``: it has none."""
+    """Return the id of a message; ``None``: the message has none."""
     if "id" in sent and not is_id(sent["id"]):
         raise RpcError(
             INVALID_REQUEST,
-            f"an id is an integer of 64 bits, or a text of at most {_LONGEST_ID} characters",
+            f"an id must be an integer of 64 bits, or a text of at most {_LONGEST_ID} characters",
         )
     return sent.get("id")
 
 
 def is_id(value: Any) -> bool:
-    """Return true for what may be the id of a request, or a progress token."""
+    """Return true for a valid request id or progress token."""
     if isinstance(value, str):
         return len(value) <= _LONGEST_ID and value.isprintable()
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
@@ -196,7 +199,7 @@ def is_id(value: Any) -> bool:
 def _answer_of(
     sent: Mapping[str, Any], call_id: CallId | None, headers: Mapping[str, str]
 ) -> McpMessage:
-    """Return the answer to a request of ours."""
+    """Parse a client's answer to a request of this server."""
     result = sent.get("result", {})
     if call_id is None or not ({"result", "error"} & sent.keys()) or not isinstance(result, dict):
         raise RpcError(INVALID_REQUEST, "the message has no 'method'", call_id=call_id)
@@ -208,7 +211,7 @@ def _answer_of(
 
 
 def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
-    """Check what a request of 2026-07-28 says of itself, and its headers."""
+    """Check version, capabilities and headers of a request of 2026-07-28, and complete it."""
     meta = message.meta
     if message.id is None or _VERSION not in meta:
         named = version
@@ -226,7 +229,7 @@ def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, s
     if message.id is not None and not (_VERSION in meta and isinstance(capabilities, dict)):
         raise RpcError(
             INVALID_PARAMS,
-            f"params._meta needs '{_VERSION}', and '{_CAPABILITIES}', an object",
+            f"params._meta needs '{_VERSION}', and '{_CAPABILITIES}' as an object",
             call_id=message.id,
         )
     return McpMessage(
@@ -241,7 +244,9 @@ def _check_headers(message: McpMessage, named: Any, headers: Mapping[str, str]) 
     for header, value in told.items():
         if _decoded(headers.get(header)) != value:
             raise RpcError(
-                HEADERS, f"the header {header} does not say what the body says", call_id=message.id
+                HEADERS,
+                f"the header {header} must have the same value as the body",
+                call_id=message.id,
             )
 
 
@@ -289,7 +294,7 @@ def _asks(capabilities: Any) -> bool:
 
 
 def agreed(asked: Any) -> str:
-    """Return the version that a client and this server speak, by the handshake."""
+    """Return the protocol version that ``initialize`` agrees on."""
     return asked if asked in WITH_SESSIONS else WITH_SESSIONS[0]
 
 
@@ -299,6 +304,6 @@ def state_of(run_id: UUID, place: int) -> str:
 
 
 def run_of(state: Any) -> tuple[UUID, int] | None:
-    """Return what :func:`state_of` was given; ``None``: it is none."""
+    """Parse a ``requestState`` into run id and last ``seq``; ``None``: it is invalid."""
     match = _STATE.fullmatch(state) if isinstance(state, str) else None
     return None if match is None else (UUID(match[1]), int(match[2]))

@@ -1,4 +1,4 @@
-"""Routes of MCP servers: their addresses, and the tools that they had when they were asked last."""
+"""Routes of MCP servers: their addresses, and the tools of the last refresh."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -46,7 +46,7 @@ _Url = Annotated[
     str,
     StringConstraints(min_length=1, max_length=2000),
     AfterValidator(is_endpoint),
-    Field(description="Of the endpoint for streamable HTTP. Redirects are not followed."),
+    Field(description="URL of the endpoint for streamable HTTP. Redirects are not followed."),
 ]
 _Command = Annotated[
     str,
@@ -74,23 +74,23 @@ class McpServerBody(Body):
     )
 
     name: Name | None = None
-    """Null, or the name in the path."""
+    """Null, or the same name as in the path."""
     url: _Url | None = None
     command: _Command | None = None
     headers: _Headers = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
     """Seconds for one call of a tool."""
     max_bytes: Annotated[int, Field(ge=1000, le=20_000_000), WHOLE] = 1_000_000
-    """Longest message of the server."""
+    """Longest message of the server, in bytes."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.url is None) == (self.command is None):
             raise PydanticCustomError(
-                "one_way", "give either the url of a server, or the command of a local one"
+                "one_way", "send either url, for a remote server, or command, for a local one"
             )
         if self.command is not None and self.headers:
-            raise PydanticCustomError("headers", "headers are sent to a url: leave them out")
+            raise PydanticCustomError("headers", "a local command gets no headers: leave them out")
         return self
 
 
@@ -116,9 +116,9 @@ class McpServerSummary(Answer):
     timeout_s: float
     max_bytes: int
     tools_at: datetime | None
-    """Time of the refresh that brought its tools; null: none has yet."""
+    """Time of the refresh that read its tools; null: not refreshed yet."""
     stale: bool = False
-    """The server has said, in a run, that its tools are others by now: send `POST
+    """True: during a run, the server reported that its tools have changed. Send `POST
     /v1/mcp-servers/{name}/refresh`."""
     created_at: datetime
     """Time at which this version was stored."""
@@ -128,9 +128,9 @@ class McpServerTool(Answer):
     """A tool of an MCP server, for models."""
 
     name: str
-    """At the server."""
+    """Name of the tool at the server."""
     description: str
-    """What the tool is for, as the server says it."""
+    """The server's description of the tool."""
     input_schema: dict[str, Any]
     """JSON Schema of the arguments."""
 
@@ -140,7 +140,7 @@ class McpServer(McpServerSummary):
 
     headers: dict[str, str | SecretHeader]
     tools: list[McpServerTool] | None
-    """As of the last refresh; null: none yet."""
+    """Tools of the last refresh; null: not refreshed yet."""
     warnings: list[str]
     """Parts of the tools that had to be changed or left out."""
 
@@ -149,7 +149,7 @@ class McpServerTools(Answer):
     """The tools that an MCP server has now."""
 
     version: int
-    """Of the server; a new one if the tools changed."""
+    """Version of the server's definition; a new one if the tools changed."""
     tools: list[McpServerTool]
     """Tools that agents can use from now on."""
     warnings: list[str]
@@ -163,7 +163,8 @@ _READ = ("tools", "warnings", "tools_at", "stale")
 def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a definition from a client, with the tools of the version before.
 
-    A server at another address has other tools: they must be read first.
+    If the address changed, the tools are removed, because the server at the new address may have
+    others; a refresh reads them.
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
         return content | {each: earlier[each] for each in _READ if each in earlier}
@@ -177,14 +178,17 @@ async def store_tools(
     tools: Sequence[Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> tuple[Definition, bool]:
-    """Store the tools that a server said; return its definition, and if that is a new version.
+    """Store the tools that a server listed.
 
     Args:
-        asked: the definition by which the server was asked.
+        asked: the definition with which the server was asked.
+
+    Returns:
+        The current definition, and true if it is a new version.
 
     Raises:
-        NotFoundError: it was deleted meanwhile.
-        ConflictError: ``changed``: it has another address by now.
+        NotFoundError: the definition was deleted meanwhile.
+        ConflictError: ``changed``: its address or headers were changed meanwhile.
     """
     current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
     if any(current.content[each] != asked.content[each] for each in _ASKED):
@@ -202,7 +206,7 @@ async def store_tools(
 
 
 async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Definition) -> None:
-    """Take the mark from stored tools that the server has confirmed: no version of their own."""
+    """Remove the mark ``stale``, because the tools are unchanged; this makes no new version."""
     if current.content.get("stale"):
         table = MCP_SERVERS.versions
         await connection.execute(
@@ -231,7 +235,8 @@ def sent_secrets(body: McpServerBody) -> list[Sending]:
 async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
-            f"the name is '{name}' in the path, and another one in the body", pointer="/name"
+            f"the name in the body differs from '{name}' in the path: send the same name, or none",
+            pointer="/name",
         )
     if body.url is not None:
         _refuse_private(body.url, AllowList.parse(caller.service.settings.egress_allow))
@@ -252,7 +257,7 @@ async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, A
 
 
 def _refuse_private(url: str, allowed: AllowList) -> None:
-    """Refuse a literal address that is not public; names are checked when they are used.
+    """Refuse an IP address that is not public; host names are checked when they are used.
 
     Raises:
         InvalidInputError: ``egress_forbidden``.
@@ -264,7 +269,7 @@ def _refuse_private(url: str, allowed: AllowList) -> None:
 
 
 def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Warn of tools that the server has replaced."""
+    """Return the warnings with one more, if the server has reported that its tools changed."""
     if not content.get("stale") or "warnings" not in content:
         return {}
     told = "the server says that its tools have changed: refresh it"
@@ -286,8 +291,10 @@ router = DefinitionRoutes(
     "/{name}/refresh",
     operation_id="refresh_mcp_server",
     summary="Read the MCP server's tools",
-    description="Asks the server, and stores the tools that it has: as a new version, if they "
-    "changed. Runs that were accepted before keep theirs.",
+    description=(
+        "Asks the server for its tools, and stores them; if they changed, as a new version. "
+        "Runs that were accepted before keep the old tools."
+    ),
     response_model=McpServerTools,
     responses=problems(404, 409, 429, 502),
 )
@@ -311,10 +318,10 @@ async def refresh(
 async def _said(
     service: Service, tenant: UUID, tenant_name: str, asked: Definition
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Ask a server; return its tools and warnings about them, without secrets.
+    """Ask a server for its tools; return the tools and the warnings about them, without secrets.
 
     Raises:
-        InvalidInputError: a secret of its headers may not be sent; ``unknown_command``.
+        InvalidInputError: a secret in the headers may not be sent to it; ``unknown_command``.
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """
     outgoing = service.outgoing

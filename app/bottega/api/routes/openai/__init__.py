@@ -1,1 +1,1 @@
-"""OpenAI's API: a model is an agent, and a completion is a run."""
+"""OpenAI's API: its models are Bottega's agents, and a completion is a run."""

@@ -1,6 +1,6 @@
-"""The answer to a request of OpenAI's API: a round of a run, whole or as it comes; and errors.
+"""Answers of OpenAI's API, whole or streamed, from one round of a run; and its errors.
 
-A text in pieces is the whole text, cut: both are made of the same messages by :class:`Spoken`.
+:class:`Spoken` builds the text for both forms, so the streamed pieces joined are the whole text.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _JOINT = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """A call of a tool of the client; ``arguments``: JSON."""
+    """A call of one of the client's tools; ``arguments`` is JSON text."""
 
     interrupt: UUID
     name: str
@@ -42,12 +42,12 @@ class ClientCall:
 
 @dataclass(frozen=True, slots=True)
 class RoundAnswer:
-    """An answer.
+    """What one round of a run answers to a client's request.
 
     Attributes:
-        run: as ``GET /v1/runs/{id}`` shows it.
-        calls: which the client is to answer; the answer to its request ends with them.
-        usage: tokens of this answer, as a run's; ``None``: not known yet.
+        run: the run, in the form of ``GET /v1/runs/{id}``.
+        calls: tool calls that the client must answer; the answer ends with them.
+        usage: tokens of this round, in the form of a run's ``usage``; ``None``: not known yet.
     """
 
     run: Mapping[str, Any]
@@ -57,7 +57,7 @@ class RoundAnswer:
 
     @property
     def finish(self) -> str:
-        """Return why a chat's choice ends."""
+        """Return the ``finish_reason`` of a chat completion."""
         if self.calls:
             return "tool_calls"
         reason = self.run["stop_reason"]
@@ -65,10 +65,10 @@ class RoundAnswer:
 
 
 class Spoken:
-    """The text of a round, from the messages of its model.
+    """The text of a round, built from the messages of its model.
 
-    What the model says beside calls of tools are paragraphs of their own, before its last answer. A
-    message that was cut off is one text with what follows it.
+    Text that comes with tool calls becomes separate paragraphs before the last answer. A message
+    that was cut off and the message after it become one text.
     """
 
     def __init__(self) -> None:
@@ -92,16 +92,16 @@ class Spoken:
         self._cut, self._last = (text, "") if ending is Ending.LENGTH else ("", text)
 
     def text(self, last: str | None = None) -> str:
-        """Return the whole text; ``last``: the run's answer; ``None``: it has none yet."""
+        """Return the whole text; ``last``: the run's answer, ``None`` if it has none yet."""
         return self._with(self._cut or self._last if last is None else last)
 
     def certain(self, live: str = "") -> str:
-        """Return the beginning of the text, as far as nothing can change it any more.
+        """Return the beginning of the text that later messages cannot change.
 
         Args:
             live: the beginning of the next message.
         """
-        if self._cut:  # what follows may repeat its end
+        if self._cut:  # the next message may repeat the end of this one
             return self._with(self._cut.rstrip())
         if not live:
             return self._with(self._last)
@@ -117,7 +117,7 @@ class Spoken:
 
 
 class _Live:
-    """The text of the model call under way."""
+    """The live text of the current model call."""
 
     def __init__(self) -> None:
         self._call: tuple[int, int] | None = None
@@ -131,12 +131,12 @@ class _Live:
 
 
 async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | None]:
-    """Yield an answer's text in pieces, and then the answer; ``None``: a heartbeat.
+    """Yield an answer's text in pieces, then the answer itself; ``None``: send a heartbeat.
 
-    Text that a check may still refuse is sent once it has passed.
+    If the run has checks that may refuse the answer, the text is yielded after they passed.
 
     Raises:
-        ModelError: the run failed, or its model answered twice, with other words.
+        ModelError: the run failed; or the answer broke off, and the next try began differently.
     """
     run, checks = await _looked_at(follower)
     spoken, live, sent = Spoken(), _Live(), ""
@@ -158,8 +158,8 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
     answer = await _answer(follower)
     if not answer.text.startswith(sent):
         raise ModelError(
-            "the model's answer broke off, and its next one began with other words: the text that "
-            f"was sent is no part of it. GET /v1/runs/{run['id']} has the answer",
+            "the model's answer broke off, and the next try began differently: ignore the text "
+            f"that was sent. GET /v1/runs/{run['id']} has the answer",
             code="broken_off",
         )
     if rest := answer.text[len(sent) :]:
@@ -168,7 +168,7 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
 
 
 async def shown(follower: RunFollower) -> RoundAnswer:
-    """Return an answer as it is now; its run may go on, or have failed.
+    """Return the current state of an answer; its run may still go on, or have failed.
 
     Raises:
         NotFoundError: there is no such run.
@@ -194,7 +194,7 @@ async def _made(follower: RunFollower, run: Mapping[str, Any]) -> RoundAnswer:
 
 
 def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswer:
-    """Return the answer that a round of a run is. Pure."""
+    """Convert one round of a run to an answer of the API. Pure."""
     names = {
         tool["name"]: tool["client_name"]
         for change in (run["overrides"] or {}).values()
@@ -218,7 +218,7 @@ def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswe
 
 
 def output_text(run: Mapping[str, Any]) -> str:
-    """Return a run's output as a text; a DAG's with several answers as JSON by agent."""
+    """Return a run's output as text; several answers of a DAG become JSON, by agent."""
     output = run["output"]
     if output is None or isinstance(output, str):
         return output or ""
@@ -231,7 +231,7 @@ def event(body: Mapping[str, Any]) -> bytes:
 
 
 def created_at(run_id: UUID) -> int:
-    """Return the time at which a run was made, in seconds since 1970: its id begins with it."""
+    """Return a run's creation time in seconds since 1970, which its id begins with."""
     return int(run_id.hex[:12], 16) // 1000
 
 
@@ -243,7 +243,7 @@ _MODEL = "/model"
 def error_body(
     code: str, message: str, *, status: int = 502, param: str | None = None
 ) -> dict[str, Any]:
-    """Return an error as OpenAI's clients expect it."""
+    """Return an error in the form of OpenAI's API."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -262,32 +262,32 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
     if param and status == 400:
         message = f"{param}: {errors[0]['detail']}"
     body = error_body(_CODES.get(status, code), message, status=status, param=param)
-    # These requests started nothing; after others clients would repeat a failed run.
+    # After 429 and 503 no run was started. After other errors, a retry would repeat a failed run.
     repeat = "true" if status in (429, 503) else "false"
     return Translation(status, body, {"x-should-retry": repeat})
 
 
 class Encoder(Protocol):
-    """One of the forms in which an answer is sent."""
+    """Writer of an answer in one form: as JSON, or as events of a stream."""
 
     def whole(self, answer: RoundAnswer) -> object:
-        """Return the answer at once, as JSON has it."""
+        """Return the whole answer as a JSON value."""
         ...
 
     def begin(self) -> Iterator[bytes]:
-        """Yield the events of a stream before any text."""
+        """Yield the events before the text."""
         ...
 
     def delta(self, text: str) -> Iterator[bytes]:
-        """Yield the events of a piece of the text."""
+        """Yield the events for a piece of the text."""
         ...
 
     def end(self, answer: RoundAnswer) -> Iterator[bytes]:
-        """Yield the events after all text."""
+        """Yield the events after the text."""
         ...
 
     def failed(self, error: BottegaError) -> Iterator[bytes]:
-        """Yield the events of an answer that broke off."""
+        """Yield the events that end a failed answer."""
         ...
 
 
@@ -300,7 +300,7 @@ async def respond(
     stay: bool,
     headers: Mapping[str, str],
 ) -> Response:
-    """Answer a request by a run; ``stay``: it goes on without the client."""
+    """Answer a request with a run's answer; ``stay``: the run outlives the client's connection."""
     if stream:
         return event_stream(leaving(follower, _encoded(follower, encoder), stay=stay), headers)
     answer = _whole(follower, encoder)
@@ -333,12 +333,12 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a request, under way or complete.
+    """Encoder of a chat completion.
 
     Attributes:
-        after: ``seq`` after which the run's events are the answer.
-        model: as the client named it.
-        with_usage: a stream ends with the tokens.
+        after: ``seq`` of the last event before the answer.
+        model: the model's name as the client sent it.
+        with_usage: the stream ends with the numbers of tokens.
     """
 
     run_id: UUID
@@ -420,11 +420,11 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 @dataclass(frozen=True, slots=True)
 class ResponseObject:
-    """A response, under way or complete.
+    """A response, complete or not.
 
     Attributes:
-        after: ``seq`` after which the run's events are the response.
-        request: what it answers; ``None``: not known any more.
+        after: ``seq`` of the last event before the response.
+        request: the request; ``None``: it is no longer known.
     """
 
     run_id: UUID
@@ -471,7 +471,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: RoundAnswer) -> dict[str, Any]:
-        """Return the response with an answer, which may still be under way."""
+        """Return the response with an answer, which may be incomplete."""
         run = answer.run
         made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
         said = made["status"] == "completed" and (answer.text or not answer.calls)
@@ -493,7 +493,7 @@ class ResponseObject:
         return made
 
     def message(self, text: str, status: str = "completed") -> dict[str, Any]:
-        """Return the item with the answer; ``status``: ``in_progress``: it has no text yet."""
+        """Return the item with the answer's text; while it is ``in_progress``, it has no text."""
         return {
             "id": id_of("msg", self.run_id, self.after),
             "type": "message",
@@ -504,7 +504,7 @@ class ResponseObject:
 
 
 def item_of(call: ClientCall) -> dict[str, Any]:
-    """Return the item of a call of a client's tool."""
+    """Return the item for a call of a client's tool."""
     return {
         "id": id_of("fc", call.interrupt),
         "type": "function_call",
@@ -516,7 +516,7 @@ def item_of(call: ClientCall) -> dict[str, Any]:
 
 
 def part(text: str) -> dict[str, Any]:
-    """Return a part of a message with a text."""
+    """Return a text as a part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

@@ -1,6 +1,6 @@
 """Routes of OpenAI's chat completions and of its list of models.
 
-A model is an agent or a graph, and a completion is a run.
+Each agent and each graph is a model; a completion is a run.
 """
 
 from typing import Annotated, Any

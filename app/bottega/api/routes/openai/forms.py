@@ -1,8 +1,7 @@
 """Bodies of OpenAI's chat completions and responses. Pure.
 
-Both are read by the same functions: what is in one form only has words that the other lacks.
-Texts of fields are OpenAI's; see their API reference, *Create chat completion* and *Create a model
-response*.
+The same functions read both bodies, because no field has different meanings in them. OpenAI's API
+reference describes the fields: *Create chat completion* and *Create a model response*.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from bottega.errors import InvalidInputError
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_MESSAGES = 2048
-"""Of a request; more of what says something is refused by the run."""
+"""Most messages of a request, with empty ones; a run refuses more than its own limit."""
 T = TypeVar("T")
 Nothing = Annotated[float, Field(ge=0, le=0)]
 _ROLES: dict[str, Role] = {
@@ -55,9 +54,9 @@ class StreamOptions(Lenient):
 
 
 class Request(NamedUser):
-    """Fields of both forms of a request. Fields that are not here are refused.
+    """Fields that chat completions and responses share. Unknown fields are refused.
 
-    A field that has no effect on the answer is ignored, whatever it says.
+    Known fields without effect on the answer are ignored, whatever their value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,8 +89,8 @@ class ChatRequest(Request):
     seed: int | None = None
     stop: str | list[str] | None = None
     prediction: JsonValue = None
-    # What has no effect here may have no other value.
-    n: Literal[1] | None = None
+    # These are not supported: only the value that changes nothing is accepted.
+    # n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     presence_penalty: Nothing | None = None
     frequency_penalty: Nothing | None = None
@@ -101,7 +100,7 @@ class ChatRequest(Request):
 
 
 def _session_of(sent: Any) -> str | None:
-    """Return the session that ``conversation`` names: by its name, or by an object's ``id``."""
+    """Return the session in ``conversation``, which is a name, or an object with an ``id``."""
     named = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
     if sent is None or sent == "":
         return None
@@ -110,8 +109,8 @@ def _session_of(sent: Any) -> str | None:
     except ValidationError:
         raise PydanticCustomError(
             "conversation",
-            "is the name of a session, or an object with it as 'id': letters, digits, '.', '_', "
-            "':' and '-', at most 128",
+            "must be the name of a session, or an object with this name as 'id': letters, digits, "
+            "'.', '_', ':' and '-', at most 128",
         ) from None
 
 
@@ -137,13 +136,13 @@ class ResponsesRequest(Request):
     max_output_tokens: int | None = None
     include: list[str] | None = None
     stream_options: JsonValue = None
-    # What has no effect here may have no other value.
-    max_tool_calls: None = None
+    # These are not supported: only the value that changes nothing is accepted.
+    # max_tool_calls: None = None
     truncation: Literal["disabled", "auto"] | None = None
 
 
 def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body without fields that are null, and unknown ones that are empty."""
+    """Return a body without fields that are null, and without unknown fields that are empty."""
     empty: tuple[Any, ...] = ([], {}, "")
     return {
         name: value
@@ -153,7 +152,7 @@ def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[s
 
 
 def referred_items(sent: ResponsesRequest) -> dict[int, str]:
-    """Return the ids of the items that the input only refers to, by their places in it."""
+    """Return the ids of the items that the input refers to, by their indexes in the input."""
     return {
         number: item["id"]
         for number, item in enumerate(sent.input)
@@ -165,10 +164,10 @@ def referred_items(sent: ResponsesRequest) -> dict[int, str]:
 
 
 def read_chat(sent: ChatRequest) -> ModelRequest:
-    """Return what a chat completion asks for.
+    """Convert the body of a chat completion to a request.
 
     Raises:
-        InvalidInputError: what a run cannot honour; ``pointer`` names the field.
+        InvalidInputError: a run cannot do what a field asks; ``pointer`` names the field.
     """
     limit = "max_tokens" if sent.max_completion_tokens is None else "max_completion_tokens"
     stop = [sent.stop] if isinstance(sent.stop, str) else sent.stop or []
@@ -186,13 +185,13 @@ def read_chat(sent: ChatRequest) -> ModelRequest:
 def read_response_request(
     sent: ResponsesRequest, known: Mapping[int, Mapping[str, Any]]
 ) -> ModelRequest:
-    """Return what a response asks for.
+    """Convert the body of a response to a request.
 
     Args:
-        known: the items that the input only refers to, by their places.
+        known: the items that the input refers to, by their indexes in the input.
 
     Raises:
-        InvalidInputError: what a run cannot honour; ``pointer`` names the field.
+        InvalidInputError: a run cannot do what a field asks; ``pointer`` names the field.
     """
     text, reasoning = sent.text or TextOptions(), sent.reasoning or Reasoning()
     params = {
@@ -233,14 +232,14 @@ def _request(
 
 
 def _tool(tool: Any, place: str) -> Tool:
-    """Return a client's tool; in chat completions its fields are below ``function``.
+    """Parse a client's tool; in chat completions its fields are below ``function``.
 
     Raises:
-        InvalidInputError: it is no function, or a field has the wrong type.
+        InvalidInputError: the tool is no function, or a field has the wrong type.
     """
     if not (isinstance(tool, Mapping) and tool.get("type") == "function"):
         raise InvalidInputError(
-            "takes tools of the type 'function': all others are the agent's own",
+            "only tools of the type 'function' are accepted: define other tools in the agent",
             pointer=f"{place}/type",
         )
     fields, at = (tool["function"], f"{place}/function") if "function" in tool else (tool, place)
@@ -257,7 +256,7 @@ def _tool(tool: Any, place: str) -> Tool:
 
 
 def _choice(choice: Any) -> str | dict[str, str] | None:
-    """Return a choice of tools; ``None``: the model's own."""
+    """Parse ``tool_choice``; ``None``: the model chooses."""
     match choice or "auto":
         case "auto":
             return None
@@ -268,12 +267,12 @@ def _choice(choice: Any) -> str | dict[str, str] | None:
         case {"type": "function", "name": str(name)}:
             return {"name": name}
     raise InvalidInputError(
-        "takes 'auto', 'none', 'required', or a function by its name", pointer="/tool_choice"
+        "must be 'auto', 'none', 'required', or a function by its name", pointer="/tool_choice"
     )
 
 
 def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
-    """Return the JSON Schema of an answer; ``None``: it is a text."""
+    """Return the JSON Schema for the answer; ``None``: the answer is text."""
     match asked or {"type": "text"}:
         case {"type": "text"}:
             return None
@@ -284,13 +283,13 @@ def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
         case {"type": "json_schema", "schema": dict(schema)}:
             return schema
     raise InvalidInputError(
-        "takes the types text, json_object, and json_schema with a name and a schema",
+        "must have the type text, json_object, or json_schema with a name and a schema",
         pointer=place,
     )
 
 
 def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
-    """Yield messages; a text and the calls that follow it are one message of the model."""
+    """Yield messages, joining a text of the model and the calls after it to one message."""
     last: HistoryMessage | None = None
     for one in said:
         if last is not None and one.role == last.role == "assistant" and one.calls:
@@ -304,7 +303,7 @@ def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
 
 
 def _messages(sent: Sequence[Any], messages_at: str) -> Iterator[HistoryMessage]:
-    """Yield what the messages of a chat, or the items of a response's input, say."""
+    """Convert the messages of a chat, or the items of a response's input."""
     for number, item in enumerate(sent):
         place = f"{messages_at}/{number}"
         match item:
@@ -321,14 +320,14 @@ def _messages(sent: Sequence[Any], messages_at: str) -> Iterator[HistoryMessage]
                 yield _message(_ROLES[role], item, place)
             case {"role": _}:
                 roles = ", ".join(name for name in _ROLES if name != "function")
-                raise InvalidInputError(f"takes the roles {roles}", pointer=f"{place}/role")
+                raise InvalidInputError(f"must be one of {roles}", pointer=f"{place}/role")
             case {"type": str(kind)} if kind not in _OWN and not kind.startswith("input_"):
                 role_of_text: Role = "user" if kind.endswith("_output") else "assistant"
                 yield HistoryMessage(role_of_text, as_json(item), place)
             case _:
                 raise InvalidInputError(
-                    "takes messages, function_call, function_call_output and references to our "
-                    "own items",
+                    "must be a message, a function_call, a function_call_output, or a reference to "
+                    "an item of this service",
                     pointer=place,
                 )
 
@@ -355,7 +354,7 @@ def _calls(message: Mapping[str, Any], place: str) -> Iterator[Call]:
     if old := message.get("function_call"):
         sent, place = [{"id": f"{place}/function_call", "function": old}], f"{place}/function_call"
     elif not isinstance(sent, list):
-        raise InvalidInputError("is a list of calls", pointer=f"{place}/tool_calls")
+        raise InvalidInputError("must be a list of calls", pointer=f"{place}/tool_calls")
     for number, call in enumerate(sent):
         match call:
             case None:
@@ -366,7 +365,7 @@ def _calls(message: Mapping[str, Any], place: str) -> Iterator[Call]:
                 arguments = more.get("input")
             case _:
                 raise InvalidInputError(
-                    "a call has an id, and a function with name and arguments",
+                    "a call needs an id, and a function with name and arguments",
                     pointer=f"{place}/tool_calls/{number}",
                 )
         text = "" if arguments is None else _arguments(arguments)

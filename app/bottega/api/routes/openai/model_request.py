@@ -1,8 +1,8 @@
-"""Requests of clients of OpenAI's API, in either of its forms, as runs. Pure.
+"""Conversion of requests of OpenAI's API to runs. Pure.
 
-The two forms only read their own words into a :class:`ModelRequest`; all else is decided here,
-once: what a run is made of, which messages a history keeps, and how errors name the fields that
-were sent.
+Chat completions and responses are first parsed into a :class:`ModelRequest`. Then this module
+decides for both: the fields of the run, the messages that its history keeps, and the names of the
+client's fields in errors.
 """
 
 import json
@@ -24,7 +24,7 @@ from bottega.api.shared.pages import storable
 from bottega.errors import BottegaError, InvalidInputError, UnknownAgentError
 
 Content = str | list[dict[str, Any]]
-"""A text, or parts as a run's input has them."""
+"""A text, or parts in the form of a run's input."""
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _MEDIA_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
 _BLANK = re.compile(r"\s")
@@ -32,19 +32,19 @@ _UNKNOWN = "application/octet-stream"
 
 
 def content_of(content: Any, place: str, *, is_history: bool) -> tuple[Content, list[str]]:
-    """Return a message's content, and the places of its parts if it is not a text.
+    """Return a message's content, and the JSON Pointers of its parts if it is not a text.
 
     Args:
         place: JSON Pointer to the content.
-        is_history: what is unknown is kept as text, since only the user's words are a question.
+        is_history: the message is not the user's; then unknown parts are kept as text.
 
     Raises:
-        InvalidInputError: it is no content, or has a part that no run can honour.
+        InvalidInputError: the content is invalid, or has a part that runs do not support.
     """
     if content is None or isinstance(content, str):
         return content or "", []
     if not isinstance(content, list):
-        raise InvalidInputError("the content is a text or a list of parts", pointer=place)
+        raise InvalidInputError("the content must be a text or a list of parts", pointer=place)
     found = []
     for number, part in enumerate(content):
         at = f"{place}/{number}"
@@ -57,12 +57,12 @@ def content_of(content: Any, place: str, *, is_history: bool) -> tuple[Content, 
 
 
 def text_of(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts of parts as one."""
+    """Return the texts of the parts, joined by line breaks."""
     return "\n".join(str(part["text"]) for part in parts if part["type"] == "text")
 
 
 def _part(part: Any, place: str, is_history: bool) -> dict[str, Any] | None:
-    """Return a part as a run's input has it; ``None``: it says nothing."""
+    """Return a part in the form of a run's input; ``None``: the part is empty."""
     match part:
         case str(text) | {"type": "refusal", "refusal": str(text)}:
             return _text(text)
@@ -80,7 +80,7 @@ def _part(part: Any, place: str, is_history: bool) -> dict[str, Any] | None:
     if is_history:
         return _text(json.dumps(part, ensure_ascii=False))
     raise InvalidInputError(
-        "takes parts with a text, an image, an audio or a file, by data, address or id",
+        "a part must have a text, an image, an audio or a file, as data, URL or id",
         pointer=place,
     )
 
@@ -101,14 +101,14 @@ def _file(file: Any, place: str) -> dict[str, Any]:
             else:
                 made = source_of(source, place)
             return {"type": "document", **made, **({"name": name} if name else {})}
-    raise InvalidInputError("a file has file_data, file_url or file_id", pointer=place)
+    raise InvalidInputError("a file needs file_data, file_url or file_id", pointer=place)
 
 
 def source_of(url: str, place: str) -> dict[str, str]:
-    """Return where a part comes from: the data of a data URL (RFC 2397), or an address.
+    """Return a part's source: media type and data of a data URL (RFC 2397), or the URL itself.
 
     Raises:
-        InvalidInputError: a data URL without a comma, or with a media type that is none.
+        InvalidInputError: a data URL has no comma, or an invalid media type.
     """
     if url[:5].lower() != "data:":
         return {"url": url}
@@ -117,7 +117,7 @@ def source_of(url: str, place: str) -> dict[str, str]:
     media_type = media_type or "text/plain"
     if not comma or not _MEDIA_TYPE.fullmatch(media_type):
         raise InvalidInputError(
-            "a data URL is data:TYPE;base64,DATA, with a media type such as image/png",
+            "a data URL must be data:TYPE;base64,DATA, with a media type such as image/png",
             pointer=place,
         )
     if "base64" not in options:
@@ -128,7 +128,7 @@ def source_of(url: str, place: str) -> dict[str, str]:
 
 
 def _padded(data: str) -> str:
-    """Return base64 as it is, or with the blanks and the padding that senders get wrong mended."""
+    """Return base64 text with blanks removed and missing padding added."""
     if len(data) % 4 == 0 and not _BLANK.search(data):
         return data
     data = _BLANK.sub("", data).rstrip("=")
@@ -138,7 +138,7 @@ def _padded(data: str) -> str:
 GRAPH = "graph:"
 """Prefix of the model that runs a graph as a DAG."""
 CHANNEL = "openai"
-"""Word in ``expose`` of an agent that is a model."""
+"""Value in an agent's ``expose`` that makes the agent a model."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 _ID = re.compile(r"(resp|msg|call|fc)_([0-9a-f]{32})(?:_([0-9]{1,9}))?")
@@ -149,7 +149,7 @@ _NO_QUESTION = "(no message of the user follows: go on)"
 
 
 class Lenient(BaseModel):
-    """Part of a request; what it does not name is ignored."""
+    """Part of a request that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -164,7 +164,7 @@ class NamedUser(Lenient):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call in a history; ``arguments`` is the text that was sent."""
+    """A tool call in a history; ``arguments`` is the client's text, which may be no JSON."""
 
     id: str
     name: str
@@ -176,10 +176,10 @@ class HistoryMessage:
     """A message of a history.
 
     Attributes:
-        place: JSON Pointer to it in the request.
-        answers: the call that a message of the role ``tool`` answers.
-        parts: pointers to the parts of its content, if it is not a text.
-        field: the name of its content in the request.
+        place: JSON Pointer to the message in the request.
+            answers: id of the call that a message of the role ``tool`` answers.
+            parts: JSON Pointers to the parts of its content, if it is not a text.
+            field: name of the field with its content in the request.
     """
 
     role: Role
@@ -203,13 +203,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request.
+    """A request of OpenAI's API in either form; pointers are JSON Pointers into its body.
 
     Attributes:
-        messages_at: pointer to its messages.
-        instructions: the system text of this request only.
-        choice: parameter ``tool_choice``: a word, or a tool's name in a mapping.
-        params: values by our names, each with its pointer in the request.
+        messages_at: pointer to the messages.
+        instructions: system text for this request only.
+        choice: parameter ``tool_choice``: a word, or a mapping with a tool's name.
+        params: values by a run's parameter names, each with its pointer.
         schema_at: pointer to the schema of the answer.
     """
 
@@ -231,14 +231,17 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunBody:
-    """The body of ``POST /v1/runs`` for a request; ``places``: pointers as sent, by its own."""
+    """The body of ``POST /v1/runs`` for a request.
+
+    ``places`` maps JSON Pointers in this body to pointers in the client's request.
+    """
 
     fields: dict[str, Any]
     places: Mapping[str, str]
 
     @contextmanager
     def named_as_sent(self) -> Iterator[None]:
-        """Name in errors of the block the fields that the client sent."""
+        """Make the pointers of errors in the block point into the client's request."""
         try:
             yield
         except BottegaError as error:
@@ -259,11 +262,11 @@ class RunBody:
 
 
 def body_of(request: ModelRequest, user: str | None) -> RunBody:
-    """Return the run that a request asks for; ``user``: ``None``: nobody.
+    """Return the body of the run that a request asks for; ``user``: ``None``: no end user.
 
     Raises:
-        UnknownAgentError: no name of an agent or graph.
-        InvalidInputError: what a run cannot honour; ``pointer`` names the field.
+        UnknownAgentError: the model cannot be the name of an agent or graph.
+        InvalidInputError: a run cannot do what a field asks; ``pointer`` names the field.
     """
     name, version = versioned(request.model)
     graph = graph_of(name)
@@ -314,7 +317,7 @@ def _refuse_unstorable(value: Any, place: str) -> None:
 
 
 def versioned(model: str) -> tuple[str, int | None]:
-    """Return the name of a model without its version, and that; ``None``: the current one.
+    """Split a model into its name and its version; ``None``: the current version.
 
     Raises:
         UnknownAgentError: the version is not a number.
@@ -328,12 +331,12 @@ def versioned(model: str) -> tuple[str, int | None]:
 
 
 def graph_of(model: str) -> str | None:
-    """Return the graph that a model stands for; ``None``: an agent."""
+    """Return the name of the graph that a model stands for; ``None``: it stands for an agent."""
     return model.removeprefix(GRAPH) if model.startswith(GRAPH) else None
 
 
 def model_of(run: Mapping[str, Any]) -> str:
-    """Return the model that a run's agent or graph is."""
+    """Return the model name that stands for a run's agent or graph."""
     return str(run["agent"]) if run["agent"] else f"{GRAPH}{run['graph']}"
 
 
@@ -342,21 +345,21 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
 
     Args:
         kind: ``resp``: a response; ``msg``: the item with its text; ``call``: a call of the
-            client's tool; ``fc``: its item.
-        own: the run, or the interrupt that the call is.
-        after: ``seq`` after which the run's events are the response.
+                client's tool; ``fc``: the item with such a call.
+            own: id of the run, or of the interrupt that stands for the call.
+            after: ``seq`` of the last event before the response.
     """
     return f"{kind}_{own.hex}" + (f"_{after}" if after else "")
 
 
 def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
-    """Return ``own`` and ``after`` of :func:`id_of`; ``None``: it is no such id."""
+    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: it is no such id."""
     match = _ID.fullmatch(sent or "")
     return None if match is None or match[1] != kind else (UUID(hex=match[2]), int(match[3] or 0))
 
 
 def interrupt_of(call: str | None) -> UUID | None:
-    """Return the interrupt that a call was; ``None``: no run of this service can have made it."""
+    """Return the interrupt behind a call's id; ``None``: the id is not of this service."""
     return (known := known_by("call", call)) and known[0]
 
 
@@ -370,12 +373,12 @@ def _refuse_changes(request: ModelRequest) -> None:
     changed += ["/tool_choice"] if request.choice else []
     if changed:
         raise InvalidInputError(
-            "a graph takes no parameters and no tools: set them on its agents", pointer=changed[0]
+            "a graph accepts no parameters and no tools: set them on its agents", pointer=changed[0]
         )
 
 
 def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what changes in the agent for the run."""
+    """Return the run's overrides of the agent."""
     params = {name: value for name, (value, _) in request.params.items()}
     if isinstance(request.choice, Mapping):
         chosen = request.choice["name"]
@@ -397,17 +400,17 @@ def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _names(tools: Sequence[Tool]) -> dict[str, str]:
-    """Return the names for models, by those of the client.
+    """Return the names that models see, by the client's names of its tools.
 
     Raises:
-        InvalidInputError: ``duplicate_tool``; a name is empty, too long, or has a space.
+        InvalidInputError: ``duplicate_tool``; or a name is empty, too long, or has a space.
     """
     made: dict[str, str] = {}
     for tool in tools:
         at = f"{tool.place}/name"
         if not tool.name or len(tool.name) > _LONGEST_NAME or re.search(r"[\s\x00]", tool.name):
             raise InvalidInputError(
-                f"a tool's name has 1 to {_LONGEST_NAME} characters and no space", pointer=at
+                f"a tool's name must have 1 to {_LONGEST_NAME} characters and no space", pointer=at
             )
         if tool.name in made:
             raise InvalidInputError(
@@ -421,14 +424,14 @@ def _names(tools: Sequence[Tool]) -> dict[str, str]:
 
 
 def _fit(name: str) -> str:
-    """Return a tool's name with nothing that a model refuses."""
+    """Return a tool's name without characters that model APIs refuse."""
     name = _UNFIT.sub("_", name)
     return (name if name[:1].isalpha() else f"t{name}")[:_LONGEST_NAME]
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call whose answer may follow; ``id``: in the run."""
+    """A call whose answer may follow; ``sent``: the client's id; ``id``: the id in the run."""
 
     sent: str
     id: str
@@ -436,14 +439,14 @@ class _OpenCall:
 
 
 Kept = tuple[dict[str, Any], HistoryMessage]
-"""A message of a run's input, and the one that was sent."""
+"""A message of a run's input, and the client's message that it comes from."""
 
 
 class _History:
-    """A history as a model's API takes it: each call has one answer, which follows it in order.
+    """A history that models' APIs accept: after each call comes exactly one answer, in order.
 
     Args:
-        names: of the client's tools for models.
+        names: names that models see, by the client's names of its tools.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -456,14 +459,15 @@ class _History:
         self._caller: HistoryMessage | None = None
 
     def read(self, said: Sequence[HistoryMessage], messages: str) -> list[Kept]:
-        """Return the messages for a run, each with the one that was sent.
+        """Return the messages for a run, each with the client's message that it comes from.
 
-        Messages that say nothing are skipped. Calls and answers are paired by their place: ids may
-        repeat or lack. A call without an answer gets one that says so; a late answer is text.
+        Empty messages are skipped. An answer belongs to the first open call with its id, or,
+        without an id, to the first open call. A call without an answer gets an answer that says so.
+        A late answer becomes text of the user.
 
         Raises:
-            InvalidInputError: an answer of no call; too many calls in one message; there is no
-                question at all.
+            InvalidInputError: an answer belongs to no call, a message has too many calls, or all
+                messages are empty.
         """
         for one in said:
             if one.role == "tool":
@@ -476,7 +480,7 @@ class _History:
         return self._kept
 
     def _say(self, one: HistoryMessage) -> None:
-        """Keep a message; a model is shown what is no text only as the user's."""
+        """Add a message. Parts that are not text become the user's, as models' APIs require."""
         if one.role in ("system", "assistant") and not isinstance(one.content, str):
             shown = [at for at, part in enumerate(one.content) if part["type"] != "text"]
             seen = replace(
@@ -496,7 +500,7 @@ class _History:
             message["content"] = one.content
         if len(one.calls) > MOST_CALLS:
             raise InvalidInputError(
-                f"a message has at most {MOST_CALLS} calls of tools", pointer=one.place
+                f"a message may have at most {MOST_CALLS} calls of tools", pointer=one.place
             )
         if one.calls:
             self._caller, made = one, []
@@ -524,7 +528,7 @@ class _History:
                 return
         if one.answers not in self._seen:
             raise InvalidInputError(
-                "answers no tool call of a message before it", pointer=one.place
+                "this message answers no tool call of an earlier message", pointer=one.place
             )
         self._close()
         late = replace(one, role="user", content=one.content or _NO_RESULT)
@@ -540,12 +544,13 @@ class _History:
         self._open = []
 
     def _end_with_question(self, messages: str) -> None:
-        """Let the history end with a question or results: agents take no other.
+        """Make the history end with a question or with tool results, as agents require.
 
-        No text is made the user's: where a question is missing, a note in brackets says so.
+        If a question is missing, a note in brackets is added as the user's message. No other text
+        becomes the user's.
         """
         if not self._kept:
-            raise InvalidInputError("there is no message that says anything", pointer=messages)
+            raise InvalidInputError("all messages are empty: send a question", pointer=messages)
         roles = [message["role"] for message, _ in self._kept]
         end = max((at for at, role in enumerate(roles, 1) if role != "system"), default=0)
         if "user" in roles:
@@ -557,7 +562,7 @@ class _History:
 
 
 def _arguments(sent: str) -> dict[str, Any]:
-    """Return a call's arguments; what is no JSON object is kept as text."""
+    """Return a call's arguments; text that is no JSON object becomes ``{"arguments": text}``."""
     try:
         found = storable(json.loads(sent or "{}"))
     except (ValueError, RecursionError):
@@ -566,7 +571,7 @@ def _arguments(sent: str) -> dict[str, Any]:
 
 
 def result_of(one: HistoryMessage) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """Return the text of a tool's answer, and its other parts."""
+    """Return the text of a tool's answer, and the answer's other parts."""
     if isinstance(one.content, str):
         return one.content, ()
     return text_of(one.content), [part for part in one.content if part["type"] != "text"]

@@ -1,6 +1,6 @@
-"""Routes of OpenAI's responses: a response is a run, and a chain of them is a session.
+"""Routes of OpenAI's responses: a response is a run, and a chain of responses is a session.
 
-It goes on from earlier responses, conversations, and items of these.
+A response may continue an earlier response or a conversation, and refer to items of both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,20 +63,22 @@ _MOST_MESSAGES, _MOST_PAGES = 500, 8
 
 def unknown(response: str, pointer: str | None = None) -> NotFoundError:
     return NotFoundError(
-        f"there is no response '{response[:80]}' of this user, or of nobody if the request names "
-        "none",
+        f"there is no response '{response[:80]}' of this user; without a user, only responses "
+        "without a user are found",
         pointer=pointer,
     )
 
 
 async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> Place:
-    """Return the place of a response; a new session begins with its run.
+    """Return the place of a new response: its session, and the history that it continues.
 
-    A response that is not the last of its session is gone on from in a fork.
+    Without an earlier response or a conversation, a new session begins. If the earlier response is
+    not the last of its session, the session is forked.
 
     Raises:
-        NotFoundError: a ``previous_response_id`` that is unknown, or of another user.
-        InvalidInputError: that response is not complete, or there is a conversation beside it.
+        NotFoundError: ``previous_response_id`` is unknown, or of another user.
+        InvalidInputError: the earlier response is not complete, or the request names a
+            conversation, too.
     """
     new = f"{UNASKED}{uuid4().hex}"
     if sent.conversation is not None:
@@ -102,7 +104,7 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
 
 
 async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
-    """Return the place in a conversation; the caller's run of the model may wait there."""
+    """Return the place in a conversation, with the caller's run that waits there, if any."""
     async with service.database.begin(acting.tenant_id) as tx:
         waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
     name = versioned(model)[0]
@@ -118,10 +120,15 @@ async def _in_conversation(service: Service, acting: Acting, session: str, model
 async def _after(
     service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
 ) -> Place:
-    """Return the place after a round of a run; ``new``: id of a new session."""
+    """Return the place that continues a run after one of its rounds;
+
+    ``new``: a new session's id.
+    """
     tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
     if session is None:
-        raise InvalidInputError("that response was not stored: send the whole history", pointer=_AT)
+        raise InvalidInputError(
+            "the earlier response was not stored: send the whole history", pointer=_AT
+        )
     part = await round_of(tx, run, after)
     if part.calls:
         waits = any(each["status"] == "pending" for each in part.calls)
@@ -129,7 +136,7 @@ async def _after(
         return Place(new, await _base(tx, run), history, run_id if waits else None)
     if run["status"] != "completed":
         raise InvalidInputError(
-            f"that response is not complete, its run is {run['status']}", pointer=_AT
+            f"the earlier response is not complete: its run is {run['status']}", pointer=_AT
         )
     if await sessions.ends_with(tx, tenant, session, run_id):
         return Place(session)
@@ -137,7 +144,7 @@ async def _after(
 
 
 async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID] | None:
-    """Return session and run of the turn before a run; ``None``: it is the first."""
+    """Return session and run of the turn before a run; ``None``: the run is the first turn."""
     if (base := (run["turn"] or {}).get("base")) is None:
         return None
     earlier = await read.get(tx, run["tenant_id"], UUID(str(base)))
@@ -147,10 +154,10 @@ async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID]
 async def _history(
     service: Service, tenant: UUID, run_id: UUID, until: int, calls: Waiting, at: str
 ) -> Sequence[HistoryMessage]:
-    """Return what was said in a run until an event, with calls that have no results yet.
+    """Return a run's messages until an event, with calls that have no results yet.
 
     Raises:
-        InvalidInputError: it is more than a request may have.
+        InvalidInputError: there are more messages than a request may have.
     """
     ids = {each["tool_call_id"]: id_of("call", each["id"]) for each in calls}
     said: list[HistoryMessage] = []
@@ -176,8 +183,8 @@ async def _history(
             ]
             if len(said) > _MOST_MESSAGES or pages > _MOST_PAGES:
                 raise InvalidInputError(
-                    f"it goes on from more than {_MOST_MESSAGES} messages, or several megabytes: "
-                    "send a summary of them instead",
+                    f"the history has more than {_MOST_MESSAGES} messages, or several megabytes: "
+                    "send a summary of it instead",
                     pointer=at,
                 )
     known = {call.id for one in said for call in one.calls}
@@ -204,15 +211,16 @@ def _said(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -> Hist
 async def known_items(
     service: Service, acting: Acting, sent: ResponsesRequest
 ) -> dict[int, Mapping[str, Any]]:
-    """Return the items of earlier responses that the input only refers to, by their places.
+    """Return the earlier items that the input refers to, by their indexes in the input.
 
     Raises:
-        InvalidInputError: there is no such item of this user.
+        InvalidInputError: this user has no such item.
     """
     references = referred_items(sent)
     if len(set(references.values())) > MOST_CALLS:
         raise InvalidInputError(
-            f"refers to more than {MOST_CALLS} items: send some of them whole", pointer="/input"
+            f"the input refers to more than {MOST_CALLS} items: send the content of some items",
+            pointer="/input",
         )
     found: dict[str, Mapping[str, Any]] = {}
     if not references:
@@ -227,7 +235,7 @@ async def known_items(
                 item = None
             if item is None:
                 raise InvalidInputError(
-                    f"there is no item '{name[:80]}' of this user: send it whole",
+                    f"there is no item '{name[:80]}' of this user: send its content",
                     code="unknown_item",
                     pointer=f"/input/{number}",
                 )
@@ -236,10 +244,10 @@ async def known_items(
 
 
 async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, Any] | None:
-    """Return an item; ``None``: no such item of this user, or it is not complete.
+    """Return an item; ``None``: it belongs to another user, or is not complete.
 
     Raises:
-        NotFoundError: there is no such item at all.
+        NotFoundError: the item does not exist.
     """
     if (known := known_by("fc", name)) is not None:
         call = await interrupts.get(tx, acting.tenant_id, known[0])
@@ -321,7 +329,7 @@ async def cancel(
 async def _shown(
     service: Service, principal: Principal, response: str, user: str | None
 ) -> tuple[RunFollower, RoundAnswer]:
-    """Return a response as it is; a user that the request names must be its own."""
+    """Return the current state of a response; it must belong to the request's user, if any."""
     if (known := known_by("resp", response)) is None:
         raise unknown(response)
     follower = RunFollower(service, principal, *known)

@@ -1,7 +1,8 @@
-"""The run that answers a request of OpenAI's API: a new one, or one that waits for its client.
+"""Start of the run that answers a request of OpenAI's API, or continuation of a waiting run.
 
-A run that waits for results of its client is the caller's if it was started with the same key and
-user. The caller's next request answers it or leaves it; either way nothing waits afterwards.
+A waiting run needs results of the client's tools. It belongs to the caller if it was started with
+the same key and user. The caller's next request either brings the results, or the run is cancelled;
+so no run waits for ever.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -48,19 +49,19 @@ from bottega.runs.control import request_cancel
 
 _LEFT = "the client left this call without an answer"
 ClientCall = Mapping[str, Any]
-"""A call of a client's tool; see :func:`bottega.runs.interrupts.of_client`."""
+"""A pending call of a client's tool; see :func:`bottega.runs.interrupts.of_client`."""
 Waiting = Sequence[ClientCall]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a run.
+    """The session of a run, and what the run continues.
 
     Attributes:
-        session: of a new run; ``None``: nothing of it is kept for later ones.
-        fork_of: session and run that the session, a new one, begins with; ``None``: with nothing.
-        history: reads the messages before those of the request, for a new run.
-        waits: a run that waits there for its client.
+        session: the session of a new run; ``None``: later requests cannot continue the run.
+        fork_of: session and run that a new session is forked from; ``None``: it begins empty.
+        history: reads the messages that go before the request's messages, for a new run.
+        waits: a run of the session that waits for its client.
     """
 
     session: str | None = None
@@ -72,10 +73,13 @@ class Place:
 async def start_or_resume(
     service: Service, acting: Acting, request: ModelRequest, place: Place = Place()
 ) -> RunFollower:
-    """Let the run that waits for this very request go on, or start one and end those it leaves.
+    """Continue the run that waits for this request's results, or start a new run.
+
+    If a new run is started, the waiting runs that the request leaves without results are cancelled.
 
     Raises:
-        BottegaError: see :func:`body_of` and :func:`submit`; ``pointer`` is a field as sent.
+        BottegaError: see :func:`body_of` and :func:`submit`; ``pointer`` names a field of the
+            client's request.
     """
     waiting = await _waiting(service, acting, request, place)
     spoken = [one for one in request.messages if one.role == "tool" or one.content or one.calls]
@@ -103,7 +107,7 @@ async def start_or_resume(
 
 
 def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
-    """Return the message that made some calls, without its text."""
+    """Return the assistant's message that made these calls, without its text."""
     made = [
         Call(id_of("call", each["id"]), each["tool"], as_json(each["arguments"])) for each in calls
     ]
@@ -113,7 +117,7 @@ def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
 async def _waiting(
     service: Service, acting: Acting, request: ModelRequest, place: Place
 ) -> Waiting:
-    """Return the caller's calls that the request answers or leaves."""
+    """Return the caller's pending calls in the runs that the request refers to."""
     named = (call.id for one in request.messages for call in one.calls)
     answered = (one.answers for one in request.messages)
     ids = [each for call in (*named, *answered) if (each := interrupt_of(call)) is not None]
@@ -125,17 +129,18 @@ async def _waiting(
 
 
 def waits_for(call: ClientCall, acting: Acting) -> bool:
-    """Return true if a call waits for the caller: its run is of the same key and user."""
+    """Return true if a call waits, and its run was started with the caller's key and user."""
     own = acting.principal.actor, acting.user
     return call["status"] == "pending" and (call["principal"], call["user_id"]) == own
 
 
 def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
-    """Return the calls of the one run that a request answers; empty: there is none.
+    """Return the pending calls of the run that a request answers; empty: it answers no run.
 
     Args:
-        tail: what the request says after the last message of the assistant: each result is of
-            another call of that run, and all else is the user's.
+        tail: the request's messages after the last message of the assistant. The request answers a
+            run only if each result is for a different call of this run, and all other messages are
+            the user's.
     """
     results = {interrupt_of(one.answers) for one in tail if one.role == "tool"}
     answered = (each["run_id"] for each in waiting if each["id"] in results)
@@ -148,7 +153,7 @@ def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) ->
 
 
 async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: NewRun) -> bool:
-    """Return true if a run would be started now as it was."""
+    """Return true if the request would start a run with the same definition and settings."""
     async with service.database.begin(tenant) as tx:
         run = await read.get(tx, tenant, run_id)
     name, version = versioned(model)
@@ -164,9 +169,9 @@ async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: N
 async def _resumed(
     service: Service, acting: Acting, waiting: Waiting, tail: Sequence[HistoryMessage]
 ) -> RunFollower | None:
-    """Let a run go on with its client's results; ``None``: it went on or ended meanwhile.
+    """Continue a run with its client's results; ``None``: it has gone on or ended meanwhile.
 
-    What is no text in a result, and what the user says beside it, reaches the model as a message.
+    The user's texts, and parts of results that are not text, reach the model as a message.
     """
     tenant, principal, user = acting.tenant_id, acting.principal, acting.user
     run_id, last_seq = waiting[0]["run_id"], waiting[0]["last_seq"]
@@ -234,7 +239,7 @@ async def _started(
 async def _new_run(
     service: Service, acting: Acting, request: ModelRequest, place: Place
 ) -> tuple[RunBody, NewRun]:
-    """Return the run that a request asks for at a place; all agents of a graph are instructed."""
+    """Return the run that a request asks for; instructions go to all agents of a graph."""
     body, told = body_of(request, acting.user), request.instructions
     fields = body.fields | ({"session_id": place.session} if place.session else {})
     with body.named_as_sent():
@@ -243,8 +248,9 @@ async def _new_run(
             first = (await service.pins.find(pool, acting.tenant_id, None, graph, version)).first
             if len(first) > 100 or len(first) * len(told) > 500_000:
                 raise InvalidInputError(
-                    f"each of the graph's {len(first)} agents keeps the instructions: a graph "
-                    "takes them for at most 100 agents, and 500,000 characters in all",
+                    f"each of the graph's {len(first)} agents stores the instructions: shorten "
+                    "them; a graph may have at most 100 agents for them, and 500,000 characters "
+                    "in all",
                     pointer="/instructions",
                 )
             fields["overrides"] = {name: {"instructions": told} for name in first}
@@ -252,22 +258,23 @@ async def _new_run(
 
 
 MEMORY = "x-bottega-memory"
-"""Header of answers: whether the run could read memory of earlier ones."""
+"""Header of answers that says whether the run could read memory of earlier runs."""
 _NAME: TypeAdapter[str] = TypeAdapter(Annotated[UserName, AfterValidator(storable)])
 
 
 def acting_of(
     request: Request, principal: Principal, headers: Sequence[str], caller: NamedUser
 ) -> Acting:
-    """Return for whom a request acts: the first user that it names; a blank text names nobody.
+    """Return the caller and the first end user that the request names; blank names are skipped.
 
     Args:
-        headers: of chat products that name their users, in this order; they come first.
+        headers: names of headers in which chat products send their user; they are read in this
+            order, before the body.
         caller: the request's body.
 
     Raises:
         InvalidInputError: a name is too long, or cannot be stored.
-        UserRequiredError: the key must name a user.
+        UserRequiredError: the key requires an end user, but the request names none.
     """
     body = {
         "/user": caller.user,
@@ -281,20 +288,20 @@ def acting_of(
 
 
 def named_in(request: Request, headers: Sequence[str]) -> str | None:
-    """Return the user that a request without a body names; ``None``: nobody."""
+    """Return the end user that a request without a body names; ``None``: it names none."""
     return next((value for _, value in _sent(request, headers)), None)
 
 
 def memory_headers(user: str | None) -> dict[str, str]:
-    """Return the header of an answer that tells its reader why it remembers nothing."""
+    """Return the header that tells clients whether the run could read memory, and why not."""
     return {MEMORY: "off; no user" if user is None else "user"}
 
 
 def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]]:
-    """Yield the user of each header that names one; a token's user is the token's.
+    """Yield the end user of each header that names one; nothing if the caller's token has a user.
 
     Raises:
-        InvalidInputError: it names two.
+        InvalidInputError: a header names two users.
     """
     if request.state.principal.user is not None:
         return
@@ -307,7 +314,7 @@ def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]
 
 
 def _text(value: bytes) -> str:
-    """Return a header's text, in UTF-8 if it is that, else in Latin-1."""
+    """Decode a header's value as UTF-8; if that fails, as Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
