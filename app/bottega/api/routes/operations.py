@@ -95,7 +95,7 @@ class Info(Answer):
     "/",
     operation_id="get_root",
     summary="Read name and version",
-    description="Browsers are redirected to the console.",
+    description="Browsers are redirected to the console instead.",
     response_model=Root,
 )
 async def root(service: ServiceDep, request: Request) -> Root | Response:

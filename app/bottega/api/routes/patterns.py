@@ -1,4 +1,4 @@
-"""Routes of patterns, and of their evidence and end."""
+"""Routes of patterns: add, find, change, validate, merge and deprecate them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -68,11 +68,12 @@ Condition = Annotated[
         min_length=1,
         max_length=3,
         description=(
-            "`{feature, op, value}`, `{all | any: [condition, …]}` or `{not: condition}`, at most "
-            f"{MAX_DEPTH} levels deep. `op`: `eq`, `ne`, `in`, `not_in` (a list of values), "
-            "`lt`, `le`, `gt`, `ge` (a number), `contains` (a list has it as a member, a text as a "
-            "part), `exists` (no value). A test of an absent feature is false, and so is a "
-            f"comparison of different types. A pattern tests at most {MAX_TESTS} values in all."
+            "`{feature, op, value}`, `{all | any: [condition, …]}` or `{not: condition}`, "
+            f"at most {MAX_DEPTH} levels deep. `op`: `eq`, `ne`, `in`, `not_in` (a list of "
+            "values), `lt`, `le`, `gt`, `ge` (a number), `contains` (a list has the value as a "
+            "member, a text has it as a part), `exists` (no value). Tests of absent features and "
+            f"comparisons of different types are false. A pattern tests at most {MAX_TESTS} "
+            "values in all."
         ),
         examples=[{"feature": "tools_required", "op": "contains", "value": "search"}],
     ),
@@ -81,7 +82,7 @@ Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
 
 
 class PatternApplicability(Body):
-    """Conditions of a pattern: all must hold, and an empty one always holds."""
+    """Conditions of a pattern. All must hold; an empty field is no condition."""
 
     problem_types: Terms = Field(default_factory=list)
     """Allowed values of the feature `task_type`."""
@@ -92,9 +93,9 @@ class PatternApplicability(Body):
     capabilities: Terms = Field(default_factory=list)
     """Tools and agents that must all be available."""
     conditions: Conditions = Field(default_factory=list)
-    """All must hold."""
+    """Conditions that must all hold."""
     anti_conditions: Conditions = Field(default_factory=list)
-    """None may hold."""
+    """Conditions of which none may hold."""
 
 
 class Step(Body):
@@ -124,7 +125,7 @@ class StrategyFields(Body):
     approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
     """How to go about the task."""
     principles: Lines = Field(default_factory=list)
-    """What to keep to."""
+    """Rules to follow."""
     trade_offs: Lines = Field(default_factory=list)
     """What the approach costs."""
 
@@ -136,7 +137,7 @@ class TemplateFields(Body):
     parameters: Lines = Field(default_factory=list)
     """Names to fill in."""
     rules: Lines = Field(default_factory=list)
-    """What must hold of what is filled in."""
+    """Rules for the values of the parameters."""
 
 
 class HeuristicFields(Body):
@@ -164,7 +165,7 @@ class _Content(Body):
     uses: Terms = Field(default_factory=list)
     """Tools and agents that the pattern names, in order."""
     affects: Terms = Field(default_factory=list)
-    """Those whose next call shows the effect; empty: the whole run shows it."""
+    """Tools and agents whose next call shows the effect; empty: the whole run shows it."""
 
 
 class StrategyContent(_Content):
@@ -213,11 +214,11 @@ class PatternGuide(Body):
     how: Text = ""
     """How to apply it, in words."""
     benefits: Lines = Field(default_factory=list)
-    """What it brings."""
+    """Advantages of the pattern."""
     risks: Lines = Field(default_factory=list)
     """What may go wrong."""
     alternatives: Ids = Field(default_factory=list)
-    """Other patterns."""
+    """Ids of patterns to use instead."""
 
 
 class PatternRelations(Body):
@@ -228,7 +229,8 @@ class PatternRelations(Body):
     generalizes: Ids = Field(default_factory=list)
     """Ids of patterns that are special cases of this one."""
     contradicts: Ids = Field(default_factory=list)
-    """Never given together with it; either may name the other."""
+    """Ids of patterns that a run never gets together with this one. One of the two must name the
+    other."""
     complements: Ids = Field(default_factory=list)
     """Ids of patterns that go well with this one."""
 
@@ -271,7 +273,7 @@ class NewPattern(Body):
     summary: Text = ""
     """One or two sentences that a model reads."""
     detail: Detail = ""
-    """Whatever else is known of it, for people."""
+    """All other facts about the pattern, for people."""
     guide: PatternGuide = Field(default_factory=PatternGuide)
     relations: PatternRelations = Field(default_factory=PatternRelations)
 
@@ -337,7 +339,7 @@ class PatternsWanted(Body):
         ),
     ] = None
     task: Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None = None
-    """The task in words instead; its features are read from them."""
+    """The task in words, instead of `features`; its features are read from the words."""
     context: Features = Field(default_factory=dict)
     """Features that override those read from `task`."""
     category: CategoryName | None = None
@@ -346,12 +348,12 @@ class PatternsWanted(Body):
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
     """Maximum number of patterns."""
     explain: bool = False
-    """Return the terms of each score."""
+    """True: return the terms of each score."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.features is None) == (self.task is None):
-            raise PydanticCustomError("one", "give either features or a task")
+            raise PydanticCustomError("one", "send either features or a task")
         return self
 
 
@@ -363,32 +365,32 @@ class NewApplication(Body):
     )
 
     good: bool
-    """True if it went well."""
+    """True if the task went well."""
     arm: Literal["with", "without"] = "with"
-    """`without`: a task that was drawn to go without the pattern. Those with it are compared
-    with these."""
+    """`with`: the pattern was applied. `without`: the task was drawn at random to go without the
+    pattern. The results of both are compared."""
     version: Version | None = None
-    """Applied version; null: the current one."""
+    """Version that was applied; null: the current one."""
     at: Moment | None = None
-    """Time, not in the future; null: now."""
+    """Time of the application, not in the future; null: now."""
     episode_id: Id | None = None
-    """Stored episode of the application, if any; it counts once."""
+    """Id of the application's stored episode, if there is one; each episode counts once."""
     followed: bool | None = None
     """True if the pattern was followed."""
     baseline_rate: Annotated[float | None, Field(ge=0.01, le=0.99)] = None
-    """Known success rate of such tasks without the pattern. It is taken as exact, while there
-    are no applications without the pattern."""
+    """Known success rate of such tasks without the pattern. It is taken as exact until applications
+    without the pattern are reported."""
     features: Annotated[Object, Field(max_length=50)] = Field(default_factory=dict)
     """Features of the task."""
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
-    """Seconds that it took; null: unknown."""
+    """Seconds that the task took; null: unknown."""
     tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE] = None
-    """Tokens that it took; null: unknown."""
+    """Tokens that the task used; null: unknown."""
 
     @model_validator(mode="after")
     def _compares_once(self) -> Self:
         if self.arm == "without" and self.baseline_rate is not None:
-            raise PydanticCustomError("one", "give a baseline_rate, or report tasks without it")
+            raise PydanticCustomError("one", "send a baseline_rate only with the arm 'with'")
         return self
 
 
@@ -409,7 +411,7 @@ class PatternsToMerge(Body):
     """Equivalent patterns to merge."""
 
     ids: Annotated[list[Id], Field(min_length=2, max_length=20)]
-    """All of one category."""
+    """Ids of the patterns, which must have the same category."""
 
 
 class PatternContent(Answer):
@@ -439,7 +441,8 @@ class PatternBaseline(Answer):
     """The success rate of tasks without the pattern."""
 
     name: str
-    """`without`: measured; `given`: a client's; `unknown`: half is assumed."""
+    """Source of the rate. `without`: measured without the pattern; `given`: sent by a client;
+    `unknown`: 0.5 is assumed."""
     rate: float
     """Share of these tasks that went well."""
     n: int
@@ -450,13 +453,13 @@ class PatternEvidence(Answer):
     """The evidence for and against a pattern."""
 
     mined_from: list[UUID]
-    """Source episodes; no evidence for it."""
+    """Episodes that the pattern was found in; they are no evidence for it."""
     supporting: list[UUID]
-    """The latest that went well with it."""
+    """Latest episodes that went well with the pattern."""
     contrary: list[UUID]
-    """Latest episodes that did not."""
+    """Latest episodes that did not go well with it."""
     applications: int
-    """Of this version, in the time that counts."""
+    """Number of applications of this version, in the period that counts."""
     success_rate: float | None
     time_saved_s: float | None
     """Seconds that an application saves on average; null: unknown."""
@@ -480,14 +483,14 @@ class PatternLifecycle(Answer):
     """`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence against it.
     `DEPRECATED`: kept, and not used."""
     uses: int
-    """How often it was given to a run."""
+    """Number of runs that got it."""
     last_used: datetime | None
     """Time of its last use; null: never."""
     replaced_by: UUID | None
     """Id of the pattern to use instead; null: none."""
     reason: str | None
     decision: str | None
-    """Of the last look, which 8, 16, 32 and 64 applications lead to."""
+    """Decision of the last check. Checks are made after 8, 16, 32 and 64 applications."""
 
 
 class GuideShown(Answer):
@@ -521,14 +524,14 @@ class Pattern(Answer):
     """Short name, for people and models."""
     category: CategoryName
     version: int
-    """Number of this version, from 1; each change makes one."""
+    """Number of this version, from 1; each change makes a new version."""
     created_at: datetime
     updated_at: datetime
     description: str
     """What the pattern is about, for people."""
     summary: str
     detail: str
-    """Whatever else is known of it, for people."""
+    """All other facts about the pattern, for people."""
     applicability: AppliesWhen
     content: PatternContent
     """Advice of the pattern."""
@@ -541,14 +544,14 @@ class Pattern(Answer):
     origin: dict[str, Any]
     """Who added it, or the episodes that it was found in."""
     trust: int
-    """3: own runs; 2: own runs that read outside content; 1: a client."""
+    """3: learned from own runs; 2: these runs read outside content; 1: a client sent it."""
 
 
 class ScoreParts(Answer):
     """The terms of a score."""
 
     confidence: float
-    """Term of the confidence that it helps."""
+    """Term of the confidence that the pattern helps."""
     success_rate: float
     """Term of the success rate."""
     uses: float
@@ -556,7 +559,7 @@ class ScoreParts(Answer):
     freshness: float
     """Term of the time since the last use."""
     quality: float
-    """Term of the share of features that it tests."""
+    """Term of the share of the task's features that the pattern tests."""
 
 
 class PatternMatch(Answer):
@@ -568,7 +571,7 @@ class PatternMatch(Answer):
     quality: float
     """Share of the task's known features that the pattern tests."""
     parts: ScoreParts | None
-    """Terms of the score, if `explain`."""
+    """Terms of the score; null without `explain`."""
 
 
 class PatternsFound(Answer):
@@ -584,25 +587,26 @@ class ApplicationRecorded(Answer):
     """The result of reporting an application."""
 
     recorded: bool
-    """True if it counts. Repetitions do not count, nor do episodes that the pattern was found
-    in, or that were imported, cancelled, quarantined or deleted."""
+    """True if the application counts as evidence. An application does not count if it was reported
+    before, if the pattern was found in its episode, or if the episode was imported, cancelled,
+    quarantined or deleted."""
 
 
 class EvidencePoint(Answer):
     """The evidence about a pattern after some of its applications."""
 
     at: datetime
-    """Time of the last of them."""
+    """Time of the last application that this point includes."""
     given: int
-    """Applications that were given the pattern."""
+    """Applications with the pattern."""
     given_good: int
-    """Those of them that went well."""
+    """Applications with the pattern that went well."""
     others: int
-    """Applications that were not, by assignment."""
+    """Applications that were assigned to go without the pattern."""
     others_good: int
-    """Those of them that went well."""
+    """Applications without the pattern that went well."""
     p_value: float
-    """By chance, the pattern does as well as that."""
+    """Probability that the pattern does at least as well by chance."""
 
 
 class EvidenceHistory(Answer):
@@ -611,7 +615,7 @@ class EvidenceHistory(Answer):
     points: list[EvidencePoint]
     """Points in time, the oldest first."""
     more: bool
-    """There are older applications than the 500 counted."""
+    """True: there are older applications, which are not counted; the newest 500 are."""
 
 
 class Validation(Answer):
@@ -633,7 +637,7 @@ class Validation(Answer):
     confidence: float
     baseline: PatternBaseline
     decision: str | None
-    """Of the last look."""
+    """Decision of the last check, after 8, 16, 32 or 64 applications."""
 
 
 class SimilarPattern(Answer):
@@ -641,7 +645,7 @@ class SimilarPattern(Answer):
 
     pattern: Pattern
     likeness: float
-    """1: identical."""
+    """Similarity, from 0 to 1; 1: identical."""
 
 
 class SimilarPatterns(Answer):
@@ -696,9 +700,9 @@ def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
     operation_id="create_pattern",
     summary="Add a pattern",
     description=(
-        "It begins as a `CANDIDATE` of the lowest trust (`trust` 1): runs that it applies to get "
-        "it on trial, and their results decide. If a pattern in use has the same category, "
-        "conditions and content, that one is returned, unchanged."
+        "The pattern begins as a `CANDIDATE` of the lowest trust (`trust` 1): runs that it "
+        "applies to get it on trial, and their results decide if it is used. If a pattern in use "
+        "has the same category, conditions and content, that pattern is returned, unchanged."
     ),
     status_code=201,
     response_model=Pattern,
@@ -736,7 +740,7 @@ async def create(
     operation_id="list_patterns",
     summary="List patterns by age",
     description=(
-        "To see what was learned, by state and category; the list also has deprecated ones."
+        "Lists what was learned, by state and category; deprecated patterns are included."
     ),
     response_model=Page[Pattern],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -758,9 +762,9 @@ async def list_(
     operation_id="match_patterns",
     summary="Find the patterns that apply to a task",
     description=(
-        "Only `VALIDATED` patterns, best first, without those that contradict a better one. If "
-        "the features describe a failure, only patterns about failures, else only the others; "
-        "`category` overrides this."
+        "Returns only `VALIDATED` patterns, best first. Of patterns that contradict each other, "
+        "only the best is returned. If the features describe a failure, only patterns about "
+        "failures are returned, else only the others; `category` overrides this."
     ),
     response_model=PatternsFound,
     responses=problems(400, 413, 415),
@@ -794,7 +798,7 @@ def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
-    """Return the features that the body gives, and those read from its task."""
+    """Return the features in the body, and further features that are read from its task."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:
@@ -814,7 +818,7 @@ def _features(body: PatternsWanted) -> dict[str, Any]:
     "/{pattern_id:uuid}",
     operation_id="get_pattern",
     summary="Read a pattern",
-    description="To see a pattern with its evidence, its state and how to apply it.",
+    description="Returns a pattern with its evidence, its state and how to apply it.",
     response_model=Pattern,
     responses={**problems(404), 200: headers(ETag=ETAG)},
     dependencies=[Turn],
@@ -830,10 +834,10 @@ async def get(
     operation_id="change_pattern",
     summary="Change a pattern",
     description=(
-        "Makes a new version. If its advice or its conditions change, it begins again as a "
+        "Makes a new version. If advice or conditions change, the pattern begins again as a "
         "`CANDIDATE` without evidence. A changed pattern has the lowest trust (`trust` 1). The "
-        "version to change is required: a stale `version` is 409 `stale_version`, a stale "
-        "`If-Match` 412."
+        "version to change is required: a stale `version` is refused with 409 `stale_version`, a "
+        "stale `If-Match` with 412."
     ),
     response_model=Pattern,
     responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=ETAG)},
@@ -855,7 +859,7 @@ async def change(
         version = asked if asked is not None else body.version
         if version is None and if_match is None:
             raise InvalidInputError(
-                f"give the version to change: the current one is {now.version}", pointer="/version"
+                f"send the version to change: the current one is {now.version}", pointer="/version"
             )
         if asked is not None and asked != now.version:
             raise VersionConflictError(f"pattern {pattern_id} now has version {now.version}")
@@ -875,7 +879,8 @@ async def change(
     "/{pattern_id:uuid}/similar",
     operation_id="list_similar_patterns",
     summary="Find similar patterns",
-    description="Patterns of its category with similar advice and conditions; none is deprecated.",
+    description="Returns patterns of the same category with similar advice and conditions, without "
+    "deprecated ones.",
     response_model=SimilarPatterns,
     responses=problems(404),
     dependencies=[Turn],
@@ -896,10 +901,10 @@ async def similar(
     operation_id="record_pattern_application",
     summary="Report an application of a pattern",
     description=(
-        "For applications elsewhere; runs record theirs themselves. Draw at random which tasks go "
-        "without the pattern, and report those too (`arm`), or give the success rate without it "
-        "(`baseline_rate`). With the 8th, 16th, 32nd and 64th application with it the pattern is "
-        "looked at: a candidate may be validated, a validated one may fall."
+        "For applications in other systems; runs record their own. Draw at random which tasks go "
+        "without the pattern, and report these, too (`arm`); or send the success rate without it "
+        "(`baseline_rate`). The 8th, 16th, 32nd and 64th application with the pattern start a "
+        "check: a candidate may be validated, a validated pattern may lose its state."
     ),
     response_model=ApplicationRecorded,
     responses=problems(400, 404, 409, 413, 415),
@@ -956,8 +961,8 @@ def _applied(pattern: memory.Pattern, body: NewApplication, at: datetime) -> App
     operation_id="get_pattern_evidence",
     summary="Read how the evidence about a pattern grew",
     description=(
-        "After judged applications of its current version, the oldest first: at most 40 points "
-        "over the newest 500."
+        "At most 40 points over the newest 500 applications of the current version whose result is "
+        "known, the oldest first."
     ),
     response_model=EvidenceHistory,
     responses=problems(404),
@@ -977,8 +982,8 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
     summary="Validate a pattern by its applications",
     description=(
         "Returns the verdict (rate, exact p-value, confidence) on its applications of the last 90 "
-        "days, and makes the look that is due, if its last application did not. The nightly "
-        "maintenance does the same for all patterns."
+        "days, and makes the check after 8, 16, 32 or 64 applications if it is still due. The "
+        "nightly maintenance does the same for all patterns."
     ),
     response_model=Validation,
     responses=problems(404),
@@ -998,8 +1003,8 @@ async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id
     operation_id="deprecate_pattern",
     summary="Deprecate a pattern",
     description=(
-        "It is kept, but never used again, unless it is changed. `origin.deprecated_by` names the "
-        "key that did it."
+        "The pattern is kept, but not used again unless it is changed. `origin.deprecated_by` "
+        "names the key that deprecated it."
     ),
     response_model=Pattern,
     responses={**problems(400, 404, 413, 415), 200: headers(ETag=ETAG)},
@@ -1026,8 +1031,8 @@ async def deprecate(
     operation_id="merge_patterns",
     summary="Merge patterns into one",
     description=(
-        "The new pattern applies wherever one of them did, and takes over their applications. "
-        "They are deprecated."
+        "The new pattern applies wherever one of the merged patterns did, and takes over their "
+        "applications. The merged patterns are deprecated."
     ),
     status_code=201,
     response_model=Pattern,
@@ -1064,8 +1069,8 @@ async def merge(
     operation_id="prune_patterns",
     summary="Deprecate patterns of little value",
     description=(
-        "Candidates that lower the success rate, that were tried often without a visible effect, "
-        "or that rarely apply. The nightly maintenance does the same."
+        "Deprecates candidates that lower the success rate, that were tried often without a "
+        "visible effect, or that rarely apply. The nightly maintenance does the same."
     ),
     response_model=PatternsPruned,
     responses=problems(),

@@ -1,4 +1,4 @@
-"""Routes of providers: model servers of a tenant, and those of the operator."""
+"""Routes of providers: model servers that a tenant or the operator defines."""
 
 import asyncio
 from collections import Counter
@@ -52,7 +52,7 @@ from bottega.tools.http import SecretHeader
 
 
 def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
-    """Return the names of providers that an agent's models may mean."""
+    """Return the names that an agent's models may use for providers."""
     yield DEFAULT
     for reference in listed(model):
         yield (reference or "").partition("/")[0].partition(":")[0]
@@ -61,7 +61,7 @@ def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
 async def known_providers(
     connection: AsyncConnection, tenant_id: UUID, names: Iterable[str]
 ) -> dict[str, KnownProvider]:
-    """Return a tenant's own providers among these names."""
+    """Return a tenant's own providers that have one of these names."""
     now, all_ = providers.c, provider_versions.c
     current = and_(
         all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
@@ -88,7 +88,7 @@ class ProviderBody(ProviderContent, Body):
     """A provider's definition; its name may be repeated."""
 
     name: Name | None = None
-    """Null, or the name in the path."""
+    """Null, or the same name as in the path."""
 
 
 class NewProvider(ProviderBody):
@@ -107,9 +107,10 @@ class ProviderSummary(Answer):
     name: str
     """Name of the provider, the part before the slash in an agent's `model`."""
     version: int
-    """0: it is the operator's."""
+    """Number of this version, from 1; 0: the operator defines the provider."""
     owner: Literal["tenant", "operator"] = "tenant"
-    """The operator's are for all tenants; their settings are not shown."""
+    """Who defines the provider. The operator's providers are for all tenants, and their settings
+    are not shown."""
     dialect: DialectName
     base_url: str | None
     key: SecretHeader | None
@@ -137,11 +138,11 @@ class ModelBreaker(Answer):
     state: Literal["closed", "open", "half_open"]
     """`open`: no call is sent. `half_open`: one call is tried."""
     retry_at: datetime | None = None
-    """When the next call is tried; null: it is closed."""
+    """Time at which the next call is tried; null: the breaker is closed."""
 
 
 class ModelCalls(Answer):
-    """Model calls of this tenant in all workers, as of their last reports."""
+    """Model calls of this tenant in all workers, by the workers' last reports."""
 
     under_way: int = 0
     """Calls that were sent and are not over."""
@@ -155,24 +156,24 @@ class RecentCalls(Answer):
     calls: int
     """Number of tries."""
     failed: int
-    """Of these, how many failed."""
+    """Number of tries that failed."""
     errors: dict[str, int]
-    """Number of failed ones, by the code of the error."""
+    """Number of failed tries by error code."""
     duration_p50_ms: int | None
-    """Half of the answered ones took less; null: none was answered."""
+    """Median duration of the answered tries; null: none was answered."""
     duration_p95_ms: int | None
-    """95 % of the answered ones took less; null: none was answered."""
+    """95 % of the answered tries took less; null: none was answered."""
 
 
 class ProviderHealth(Provider):
-    """A provider, and how its server does."""
+    """A provider, and the state of its server."""
 
     breaker: dict[str, ModelBreaker]
-    """By model: those that the provider lists, and all that are not closed."""
+    """Breakers by model: of all models that the provider lists, and all that are not closed."""
     calls: ModelCalls
-    """Calls to it now."""
+    """Model calls to the provider that are not over."""
     recent: RecentCalls
-    """Outcomes of the last calls to it."""
+    """Outcomes of the last model calls to the provider."""
 
 
 def sent_secrets(body: ProviderBody) -> list[Sending]:
@@ -190,14 +191,15 @@ def sent_secrets(body: ProviderBody) -> list[Sending]:
 async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
-            f"the name is '{name}' in the path, and another one in the body", pointer="/name"
+            f"the name in the body differs from '{name}' in the path: send the same name, or none",
+            pointer="/name",
         )
     await refuse_foreign(caller, sent_secrets(body))
     return body.model_dump(exclude={"name"})
 
 
 async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -> None:
-    """Look up a provider's address, which may take seconds, outside of any transaction.
+    """Check a provider's address by DNS. It may take seconds, so no transaction may be open.
 
     Raises:
         InvalidInputError: ``egress_forbidden``.
@@ -228,7 +230,7 @@ async def _show(caller: Caller, name: str, response: Response) -> dict[str, Any]
         known = caller.service.settings.operator_providers.get(name)
         if known is None:
             raise
-        # Without an ETag: the tenant can replace no version of it.
+        # Without an ETag, because the tenant cannot replace it.
         return _operators(name, known) | await _health(caller, name, known.models, of_operator=True)
     shown = answer(own, response)
     return shown | await _health(caller, name, shown["models"], of_operator=False)
@@ -248,7 +250,7 @@ def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
 async def _health(
     caller: Caller, name: str, models: Iterable[str] | None, *, of_operator: bool
 ) -> dict[str, Any]:
-    """Return the breakers and the calls of a provider, those of this tenant only."""
+    """Return the breakers and model calls of a provider, for this tenant only."""
     breakers = {model: {"state": "closed", "retry_at": None} for model in models or ()}
     calls = Counter[str]()
     for worker in await workers.alive(caller.tx):
@@ -262,29 +264,29 @@ async def _health(
 
 
 class ProviderTest(Answer):
-    """Outcome of a try of a model server."""
+    """Result of asking a model server for its models."""
 
     ok: bool
-    """It has a list of models for this key."""
+    """True: the server accepted the key, and listed its models."""
     models: list[str]
-    """Names of its models, at most 1,000."""
+    """Names of the server's models, at most 1,000."""
     error: str | None = None
-    """Why it is not ok."""
+    """Why the test failed; null: it did not fail."""
     latency_ms: int
     """Time that the server took."""
 
 
 class DefaultModel(Body):
-    """The model of agents that name none."""
+    """The model of agents that name no model."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "claude/claude-opus-5"}]})
 
     model: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}/.{1,200}$")]
-    """As in an agent: `provider/MODEL`."""
+    """The model, in the form of an agent's `model`: `provider/MODEL`."""
 
 
 class ChosenModel(Answer):
-    """The model of agents that name none."""
+    """The model of agents that name no model."""
 
     model: str
     """`provider/MODEL`."""
@@ -293,7 +295,7 @@ class ChosenModel(Answer):
 async def default_model(
     service: Service, connection: AsyncConnection, tenant_id: UUID
 ) -> tuple[str, bool]:
-    """Return the model of a tenant's agents that name none, and if it is the demo model."""
+    """Return the model of agents that name no model, and true if it is the demo model."""
     settings, chosen = service.settings, await store.default_model(connection, tenant_id)
     name = DEFAULT if chosen is None else chosen.partition(":")[0]
     own = (await known_providers(connection, tenant_id, [name])).get(name)
@@ -325,9 +327,9 @@ router = DefinitionRoutes(
     operation_id="test_provider",
     summary="Try a provider that is not stored",
     description=(
-        "Asks its server for the list of its models, which costs nothing, for at most 10 seconds. "
-        "A wrong key or address is an answer with the reason, too; addresses that are neither "
-        "public nor allowed: 422 `egress_forbidden`. Nothing is stored."
+        "Asks the server for its list of models, for at most 10 seconds; this costs nothing. If "
+        "key or address are wrong, `error` has the reason. An address that is neither public nor "
+        "allowed is refused: 422 `egress_forbidden`. Nothing is stored."
     ),
     response_model=ProviderTest,
     responses=problems(400, 413, 415),
@@ -346,7 +348,7 @@ async def test(
     hosts = outgoing.model_hosts
     described = Described("test", definition, outgoing.secrets, tenant, named, {}, hosts)
     look_up = partial(outgoing.egress.lookups.addresses, str(tenant))
-    # A client of its own: no tool may find a connection to loopback.
+    # A separate client, so that no tool can reuse a connection to loopback.
     egress = Egress(await hosts.allowed(), resolve=look_up)
     began = monotonic()
     models: Sequence[str] = ()
@@ -370,10 +372,10 @@ default_router = APIRouter(prefix="/v1/default-model", tags=["providers"])
 @default_router.put(
     "",
     operation_id="set_default_model",
-    summary="Choose the model of agents that name none",
+    summary="Choose the model of agents that name no model",
     description=(
-        "For the runs that are accepted from now on; those before keep theirs, as do their "
-        "retries. `GET /v1/info` shows it."
+        "Applies to runs that are accepted from now on. Earlier runs and their retries keep their "
+        "model. `GET /v1/info` shows the choice."
     ),
     response_model=ChosenModel,
     responses=problems(400, 413, 415),

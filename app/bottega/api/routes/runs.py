@@ -83,7 +83,7 @@ class Retry(Body):
     """The point from which to repeat a run."""
 
     from_: Annotated[Literal["start", "last_step"], Field(alias="from")] = "start"
-    """`last_step` keeps the successful steps."""
+    """`start` repeats the whole run; `last_step` keeps the successful steps."""
     user: OwnUser = None
 
 
@@ -92,14 +92,14 @@ class StoppedTask(Answer):
 
     task_id: UUID
     status: Literal["stopped", "already_final", "stopping"]
-    """Its status now."""
+    """Status of the task: just stopped, over before the request, or not stopped yet."""
 
 
 class StoppedTasks(Answer):
     """The cancelled task, and all tasks below it."""
 
     items: list[StoppedTask]
-    """The task and those below it."""
+    """The cancelled task and all tasks below it."""
 
 
 @router.post(
@@ -107,8 +107,9 @@ class StoppedTasks(Answer):
     operation_id="cancel_run",
     summary="Cancel a run",
     description=(
-        "The request is stored and takes effect within a second, in any process: running model "
-        "calls are cut off, and no further ones are made. 200: the run was over already."
+        "The request is stored, and takes effect within a second in whichever process executes the "
+        "run: running model calls are cut off, and no further calls are made. 200: the run was "
+        "over already."
     ),
     status_code=202,
     response_model=Run,
@@ -196,13 +197,13 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
 @router.post(
     "/{run_id}/messages",
     operation_id="send_run_message",
-    summary="Send a message to a run under way",
+    summary="Send a message to a run that is not over",
     description=(
-        "The run's own agent gets the user's message before its next model call; while its last "
-        "one is under way, the agent makes another call. A run that is queued or waits for people "
-        "gets it when it goes on; the message does not wake it. 409 `final`: the run is over; "
-        "`no_root`: the run is of the mode `dag`; `too_many_messages`: it has got 100; "
-        "`session_user`: the run is of another user."
+        "The run's own agent gets the user's message before its next model call. If its last model "
+        "call is in progress, the agent makes one more. A run that is queued or waits for people "
+        "gets the message when it goes on; the message does not wake it. 409 `final`: the run is "
+        "over; `no_root`: the run has the mode `dag`; `too_many_messages`: the run has got 100; "
+        "`session_user`: the run belongs to another user."
     ),
     status_code=202,
     response_model=MessageSent,
@@ -226,8 +227,8 @@ async def send(
     summary="Repeat a finished run",
     description=(
         "Starts a new run (`retry_of` names this one) with the same input and pinned versions. "
-        "`last_step`: it takes over this run's log up to the last successful step, and goes on "
-        "from there."
+        "With `last_step`, the new run takes over this run's log up to the last successful step, "
+        "and goes on from there."
     ),
     status_code=202,
     response_model=Run,
@@ -267,7 +268,7 @@ async def retry(
 async def _repeating(
     service: Service, principal: Principal, run_id: UUID, user: str | None
 ) -> AsyncIterator[AsyncConnection]:
-    """Open a transaction for a caller that may repeat a run."""
+    """Open a transaction, and check in it that the caller may repeat the run."""
     tenant = principal.tenant_id
     acting = acts_for(principal, user)
     async with service.database.begin(tenant) as tx:
@@ -284,13 +285,14 @@ async def _repeating(
     operation_id="fork_run",
     summary="Repeat a part of a run",
     description=(
-        "Starts a new run (`fork_of` names this one) that takes over what comes before a node of "
-        "its graph, if it is over, or up to an event, if it is over or waits: nothing of it is "
-        "asked, called or paid again (`taken_over`), but for answers of people that the caller may "
-        "not give. With `publication` the node publishes this text and is not "
-        "asked. The new run has no session, but knows what its session had published. 409 "
-        "`not_final`, `child_run`; `no_graph`: it has no nodes, or is a batch. 422 "
-        "`unknown_node`; `node_skipped`: it would be skipped again."
+        "Starts a new run (`fork_of` names this one) that takes over the first part of this run's "
+        "log: all before a node of its graph, if this run is over; or all up to an event, if this "
+        "run is over or waits. The models and tools of that part are not called and paid again "
+        "(`taken_over`). People are asked again only for answers that the caller may not give. "
+        "With `publication` the node publishes this text, and its agent is not asked. The new run "
+        "has no session, but knows what this run's session had published. 409 `not_final`, "
+        "`child_run`; `no_graph`: this run has no nodes, or is a batch. 422 `unknown_node`; "
+        "`node_skipped`: the node would be skipped again."
     ),
     status_code=202,
     response_model=Run,
@@ -309,7 +311,7 @@ async def fork(
         principal.need("define")
     if principal.token is not None and principal.token.sessions is not None:
         raise ForbiddenError(
-            "this token is for runs in some sessions, and a fork is in none: it needs a key",
+            "this token is only for runs of some sessions, and a fork has no session: use a key",
             code="insufficient_scope",
         )
     changes = None if body.agent is None else body.agent.changes
@@ -337,7 +339,7 @@ async def fork(
 
 
 def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) -> None:
-    """Check that a caller may say what a node publishes.
+    """Check that the caller may provide a node's publication.
 
     Raises:
         ForbiddenError: ``insufficient_scope``, ``not_the_user``.
@@ -352,7 +354,7 @@ def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) ->
             raise ForbiddenError("only the run's own user may answer this", code="not_the_user")
     elif token is not None:
         raise ForbiddenError(
-            "a token of an end user may not answer for a node: it needs a key",
+            "a token of an end user may not answer for a node: use a key",
             code="insufficient_scope",
         )
 
@@ -360,7 +362,13 @@ def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) ->
 class DiffQuery(PageQuery):
     """Query parameters of a comparison."""
 
-    with_: Annotated[UUID, Field(alias="with", description="Id of the other run, the `after`.")]
+    with_: Annotated[
+        UUID,
+        Field(
+            alias="with",
+            description="Id of the run to compare with; it is `after` in the response.",
+        ),
+    ]
     limit: Annotated[int, Field(ge=1, le=50, description="Agents on a page.")] = 50
 
 
@@ -369,8 +377,9 @@ class DiffQuery(PageQuery):
     operation_id="compare_runs",
     summary="Compare two runs, agent by agent",
     description=(
-        "The run in the path is `before`, the other one `after`. The runs may be of different "
-        "agents, and may be under way: then it shows what their logs have so far."
+        "The run in the path is `before`, the run in `with` is `after`. The runs may have "
+        "different agents. Of a run that is not over, the comparison has what is in its log so "
+        "far."
     ),
     response_model=RunDiff,
     responses={**problems(404), 200: headers(Link=LINK)},
@@ -410,9 +419,9 @@ async def diff(
     operation_id="get_run_prompt",
     summary="Read the prompt of a model call",
     description=(
-        "The messages that a model got, in their order, with the origin of each: the agent's "
-        "system message, what other agents and memory gave, the question, and the conversation "
-        "before the call. Turns of earlier runs, and changes by plugins, are not in it."
+        "The messages that a model got, in order, each with its origin: the agent's system "
+        "message, texts of other agents and of memory, the question, and the conversation before "
+        "the call. Turns of earlier runs and changes by plugins are left out."
     ),
     response_model=Prompt,
     responses=problems(404),
@@ -422,10 +431,12 @@ async def prompt(
     tenant: Tenant,
     run_id: Annotated[UUID, Path(description="The run's id.")],
     task_id: Annotated[
-        UUID | None, Query(description="Task of the call; without, the run's own agent.")
+        UUID | None,
+        Query(description="Task of the model call; default: the task of the run's own agent."),
     ] = None,
     call: Annotated[
-        int | None, Query(ge=1, le=2**31 - 1, description="Its number; without, the last one.")
+        int | None,
+        Query(ge=1, le=2**31 - 1, description="Number of the model call; default: the last one."),
     ] = None,
 ) -> Any:
     return await prompts.prompt(tx, tenant, run_id, task_id, call)
@@ -435,10 +446,11 @@ Handle = Callable[[Request], Awaitable[Response]]
 
 
 class _CreateRoute(APIRoute):
-    """Route that answers most requests without FastAPI's dependencies, which cost a third more CPU.
+    """Route of ``POST /v1/runs`` that answers most requests by :func:`_create_directly`.
 
-    Such a request has a valid JSON body, no query, and at most a valid ``Idempotency-Key``. All
-    others go to the route's function, as FastAPI does it: errors of validation are FastAPI's.
+    This avoids FastAPI's dependencies, which cost a third more CPU. Such a request has a valid JSON
+    body, no query, and at most one valid ``Idempotency-Key``. All other requests go through FastAPI
+    to :func:`create`, so that FastAPI makes the validation errors.
     """
 
     def get_route_handler(self) -> Handle:  # type: ignore[override]
@@ -452,7 +464,7 @@ class _CreateRoute(APIRoute):
 
 
 async def _sole_body(request: Request) -> NewRun | None:
-    """Return the run that a request asks for; ``None``: it says more, or something wrong."""
+    """Parse the body; ``None``: the request is invalid, or has more than a body and a key."""
     scope = request.scope
     headers = dict(scope["headers"])
     if (
@@ -471,7 +483,7 @@ def _may_be_keys(values: Sequence[bytes]) -> bool:
     return len(values) < 2 and all(is_key(value.decode("latin-1")) for value in values)
 
 
-_SEARCHED = f"It looks at the newest {read.SEARCHED_RUNS:,} runs that the other filters find."
+_SEARCHED = f"Searches the newest {read.SEARCHED_RUNS:,} runs that the other filters find."
 
 
 class RunQuery(ViewQuery):
@@ -479,14 +491,14 @@ class RunQuery(ViewQuery):
 
     status: Status | None = None
     waiting_for: Annotated[
-        WaitReason | None, Query(description="Only runs that wait for this.")
+        WaitReason | None, Query(description="Only runs that wait for this reason.")
     ] = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
     user: QueriedUser = None
     parent_run_id: Annotated[
         UUID | None,
-        Query(description="Only this run's child runs, which are not listed else."),
+        Query(description="Only child runs of this run; other lists leave child runs out."),
     ] = None
     created_after: PlaceInTime | None = None
     created_before: PlaceInTime | None = None
@@ -496,8 +508,8 @@ class RunQuery(ViewQuery):
         Query(
             min_length=1,
             max_length=500,
-            description="Part of the first 300 characters of the question, in any case and with "
-            f"or without accents; no wildcards. {_SEARCHED}",
+            description="Text in the first 300 characters of the question; case and accents do not "
+            f"matter; no wildcards. {_SEARCHED}",
         ),
         AfterValidator(storable),
     ] = None
@@ -513,7 +525,10 @@ class RunQuery(ViewQuery):
             ge=0,
             le=1e9,
             allow_inf_nan=False,
-            description=f"Seconds from its start to its end, or until now. {_SEARCHED}",
+            description=(
+                "Only runs with more seconds than this from start to end, or until now. "
+                f"{_SEARCHED}"
+            ),
         ),
     ] = None
     cost_over: Annotated[
@@ -522,15 +537,21 @@ class RunQuery(ViewQuery):
     ] = None
     version: Annotated[
         int | None,
-        Query(ge=1, le=2**31 - 1, description=f"Of its agent, or of its graph. {_SEARCHED}"),
+        Query(ge=1, le=2**31 - 1, description=f"Version of the run's agent or graph. {_SEARCHED}"),
     ] = None
     retrying: Annotated[
         bool | None,
-        Query(description=f"Its last model call failed and will be repeated. {_SEARCHED}"),
+        Query(
+            description=(
+                f"True: only runs whose last model call failed and will be repeated. {_SEARCHED}"
+            )
+        ),
     ] = None
-    rated: Annotated[bool | None, Query(description=f"A person rated it. {_SEARCHED}")] = None
+    rated: Annotated[
+        bool | None, Query(description=f"True: only runs that a person rated. {_SEARCHED}")
+    ] = None
     draft: Annotated[
-        bool, Query(description="Only runs of drafts of agents, which are not listed else.")
+        bool, Query(description="True: only runs of drafts of agents; other lists leave these out.")
     ] = False
 
     def filters(self) -> read.RunFilter:
@@ -564,6 +585,7 @@ def _path(run: Mapping[str, Any]) -> str:
 
 
 async def _create_directly(request: Request, body: NewRun) -> Response:
+    """Start a run without FastAPI's dependencies; most requests take this way."""
     principal: Principal = request.scope["state"]["principal"]
     principal.need("run")
     key = request.headers.get(idempotency.HEADER)
@@ -573,6 +595,7 @@ async def _create_directly(request: Request, body: NewRun) -> Response:
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
 
+# Most requests do not get here: see `_CreateRoute`.
 async def create(
     once: OnceDep,
     service: ServiceDep,
@@ -595,7 +618,7 @@ async def create(
     except Exception as error:
         if not is_transient(error):
             raise
-        return run  # the run is accepted, though it cannot be watched now
+        return run  # the run is accepted, although its end cannot be awaited now
     async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
 
@@ -608,9 +631,9 @@ router.add_api_route(
     operation_id="create_run",
     summary="Start a run",
     description=(
-        "Stores and queues the run, and responds at once. With `wait` it responds when the run "
-        "has ended or waits for people, or when the wait is over; the status shows which. With "
-        "a repeated `Idempotency-Key` it returns, and waits for, the existing run."
+        "Stores and queues the run, and responds at once. With `wait` it responds when the run has "
+        "ended or waits for people, or after `wait` seconds; the run's `status` shows which. If "
+        "the `Idempotency-Key` was used before, it waits for the existing run and returns it."
     ),
     status_code=202,
     response_model=Run,
@@ -623,8 +646,8 @@ router.add_api_route(
     operation_id="list_runs",
     summary="List runs by age",
     description=(
-        "To find runs by status, agent, session, user, time or metadata; newest last, "
-        "unless `order` says otherwise."
+        "Finds runs by status, agent, session, user, time or metadata; newest last, unless `order` "
+        "says otherwise."
     ),
     response_model=Page[Run] | Page[RunSummary],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -650,11 +673,11 @@ async def list_(
 
 
 class RunInFull(Run):
-    """A run, with the limits of its first agent's tasks, and their progress."""
+    """A run, with its tasks' limits and progress."""
 
     effective_limits: EffectiveLimits | None
     tasks: TaskProgress | None
-    """Null: the run has dispatched no tasks."""
+    """Progress of the run's tasks; null: it has started no tasks."""
 
 
 @router.get(
@@ -662,7 +685,7 @@ class RunInFull(Run):
     operation_id="get_run",
     summary="Read a run",
     description=(
-        "To see how a run stands, and its answer once it is over; with the limits that hold for it."
+        "Returns the run's status, its answer once it is over, and the limits that apply to it."
     ),
     response_model=RunInFull,
     responses=problems(404),
@@ -684,7 +707,8 @@ class TaskQuery(PageQuery):
     operation_id="list_run_tasks",
     summary="List a run's tasks in the order of their creation",
     description=(
-        "To see how the work was divided: each call of a sub-agent, and each node of a graph."
+        "Shows how the work was divided: each call of a sub-agent and each node of a graph is a "
+        "task."
     ),
     response_model=Page[Task],
     responses={**problems(404), 200: headers(Link=LINK)},
@@ -707,7 +731,8 @@ class MessageQuery(PageQuery):
     """Query parameters of a run's messages."""
 
     task_id: Annotated[
-        UUID | None, Field(description="Task of the conversation; without, the run's own agent.")
+        UUID | None,
+        Field(description="Task of the conversation; default: the task of the run's own agent."),
     ] = None
 
 
@@ -717,8 +742,8 @@ class MessageQuery(PageQuery):
     summary="List a run's messages",
     description=(
         "The conversation of the run's own agent, or of a task, from its log: the question, "
-        "messages from other agents, the model's answers, and the tools' answers. An agent's own "
-        "system message is in its definition."
+        "messages from other agents, the model's answers, and the tools' answers. The agent's "
+        "system message is left out; it is in the agent's definition."
     ),
     response_model=Page[Message],
     responses={**problems(404), 200: headers(Link=LINK)},
@@ -740,10 +765,10 @@ async def list_messages(
 @router.get(
     "/{run_id}/graph",
     operation_id="get_run_graph",
-    summary="Read the run's graph as it stands, or as it stood",
+    summary="Read the state of the run's graph, now or at an earlier event",
     description=(
-        "To see what each node has done and published, now or when the run's event `seq` was the "
-        "last one."
+        "Shows what each node has done and published; with `seq`, the state after this event of "
+        "the run."
     ),
     response_model=RunGraph,
     responses=problems(404),
@@ -753,7 +778,12 @@ async def graph(
     tenant: ReviewTenant,
     run_id: RunId,
     seq: Annotated[
-        int | None, Query(ge=1, le=2**31 - 1, description="The last event that counts.")
+        int | None,
+        Query(
+            ge=1,
+            le=2**31 - 1,
+            description="Number of the last event to include; default: all events.",
+        ),
     ] = None,
 ) -> Any:
     return await graphs.graph(tx, tenant, run_id, seq)
@@ -764,7 +794,7 @@ async def graph(
     operation_id="get_run_context",
     summary="List the answers that an agent received from others",
     description=(
-        "To see what an agent knew when it answered: the texts, and the edges that they came by."
+        "Shows what an agent knew when it answered: the texts, and the edges along which they came."
     ),
     response_model=Context,
     responses=problems(404),

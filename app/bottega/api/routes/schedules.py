@@ -60,14 +60,22 @@ class ScheduleContent(Body):
     cron: Annotated[str, StringConstraints(max_length=200), AfterValidator(_cron)]
     """Minute, hour, day of month, month, day of week."""
     timezone: Annotated[str, StringConstraints(max_length=100), AfterValidator(_zone)] = "UTC"
-    """IANA name of the time zone. A time that is skipped in spring counts after the gap; one
-    that occurs twice in autumn counts once, unless the expression is for every hour."""
+    """IANA name of the time zone.
+
+    A time that the clock change in spring skips counts after the gap. A time that occurs twice in
+    autumn counts once, unless the expression is for every hour.
+    """
     run: Annotated[
         NewRun,
-        Field(description=f"As for `POST /v1/runs`. Its metadata gets `{MARK}`: this name."),
+        Field(
+            description=(
+                f"Body of `POST /v1/runs`. The metadata of each run gets `{MARK}`: the schedule's "
+                "name."
+            )
+        ),
     ]
     paused: bool = False
-    """True: it starts no runs until it is resumed."""
+    """True: the schedule starts no runs until it is resumed."""
 
     @model_validator(mode="after")
     def _room_for_the_mark(self) -> Self:
@@ -105,12 +113,12 @@ class Schedule(Answer):
     cron: str
     timezone: str
     run: dict[str, Any]
-    """As stored, but a webhook's URL is without its query string."""
+    """Body of the runs, as stored; only the query string of a webhook's URL is left out."""
     paused: bool
     next_at: datetime | None
-    """The next start; null while paused."""
+    """Time of the next start; null while paused."""
     last_at: datetime | None
-    """The last try to start a run."""
+    """Time of the last try to start a run; null: none yet."""
     last_run_id: UUID | None
     """Id of the last run that it started; null: none yet."""
     last_error: Failure | None
@@ -132,7 +140,7 @@ def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_without_query(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a schedule's runs, without a webhook's query: it may hold a secret."""
+    """Return the body of a schedule's runs, without the webhook's query, which may be secret."""
     run = {name: value for name, value in row["run"].items() if value is not None}
     if url := run.get("webhook_url"):
         run["webhook_url"] = url.split("?")[0]
@@ -145,8 +153,9 @@ def run_without_query(row: Mapping[str, Any]) -> dict[str, Any]:
     summary="Create a schedule",
     description=(
         "Each due time starts one run, however many workers there are. If due times were missed "
-        "while no worker was up, one run makes up for them. The agents need not exist yet: if a "
-        "run cannot start, `last_error` says why, and the next due time is another try."
+        "because no worker was up, one run is started for all of them. The agents need not exist "
+        "yet: if a run cannot start, `last_error` says why, and the schedule tries again at the "
+        "next due time."
     ),
     status_code=201,
     response_model=Schedule,
@@ -180,7 +189,7 @@ async def create(
 async def _prepared(
     service: Service, principal: Principal, body: ScheduleContent
 ) -> AsyncIterator[tuple[AsyncConnection, dict[str, Any], StoredInput]]:
-    """Check a schedule; yield a transaction, what to store, and the input's stored files."""
+    """Check a schedule; yield a transaction, the values to store, and the input's stored files."""
     principal.limits.need_no_limit_of_runs()
     asked, run, tenant = body.model_dump(), body.run, principal.tenant_id
     owner = Owner(acts_for(principal, run.user, "/run/user").user, run.session_id)
@@ -199,7 +208,7 @@ async def _prepared(
     "/{name}",
     operation_id="replace_schedule",
     summary="Replace the schedule, or create it",
-    description="The next start stays as it is if `cron` and `timezone` do.",
+    description="The time of the next start changes only with `cron` or `timezone`.",
     response_model=Schedule,
     responses={
         **problems(400, 409, 413, 415),
@@ -240,7 +249,7 @@ class ScheduleQuery(ViewQuery):
     operation_id="list_schedules",
     summary="List schedules by name",
     description=(
-        "To see which runs start by themselves, and when next. In a summary, `run` has no `input`."
+        "Shows the schedules and when each starts its next run. In a summary, `run` has no `input`."
     ),
     response_model=Page[Schedule],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -268,7 +277,7 @@ async def list_(
     "/{name}",
     operation_id="get_schedule",
     summary="Read the schedule",
-    description="To see the next start, and how the last one went.",
+    description="Shows the next start, and the run or the error of the last one.",
     response_model=Schedule,
     responses=problems(404),
 )
@@ -280,7 +289,8 @@ async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
     "/{name}",
     operation_id="change_schedule",
     summary="Pause or resume the schedule",
-    description="It resumes with its next due time; due times during the pause are skipped.",
+    description="A resumed schedule continues at its next due time; due times during the pause are "
+    "skipped.",
     response_model=Schedule,
     responses=problems(400, 404, 413, 415),
 )
@@ -300,7 +310,7 @@ async def change(
     "/{name}",
     operation_id="delete_schedule",
     summary="Delete the schedule",
-    description="It starts no further runs; the runs that it started stay.",
+    description="The schedule starts no further runs; the runs that it started stay.",
     status_code=204,
     responses=problems(404),
 )

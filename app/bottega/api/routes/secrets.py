@@ -35,24 +35,23 @@ def _can_be_sent(value: SecretStr) -> SecretStr:
     if len(text) > _LONGEST or not _WORDS.fullmatch(text):
         raise PydanticCustomError(
             "secret",
-            "must be at most {longest} printable ASCII characters: one to four words with single "
-            "blanks between them",
+            "must be one to four words with single blanks between them, at most {longest} "
+            "printable ASCII characters",
             {"longest": _LONGEST},
         )
     scheme, _, credential = text.rpartition(" ")
     if len(credential if " " not in scheme else text) < SHORTEST:
         raise PydanticCustomError(
             "secret",
-            "is shorter than {shortest} characters (a first word such as Bearer does not "
-            "count), too short to be redacted from logs and "
-            "answers: use a longer secret",
+            "is shorter than {shortest} characters, not counting a first word such as Bearer: use "
+            "a longer secret, because shorter ones cannot be redacted from logs and answers",
             {"shortest": SHORTEST},
         )
     return value
 
 
 def _as_compared(host: str) -> str:
-    """Return a host's name or address in the form that a URL's host is compared in."""
+    """Return a host's name or address in the form in which hosts of URLs are compared."""
     try:
         return as_compared(host)
     except InvalidInputError:
@@ -84,11 +83,16 @@ class SecretContent(Body):
             }
         ),
     ]
-    """As it is sent: of a provider's key without, in a header with a scheme such as `Bearer`.
-    Without such a first word it has at least 8 characters. No response shows it."""
+    """Value as it is sent.
+
+    For a header, include a scheme such as `Bearer`; for a provider's key, leave the scheme out.
+    Without the scheme, the value must have at least 8 characters. No response shows it.
+    """
     hosts: Annotated[list[Host], Field(min_length=1, max_length=20)]
-    """Names and addresses of the only hosts that it may be sent to, over https; over http only
-    to this machine, if the operator has allowed that."""
+    """Names or addresses of the hosts that may get the secret, only over https.
+
+    Over http, only this machine may get it, and only if the operator allows that.
+    """
 
 
 class Secret(Answer):
@@ -97,9 +101,9 @@ class Secret(Answer):
     name: str
     """Name of the secret, as definitions name it."""
     version: int
-    """Raised by each change of the value or the hosts."""
+    """Number of this version; each change of value or hosts raises it."""
     hosts: list[str]
-    """The only hosts that it may be sent to."""
+    """The only hosts that may get the secret."""
     created_at: datetime
     updated_at: datetime
 
@@ -117,9 +121,9 @@ Name = Annotated[
 
 
 async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
-    """Return the keys, after the check of the caller's scopes.
+    """Return the keys that encrypt secrets; the caller's scopes are checked before.
 
-    The only user of this machine gets one that is made now, in the data folder.
+    If the server is open to this machine only, a missing key is made in the data folder.
     """
     hosts = service.outgoing.model_hosts
     found = keyring(service.settings, hosts.folder)
@@ -128,8 +132,8 @@ async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
         found = keyring(service.settings, hosts.folder)
     if found is None:
         raise ConflictError(
-            "this server stores no secrets: its operator has to set BOTTEGA_SECRETS_KEY, the same "
-            "on every machine, to the output of openssl rand -base64 32",
+            "this server stores no secrets: its operator has to set BOTTEGA_SECRETS_KEY to the "
+            "output of openssl rand -base64 32, the same value on every machine",
             code="no_secrets_key",
         )
     return found
@@ -143,11 +147,11 @@ KeyringDep = Annotated[Keyring, Depends(_keyring)]
     operation_id="put_secret",
     summary="Store a secret, or its next version",
     description=(
-        "Runs send the new value within 5 seconds, also those that go on. No response, log or "
-        "event shows it. A value that is a word of this service, such as a status or a field's "
-        "name, or a date or time: 422 `secret_is_vocabulary`. Without `BOTTEGA_SECRETS_KEY` on the "
-        "server: 409 `no_secrets_key`, but not on loopback with the embedded database and without "
-        "keys, where a key is made in the data folder."
+        "All runs send the new value within 5 seconds, even runs that have begun. No response, log "
+        "or event shows it. 422 `secret_is_vocabulary`: the value is a word of this service, such "
+        "as a status or a field's name, or a date or time. 409 `no_secrets_key`: the server has no "
+        "`BOTTEGA_SECRETS_KEY`. A server on loopback with the embedded database and without API "
+        "keys makes this key in its data folder."
     ),
     response_model=Secret,
     responses={
@@ -193,7 +197,7 @@ async def put(
     "",
     operation_id="list_secrets",
     summary="List the tenant's secrets by name, without their values",
-    description="To see which secrets exist, and which hosts each may be sent to.",
+    description="Shows which secrets exist, and which hosts may get each of them.",
     response_model=Page[Secret],
     responses={**problems(409), 200: headers(Link=LINK)},
     dependencies=[Depends(_keyring)],
@@ -215,7 +219,9 @@ async def list_(
     "/{name}",
     operation_id="get_secret",
     summary="Read a secret's version and hosts",
-    description="To see when a secret was last changed, and where it may be sent; never its value.",
+    description=(
+        "Shows when a secret was last changed, and which hosts may get it; never its value."
+    ),
     response_model=Secret,
     responses={**problems(404, 409), 200: headers(ETag=ETAG)},
     dependencies=[Depends(_keyring)],
@@ -231,8 +237,8 @@ async def get(tx: Transaction, tenant: DefineTenant, name: Name, response: Respo
     operation_id="delete_secret",
     summary="Delete a secret",
     description=(
-        "Within 5 seconds no run sends it. Runs whose agents or providers name it fail with "
-        "`unknown_secret`, unless the operator's environment has one of this name."
+        "After at most 5 seconds no run sends it. Runs whose agents or providers name it fail with "
+        "`unknown_secret`, unless the operator's environment has a secret of this name."
     ),
     status_code=204,
     responses=problems(404, 409, 412),

@@ -1,6 +1,6 @@
-"""Routes for figures over time: series for charts, totals of a time, and outcomes.
+"""Routes for metrics over time: series for charts, totals of a period, and outcomes.
 
-The first two read the rollups of a minute and of an hour, see ``rollups.sql``.
+Series and totals read rollups, which sum up each minute and each hour; see ``rollups.sql``.
 """
 
 from collections import Counter, defaultdict
@@ -51,7 +51,7 @@ _STEPS: Mapping[str, timedelta] = {
 _MINUTE, _HOUR = _STEPS["1m"], _STEPS["1h"]
 _KEPT = {"minute": timedelta(days=30), "hour": timedelta(days=366)}
 MOST_POINTS = 11_000
-"""Points of all series of an answer."""
+"""Most points of an answer, over all its series."""
 MOST_TOTALS = 200
 MOST_JUDGED = 20_000
 """Judged runs, and applications of patterns, that are read; the newest ones."""
@@ -151,26 +151,28 @@ _TIMES = (
 )
 _USUAL = timedelta(days=1)
 _BY = (
-    "`version`: of agents, and of graphs, as `clerk@2`. `model`: of runs that called it. `code`: "
-    "of runs that failed. Left out: one sum, with the key `all`."
+    "One series for each value. `version`: agents and graphs by version, such as `clerk@2`. "
+    "`model`: runs by the models that they called. `code`: failed runs by error code. Left out: "
+    "one series with the key `all`."
 )
 Moment = Annotated[datetime, Field(examples=["2026-11-02T08:00:00Z"])]
 
 
 class Point(Answer):
-    """The value of a step of time."""
+    """The value for one step of time."""
 
     at: Moment
     """Start of the step."""
     value: float | None
-    """Null: there was nothing to measure, or it is not kept any more, or not known yet."""
+    """Value for the step; null: nothing to measure, no longer kept, or not known yet."""
 
 
 class Series(Answer):
     """The values of one key."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
-    """Name of what is measured; `all`; or `other`: all beyond the first 199 keys of a minute."""
+    """Name of the agent, version, model or code; `all`; or `other`: the sum of all keys after the
+    first 199 of a minute."""
     points: list[Point]
     """A value for each step, the oldest first."""
 
@@ -179,49 +181,49 @@ class MetricSeries(Answer):
     """A metric over time."""
 
     metric: Metric
-    """As asked for."""
+    """The requested metric."""
     by: Grouping | None
-    """As asked for; null: nothing."""
+    """The requested grouping; null: none."""
     step: Step
-    """As asked for."""
+    """The requested step."""
     series: list[Series]
-    """One for each key that has any value, by key."""
+    """A series for each key with a value, in the order of the keys."""
 
 
 class Total(Answer):
-    """Figures of the runs of a key, or of all."""
+    """Figures for the runs of one key, or for all runs."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
-    """As of a series."""
+    """Name of the agent, version, model or code, as in a series."""
     runs: int
-    """Runs that are over, items of batches among them."""
+    """Runs that are over, including items of batches."""
     errors: int
-    """Those of them that failed or ran out of time."""
+    """Runs that failed or ran out of time."""
     tokens: int
-    """Input and output of the key's own model calls."""
+    """Input and output tokens of the key's own model calls."""
     cost: float
     """US dollars of the key's own model calls."""
     run_cost: float
-    """US dollars of its runs, with what their sub-agents cost."""
+    """US dollars of the key's runs, including their sub-agents."""
     duration_p50: float | None
-    """Seconds from a run's start to its end; null: none was started."""
+    """Median of the seconds from a run's start to its end; null: no run was started."""
     duration_p95: float | None
-    """See `duration_p50`."""
+    """95 % of the runs took less; see `duration_p50`."""
     first_token_p50: float | None
-    """Seconds from a model's request to the first piece of its answer."""
+    """Median of the seconds from a model's request to the first piece of its answer."""
     first_token_p95: float | None
-    """See `first_token_p50`."""
+    """95 % of the answers began sooner; see `first_token_p50`."""
     queue_wait_p50: float | None
-    """Seconds from a run's acceptance to its start."""
+    """Median of the seconds from a run's acceptance to its start."""
     queue_wait_p95: float | None
-    """See `queue_wait_p50`."""
+    """95 % of the runs started sooner; see `queue_wait_p50`."""
 
 
 class Totals(Answer):
-    """Figures of a time."""
+    """Figures of a period."""
 
     items: list[Total]
-    """The key with most runs first."""
+    """Totals by key; the key with most runs is first."""
 
 
 class JudgedRuns(Answer):
@@ -230,33 +232,34 @@ class JudgedRuns(Answer):
     key: Annotated[str, Field(examples=["clerk@2"])]
     """A day (UTC), an agent or graph, a version of one, or `with` and `without` memory."""
     source: Literal["feedback", "judge", "check"]
-    """People count before checks. `judge`: a model was among the checks that decided."""
+    """Source of the outcome; feedback of people replaces that of checks. `judge`: at least one of
+    the checks was a model's."""
     good: int
     """Runs with the outcome `SUCCESS`."""
     partly: int
-    """Those with `PARTIAL`."""
+    """Runs with the outcome `PARTIAL`."""
     bad: int
-    """Those with `FAILURE`."""
+    """Runs with the outcome `FAILURE`."""
 
 
 class Outcomes(Answer):
     """Outcomes of judged runs."""
 
     by: OutcomeGrouping
-    """As asked for."""
+    """The requested grouping."""
     items: list[JudgedRuns]
-    """By key."""
+    """Outcomes, in the order of the keys."""
     complete: bool
-    """False: there are more judged runs in this time than are read, or more keys."""
+    """False: the period has more judged runs or keys than are read."""
 
 
 class Judged(Answer):
     """Applications of patterns, and how many went well."""
 
     good: int
-    """Those that went well."""
+    """Applications that went well."""
     runs: int
-    """All whose outcome is known."""
+    """Applications whose outcome is known."""
 
     @classmethod
     def sum_of(cls, tallies: Iterable[Tally]) -> "Judged":
@@ -265,30 +268,32 @@ class Judged(Answer):
 
 
 class MemoryEffect(Answer):
-    """Runs that were given what memory learned, against runs drawn to go without."""
+    """Comparison of runs that got learned patterns with runs that were drawn to go without."""
 
     given: Judged
-    """Runs with it: patterns on trial, and validated ones."""
+    """Runs that got patterns, on trial or validated."""
     without: Judged
-    """Runs from which it was withheld at random."""
+    """Runs from which patterns were withheld at random."""
     difference: Annotated[float | None, Field(examples=[0.21])]
-    """Share of good runs with it, less the share without; null: there is nothing to compare."""
+    """Share of good runs with patterns minus the share without; null: nothing to compare."""
     low: float | None
-    """Lower end of its interval, at 95 %."""
+    """Lower end of the 95 % interval of `difference`."""
     high: float | None
-    """Upper end."""
+    """Upper end of this interval."""
     patterns: int
-    """Versions of patterns that have runs on both sides; only they count."""
+    """Versions of patterns that count: those that have runs with and without them."""
 
 
 class SpanQuery(BaseModel):
     """Query parameters of a span of time."""
 
     since: Annotated[
-        PlaceInTime | None, Field(alias="from", description="By default a day before `to`.")
+        PlaceInTime | None,
+        Field(alias="from", description="Start of the period; by default a day before `to`."),
     ] = None
     until: Annotated[
-        PlaceInTime | None, Field(alias="to", description="By default now; not itself in it.")
+        PlaceInTime | None,
+        Field(alias="to", description="End of the period, exclusive; by default now."),
     ] = None
 
     def bounds(self, now: datetime) -> tuple[datetime, datetime]:
@@ -309,9 +314,12 @@ class SeriesQuery(TimeQuery):
     metric: Annotated[
         Metric,
         Field(
-            description="Tokens: input and output. Cost: US dollars. Times in seconds: of a run "
-            "from its start to its end; from a model's request to its answer's first piece; from "
-            "a run's acceptance to its start. `p95`: 95 % of them are shorter, give or take 10 %."
+            description=(
+                "Tokens: input and output. Cost: US dollars. Times are in seconds: `duration` "
+                "from a run's start to its end, `first_token` from a model's request to the first "
+                "piece of its answer, `queue_wait` from a run's acceptance to its start. `p95`: "
+                "95 % of the times are shorter, with an error of 10 % at most."
+            )
         ),
     ]
     step: Annotated[
@@ -323,7 +331,7 @@ class TotalsQuery(TimeQuery):
     """Query parameters of totals."""
 
     agent: Annotated[
-        str | None, Field(max_length=128, description="Only this agent's, or its versions'.")
+        str | None, Field(max_length=128, description="Only this agent, or its versions.")
     ] = None
 
 
@@ -355,9 +363,9 @@ class EffectQuery(SpanQuery):
     operation_id="get_metric_series",
     summary="Read a metric over time",
     description=(
-        "For charts. A run counts once it is over, in the minute in which it was accepted, at most "
-        "75 seconds later; a run that ends late changes that minute. Minutes are kept for 30 days, "
-        "hours (for the steps `1h` and `1d`) for a year. 422 for more than "
+        "For charts. A run counts in the minute in which it was accepted. It is counted at most 75 "
+        "seconds after its end, so a run that ends late changes an old minute. Minutes are kept "
+        "for 30 days, hours (for the steps `1h` and `1d`) for a year. 422 for more than "
         f"{MOST_POINTS:,} points of all series together."
     ),
     response_model=MetricSeries,
@@ -373,11 +381,11 @@ async def get_series(
 @router.get(
     "/totals",
     operation_id="get_metric_totals",
-    summary="Read all figures of a time",
+    summary="Read all figures of a period",
     description=(
-        "To compare agents, models, or the versions of an agent (`by=version&agent=clerk`). By "
-        f"agent, version and model at most {MOST_TOTALS} keys, those with most runs. Of more than "
-        "a day, whole hours."
+        "Compares agents, models, or the versions of an agent (`by=version&agent=clerk`). By "
+        f"agent, version or model, the {MOST_TOTALS} keys with most runs are returned. A period "
+        "of more than a day is extended to whole hours."
     ),
     response_model=Totals,
     responses=problems(),
@@ -467,7 +475,7 @@ async def _judged_span(
 
 
 async def _now(tx: AsyncConnection) -> datetime:
-    """Return the time; from now on rollups are read in the order of their index, and no further."""
+    """Return the time; make the transaction read rollups by their index, without sorting."""
     by_index = func.set_config("enable_sort", "off", True)
     now: datetime = (await tx.execute(select(func.now(), by_index))).one()[0]
     return now
@@ -478,8 +486,8 @@ async def _read_series(
 ) -> list[dict[str, Any]]:
     """Return the series of a metric: ``key``, and ``points`` with ``at`` and ``value``.
 
-    The first point is the step that holds ``since``. A value is ``None`` where there is no time of
-    which to tell a quantile, and where rollups are not kept any more, or not made yet.
+    The first point is the step that contains ``since``. A value is ``None`` if a quantile has no
+    data, or if the rollups are no longer kept or not made yet.
 
     Raises:
         InvalidInputError: ``until`` is before ``since``, or there are too many points.
@@ -551,17 +559,17 @@ def _place(
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return a value without digits that mean nothing."""
+    """Return a value rounded to 12 digits, without errors of floating-point sums."""
     return None if value is None else float(f"{value:.12g}")
 
 
 async def _read_totals(
     tx: AsyncConnection, tenant_id: UUID, query: TotalsQuery
 ) -> list[dict[str, Any]]:
-    """Return all figures of a time by key, of those with most runs, and then most tokens, first.
+    """Return all figures of a period by key, sorted by most runs, then by most tokens.
 
     Raises:
-        InvalidInputError: ``until`` is before ``since``, or there are too many rollups between.
+        InvalidInputError: ``until`` is before ``since``, or the period has too many rollups.
     """
     since, until = query.bounds(await _now(tx))
     span = "minute" if until - since <= timedelta(days=1) else "hour"

@@ -46,11 +46,11 @@ class NewSession(Body):
     """A session to begin."""
 
     id: SessionName | None = None
-    """Null: the server chooses one."""
+    """Id of the session; null: the server chooses one."""
     user: UserName | None = None
     """Your own name for your end user; it never changes."""
     title: Title | None = None
-    """Null: the first question is its title."""
+    """Title of the session; null: its first question."""
     metadata: Metadata = Field(default_factory=dict)
 
 
@@ -58,9 +58,9 @@ class SessionChange(Body):
     """A change of a session: of its metadata, its title, or both."""
 
     metadata: Metadata | None = None
-    """In place of all that it had; left out: as it is."""
+    """New metadata, which replace all old ones; left out: no change."""
     title: Title | None = None
-    """Null: its first question is its title again; left out: as it is."""
+    """New title; null: the first question becomes the title again; left out: no change."""
     user: OwnUser = None
 
     @model_validator(mode="after")
@@ -72,10 +72,10 @@ class SessionChange(Body):
 
 
 class SessionFork(Body):
-    """The turns that a fork of a session takes over."""
+    """The turns that a fork of a session copies."""
 
     run_id: Annotated[UUID | None, Field(strict=False)] = None
-    """The last of them; null: all that are completed."""
+    """Run of the last turn to copy; null: all completed turns."""
     user: OwnUser = None
 
 
@@ -85,25 +85,28 @@ class Session(Answer):
     id: str
     """Id of the session: your own, or one that the server chose."""
     user: str | None
-    """Whose it is; it never changes."""
+    """End user that the session belongs to; it never changes. Null: no user."""
     title: str
-    """As given, else the first 200 characters of its first question; empty: it has none yet."""
+    """Title by a client, else the start of the first question (200 characters); empty: none yet."""
     metadata: Metadata = Field(default_factory=dict)
     """Your own data."""
     created_at: datetime
     updated_at: datetime
-    """Of its last change, or of the last start or end of a run."""
+    """Time of the last change, or of the last start or end of a run."""
     last_message: str
-    """The first 200 characters of the last answer; before it comes, of the last question."""
+    """First 200 characters of the last answer, or of the question that is not answered yet."""
     agent: str | None = None
-    """Agent of its last run; null: there is no run, or it is a graph's."""
+    """Agent of the last run; null: there is no run, or the run has a graph instead."""
     graph: str | None = None
-    """Graph of its last run; null: it has none."""
+    """Graph of the last run; null: there is no run, or the run has no graph."""
     state: State
-    """`answering`: its last run is not over; `waiting`: that waits for a person; `failed`: it
-    failed or took too long; `idle`: neither."""
+    """State of the last run.
+
+    `answering`: it is not over; `waiting`: it waits for a person; `failed`: it failed or took too
+    long; `idle`: none of these, or there is no run.
+    """
     last_run_id: UUID | None = None
-    """Null: it has no run yet."""
+    """Id of the last run; null: no run yet."""
 
 
 class SessionItem(Answer):
@@ -118,7 +121,7 @@ class SessionItem(Answer):
     """Id of the run that published it."""
     published_at: datetime
     metadata: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """What the agent's tools and hooks annotated."""
+    """Annotations by the agent's tools and hooks."""
 
 
 class SessionMemory(Session):
@@ -144,11 +147,11 @@ class SessionMessage(Message):
     """A message of a session's conversations."""
 
     run_id: UUID
-    """Id of the run that it was said in."""
+    """Id of the run that the message belongs to."""
     agent: str | None
-    """Whose conversation it is in; null: a graph's question."""
+    """Agent whose conversation has the message; null: it is the question to a graph."""
     discarded: bool
-    """True: its run failed or was cancelled, so later ones know nothing of it."""
+    """True: the message's run failed or was cancelled, so later runs do not see the message."""
 
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -160,7 +163,7 @@ SessionId = Annotated[SessionName, Path(description="The session's id.")]
     "",
     operation_id="create_session",
     summary="Begin a session",
-    description="A run begins a session, too, if it names one that does not exist.",
+    description="A run that names a session that does not exist creates the session, too.",
     status_code=201,
     response_model=Session,
     responses={
@@ -187,7 +190,7 @@ async def create(
         return await once(tx, response, Session, begin)
 
 
-_SEARCHED = f"It looks at sessions with the newest {sessions.RECENT_RUNS:,} runs."
+_SEARCHED = f"Searches only sessions of the newest {sessions.RECENT_RUNS:,} runs."
 
 
 class SessionQuery(PageQuery):
@@ -196,14 +199,19 @@ class SessionQuery(PageQuery):
     order: Annotated[
         Literal["asc", "desc", "updated_at"],
         Field(
-            description="`asc`, `desc`: by id; `updated_at`: those with the newest runs first, of "
-            f"the newest {sessions.RECENT_RUNS:,} runs."
+            description=(
+                "`asc`, `desc`: by id; `updated_at`: sessions with the newest runs first, only "
+                f"those of the newest {sessions.RECENT_RUNS:,} runs."
+            )
         ),
     ] = "asc"  # type: ignore[assignment]
     user: QueriedUser = None
     agent: Annotated[
         str | None,
-        Query(pattern=NAME_PATTERN, description=f"Agent or graph of one of its runs. {_SEARCHED}"),
+        Query(
+            pattern=NAME_PATTERN,
+            description=f"Agent or graph of one of the session's runs. {_SEARCHED}",
+        ),
     ] = None
     state: Annotated[State | None, Query(description=_SEARCHED)] = None
     q: Annotated[
@@ -211,8 +219,8 @@ class SessionQuery(PageQuery):
         Query(
             min_length=1,
             max_length=500,
-            description="Part of its title or of the first 300 characters of a question, in any "
-            f"case and with or without accents; no wildcards. {_SEARCHED}",
+            description="Text in the title or in the first 300 characters of a question; case and "
+            f"accents do not matter; no wildcards. {_SEARCHED}",
         ),
         AfterValidator(storable),
     ] = None
@@ -228,8 +236,8 @@ class SessionQuery(PageQuery):
     operation_id="list_sessions",
     summary="List sessions by id, or by their last run",
     description=(
-        "To find conversations by text, user, agent, state or metadata; the messages are in the "
-        "session's own list."
+        "Finds conversations by text, user, agent, state or metadata. The messages are in the list "
+        "of each session."
     ),
     response_model=Page[Session],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -264,7 +272,7 @@ async def list_(
     "/{session_id}",
     operation_id="get_session",
     summary="Read a session and its agents' last publications",
-    description="To see what the session's agents published last, which later runs of it can read.",
+    description="Returns the agents' last publications, which later runs of the session can read.",
     response_model=SessionMemory,
     responses=problems(404),
 )
@@ -299,9 +307,9 @@ async def change(
     operation_id="fork_session",
     summary="Begin a session with the conversations of another one",
     description=(
-        "The new session has the same user, metadata and published memory, and each agent's turns "
-        "up to and with a completed run, or all of them. From then on the two go their own ways. "
-        "A later deletion of either leaves the other whole."
+        "The new session has the same user, metadata and published memory. It has each agent's "
+        "turns up to a completed run, including this run, or all completed turns. Later changes "
+        "of one session do not change the other, and deleting one leaves the other complete."
     ),
     status_code=201,
     response_model=Session,
@@ -342,7 +350,7 @@ class SessionMessageQuery(PageQuery):
     agent: Annotated[
         str | None,
         Query(pattern=NAME_PATTERN),
-        Field(description="Only conversations of this agent; without, of all."),
+        Field(description="Only conversations of this agent; default: of all agents."),
     ] = None
     user: OwnerNamed = None
 
@@ -352,8 +360,8 @@ class SessionMessageQuery(PageQuery):
     operation_id="list_session_messages",
     summary="List the messages of a session's conversations",
     description=(
-        "By run, then in the order of its log, without system messages. Runs that take part in no "
-        "conversation are left out."
+        "Sorted by run, and in the order of the run's log; without system messages. Runs that "
+        "belong to no conversation are left out."
     ),
     response_model=Page[SessionMessage],
     responses={**problems(404, 409), 200: headers(Link=LINK)},
@@ -381,10 +389,10 @@ async def list_messages(
     operation_id="delete_session",
     summary="Delete a session, its runs and all their data",
     description=(
-        "Deletes its memory, and each run's log, tasks, publications, webhook and stored "
-        "responses. A run that is not over is cut off within a second and writes nothing more; "
-        "its streams end (a WebSocket with 4010). Turns that a fork of the session shares "
-        "stay, as the fork's. Its id may be used again."
+        "Deletes the session's memory, and each run's log, tasks, publications, webhook and stored "
+        "responses. A run that is not over is stopped within a second and writes nothing more; its "
+        "streams end (a WebSocket with 4010). Turns that a fork of the session has, too, stay in "
+        "the fork. The session's id may be used again."
     ),
     response_model=Erased,
     responses=problems(404, 409),
@@ -398,7 +406,7 @@ async def delete(
     user: OwnerNamed = None,
 ) -> Any:
     acting = acts_for(principal, user, None)
-    if acting.user is not None:  # a session of imported episodes alone has no row, and no user
+    if acting.user is not None:  # a session that has only imported episodes has no row, and no user
         async with service.database.begin(tenant) as tx:
             await _refuse_other(tx, acting, session_id)
     removed = await erase_session(service.database, tenant, session_id, actor)
@@ -410,8 +418,9 @@ async def delete(
     operation_id="delete_session_memory",
     summary="Delete what a session's agents published",
     description=(
-        "Later runs of the session begin without it. The session, its runs and its conversations "
-        "stay. A run that is under way has read it already, and may publish again."
+        "Later runs of the session begin without this memory. The session, its runs and its "
+        "conversations stay. A run that is not over has read the memory already, and may publish "
+        "again."
     ),
     response_model=Erased,
     responses=problems(404, 409),
