@@ -46,7 +46,7 @@ CODES = {
 DETAILS = {
     r"^: ": "several fields depend on each other: the rule names none of them",
     r"of the graph's nodes": "what a field names must be in a list",
-    r"belongs to (the )?mode|must have an agent": "a member depends on the value of another",
+    r"belongs to (the )?mode|or allow .anonymous": "a member depends on the value of another",
     r"give one from 1 to": "which events there are is no matter of a request's form",
     r"more than \d+ points": "no keyword bounds a time",
     r"valid IPv[46] ": "networks have a grammar of their own",
@@ -58,13 +58,13 @@ DETAILS = {
     ),
     r"this is in the future|from since to until": "no keyword bounds a time",
     r"tool_choice names a tool": "what a field names must be in a list",
-    r"the name is .* in the path": "a body cannot refer to its path",
+    r"the name in the body differs": "a body cannot refer to its path",
     r"output_schema: |/output_schema": "the grammar of JSON Schema is more than a schema can bound",
     r"success_check/\d+/(schema|value)|/input_schema: ": (
         "the grammar of JSON Schema is more than a schema can bound"
     ),
     r"/approval: ": "conditions have a grammar of their own, which JSON Schema cannot bound",
-    r"give the version to change": "in the body or in a header",
+    r"send the version to change": "in the body or in a header",
     r"patterns? .*(can be merged|is deprecated|is replaced)": "states and categories of others",
     r"without input, output and trace": "no keyword bounds the bytes of several fields",
     r"turns must end with one of the role": "the value of a list's last member",
@@ -84,7 +84,7 @@ DETAILS = {
     r"a node of type|an edge has either|/(nodes|edges)/\d+": (
         "the fields of a node depend on its type, and those of an edge on its nodes"
     ),
-    r"give a baseline_rate, or report": "a report's fields depend on each other",
+    r"send a baseline_rate only": "a report's fields depend on each other",
     r"a ticket for 'sse' opens one run": "a ticket's fields depend on each other",
     r"time zone": "which time zones there are changes every year",
     r"the expiry is in the past": "time goes on",

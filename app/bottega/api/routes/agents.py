@@ -200,7 +200,7 @@ async def create_draft_run(
             stored = await prepare(caller, name, body.definition)
         definition = stored | {"success_check": []}
         draft = {"agent": name, "definition": definition, "model": body.model}
-        run = await submit(service, principal, asked, await once.sent(), draft=draft)
+        run = await submit(service, principal, asked, await once.key_with_hash(), draft=draft)
     except InvalidInputError as error:
         if error.pointer is not None and not error.pointer.startswith("/input"):
             error.pointer = f"/definition{error.pointer.removeprefix('/agent')}"

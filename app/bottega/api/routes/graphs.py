@@ -291,10 +291,8 @@ class GraphContent(Body):
     deep = frozenset({"nodes"})
 
     nodes: Annotated[list[Node | Name], Field(max_length=MOST_NODES)] = Field(default_factory=list)
-    """Nodes; a text is the name of an agent.
-
-    Nodes that edges name may be left out, unless a node or an edge has conditions.
-    """
+    """Nodes; a text is the name of an agent. Nodes that edges name may be left out, unless a node
+    or an edge has conditions."""
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
     ttl_s: Seconds | None = None
     """Seconds until a publication of the graph's agents expires; null: never."""
@@ -464,10 +462,8 @@ class DryRunTask(Answer):
     received: list[DryRunReceived]
     """Answers that it received, in the order of the prompt."""
     messages: list[DryRunMessage]
-    """The prompt of the task's last model call as the model sees it, and the model's answer.
-
-    Empty if there was no model call, or if the dry run's result is too large.
-    """
+    """The prompt of the task's last model call as the model sees it, and the model's answer. Empty
+    if there was no model call, or if the dry run's result is too large."""
     model_calls: int
     output: Annotated[str, Field(description=_CONTENT)]
     error: str | None
@@ -475,7 +471,7 @@ class DryRunTask(Answer):
 
 
 class DryRunNode(Answer):
-    """How a node ended in a dry run."""
+    """A node's end in a dry run."""
 
     name: str
     status: Literal["pending", "running", "completed", "failed", "skipped"]

@@ -27,13 +27,11 @@ class NewKey(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     """Purpose of the key, to find it again when it must be revoked."""
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None = None
-    """What the key may do.
-
-    `read`: reading and searching; `run`: starting runs, and all changes that no other scope names;
-    `define`: changing agents, graphs, providers and schedules; `approve`: decisions that only
-    people may take, and reading runs, messages, sessions and interrupts; `admin`: everything. `run`
-    and `define` include `read`. Send either `scopes` or `role`.
-    """
+    """What the key may do. `read`: reading and searching; `run`: starting runs, and all changes
+    that no other scope names; `define`: changing agents, graphs, providers and schedules;
+    `approve`: decisions that only people may take, and reading runs, messages, sessions and
+    interrupts; `admin`: everything. `run` and `define` include `read`. Send either `scopes` or
+    `role`."""
     role: Role | None = None
     """In place of `scopes`: `viewer` (read), `runner` (run), `approver` (approve), `builder`
     (run, define) or `admin`."""

@@ -224,11 +224,9 @@ class ContextFound(Answer):
     patterns: list[MatchedPattern]
     """Validated patterns, best first."""
     episodes: list[EpisodeHit]
-    """Similar episodes, best first; empty if no episode is more similar than by chance.
-
-    `why` has the words that the episode shares with the task, the cosine, and the least cosine that
-    counts.
-    """
+    """Similar episodes, best first; empty if no episode is more similar than by chance. `why` has
+    the words that the episode shares with the task, the cosine, and the least cosine that
+    counts."""
     by_meaning: bool
     """True if vectors of meaning were compared."""
     by_spelling: bool
@@ -246,10 +244,8 @@ class NewLesson(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
     """Short name of the lesson; null: its first words."""
     category: Literal["domain", "strategic", "decomposition"] = "domain"
-    """Category of the lesson.
-
-    Only categories that a whole run's outcome can validate are allowed.
-    """
+    """Category of the lesson. Only categories that a whole run's outcome can validate are
+    allowed."""
     uses: Annotated[list[Term], Field(max_length=20)] = Field(default_factory=list)
     """Tools and agents that the lesson names."""
 

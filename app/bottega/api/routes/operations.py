@@ -225,11 +225,8 @@ class Pool(Answer):
         dict[str, float],
         Field(examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}]),
     ] = Field(default_factory=dict)
-    """Counters since the worker's start, by name.
-
-    A histogram has its count, its sum, and cumulative counts up to bounds (`le_`). Times are in
-    milliseconds.
-    """
+    """Counters since the worker's start, by name. A histogram has its count, its sum, and
+    cumulative counts up to bounds (`le_`). Times are in milliseconds."""
 
 
 class Breaker(Answer):
@@ -356,11 +353,8 @@ class AuditEntry(Answer):
     at: datetime
     """Time of the action."""
     actor: str
-    """Who acted:
-
-    `key:` with the prefix of a key, `user:` with a person or an end user, `local` (while there are
-    no keys), or `cli`.
-    """
+    """Who acted: `key:` with the prefix of a key, `user:` with a person or an end user, `local`
+    (while there are no keys), or `cli`."""
     action: str
     """Kind of action: `run.cancel`, `session.delete` …"""
     target: str

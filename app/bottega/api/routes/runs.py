@@ -605,7 +605,7 @@ async def create(
     response: Response,
     wait: Annotated[float, Query(ge=0, le=60.0, description="Seconds to wait for the end.")] = 0,
 ) -> Any:
-    run = await submit(service, principal, body, await once.sent())
+    run = await submit(service, principal, body, await once.key_with_hash())
     response.headers["Location"] = _path(run)
     if not wait:
         return run

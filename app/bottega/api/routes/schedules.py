@@ -60,11 +60,8 @@ class ScheduleContent(Body):
     cron: Annotated[str, StringConstraints(max_length=200), AfterValidator(_cron)]
     """Minute, hour, day of month, month, day of week."""
     timezone: Annotated[str, StringConstraints(max_length=100), AfterValidator(_zone)] = "UTC"
-    """IANA name of the time zone.
-
-    A time that the clock change in spring skips counts after the gap. A time that occurs twice in
-    autumn counts once, unless the expression is for every hour.
-    """
+    """IANA name of the time zone. A time that the clock change in spring skips counts after the
+    gap. A time that occurs twice in autumn counts once, unless the expression is for every hour."""
     run: Annotated[
         NewRun,
         Field(

@@ -83,16 +83,12 @@ class SecretContent(Body):
             }
         ),
     ]
-    """Value as it is sent.
-
-    For a header, include a scheme such as `Bearer`; for a provider's key, leave the scheme out.
-    Without the scheme, the value must have at least 8 characters. No response shows it.
-    """
+    """Value as it is sent. For a header, include a scheme such as `Bearer`; for a provider's key,
+    leave the scheme out. Without the scheme, the value must have at least 8 characters. No response
+    shows it."""
     hosts: Annotated[list[Host], Field(min_length=1, max_length=20)]
-    """Names or addresses of the hosts that may get the secret, only over https.
-
-    Over http, only this machine may get it, and only if the operator allows that.
-    """
+    """Names or addresses of the hosts that may get the secret, only over https. Over http, only
+    this machine may get it, and only if the operator allows that."""
 
 
 class Secret(Answer):

@@ -100,11 +100,8 @@ class Session(Answer):
     graph: str | None = None
     """Graph of the last run; null: there is no run, or the run has no graph."""
     state: State
-    """State of the last run.
-
-    `answering`: it is not over; `waiting`: it waits for a person; `failed`: it failed or took too
-    long; `idle`: none of these, or there is no run.
-    """
+    """State of the last run. `answering`: it is not over; `waiting`: it waits for a person;
+    `failed`: it failed or took too long; `idle`: none of these, or there is no run."""
     last_run_id: UUID | None = None
     """Id of the last run; null: no run yet."""
 

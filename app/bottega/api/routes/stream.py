@@ -40,7 +40,9 @@ class WatchQuery(BaseModel):
     ] = 0
     agents: Annotated[
         Annotated[str, StringConstraints(pattern=_NAMES, max_length=4000)] | None,
-        Query(description=f"Only events of these agents: names with commas, at most {_MOST}."),
+        Query(
+            description=f"Only events of these agents: at most {_MOST} names, separated by commas."
+        ),
     ] = None
     types: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None,
@@ -65,7 +67,7 @@ class WatchQuery(BaseModel):
             if name not in _TYPES:
                 raise PydanticCustomError(
                     "unknown_type",
-                    "'{name}' is not a type of event: docs/events.md lists them",
+                    "'{name}' is not a type of event: docs/events.md lists the types",
                     {"name": name[:60]},
                 )
         return value
@@ -92,13 +94,15 @@ class StreamQuery(WatchQuery):
     event: Annotated[
         Literal["type", "message"],
         Query(
-            description="Of a stream. `type`: each event has its `type` as the name. `message`: "
-            "none but `end` has a name, so that an EventSource gets all in `onmessage`."
+            description=(
+                "Only for a stream. `type`: the name of each event is its `type`. `message`: "
+                "only `end` has a name, so that an EventSource gets all events in `onmessage`."
+            )
         ),
     ] = "type"
     ticket: Annotated[
         str | None,
-        Query(max_length=8192, description="Of `POST /v1/ws-tickets`, in place of a key."),
+        Query(max_length=8192, description="A ticket of `POST /v1/ws-tickets`, instead of a key."),
     ] = None
 
 
@@ -108,7 +112,7 @@ class EventQuery(PageQuery, StreamQuery):
 
 _SERVER_SENT_EVENT = {
     "type": "object",
-    "description": "One of the stream's events, as an EventSource reads it.",
+    "description": "An event of the stream, as an EventSource reads it.",
     "properties": {
         "id": {"type": "string", "description": "The event's `seq`."},
         "event": {"type": "string", "description": "The event's `type`, or `end`."},
@@ -124,9 +128,9 @@ LastEventId = Annotated[str | None, Header(max_length=30)]
     operation_id="stream_run_events",
     summary="Stream a run's events",
     description=(
-        "Server-sent events, for live views. The stream begins behind `after` (or "
-        "`Last-Event-ID`), goes on live, and ends with the final event and an event named "
-        "`end` (or when the run is deleted). `agents`, `types` and `depth` filter; the final "
+        "Server-sent events, for live views. The stream begins after `after` (or "
+        "`Last-Event-ID`), goes on live, and ends with the final event and an event named `end`. "
+        "It also ends when the run is deleted. `agents`, `types` and `depth` filter; the final "
         "event always passes."
     ),
     response_class=EventSourceResponse,
@@ -137,8 +141,8 @@ LastEventId = Annotated[str | None, Header(max_length=30)]
             "content": {"text/event-stream": {"schema": _SERVER_SENT_EVENT}},
         },
         204: {
-            "description": "The run is over and the client has all of it; this keeps an "
-            "EventSource from reconnecting."
+            "description": "The run is over, and the client has all its events. This status stops "
+            "an EventSource from reconnecting."
         },
     },
 )
@@ -167,13 +171,13 @@ async def stream(
     operation_id="list_run_events",
     summary="List a run's events",
     description=(
-        "A page of the log, in its order. `agents`, `types` and `depth` filter; the final event "
-        "always passes. With `Accept: text/event-stream` it answers as `stream_run_events`."
+        "A page of the log, in order. `agents`, `types` and `depth` filter; the final event "
+        "always passes. With `Accept: text/event-stream` it streams, like `stream_run_events`."
     ),
     response_model=Page[EventAnswer],
     responses={
         **problems(404),
-        204: {"description": "Of a stream alone, as of `stream_run_events`."},
+        204: {"description": "Only for a stream, as in `stream_run_events`."},
     },
 )
 async def events(
@@ -211,9 +215,9 @@ async def events(
 def event_stream(
     content: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
 ) -> EventSourceResponse:
-    """Return server-sent events, whose heartbeats are in ``content``.
+    """Return a response with server-sent events; ``content`` must contain its own heartbeats.
 
-    The connection of a client that reads nothing for too long ends by itself.
+    The server disconnects clients that read nothing for too long.
     """
     return EventSourceResponse(escaped_lines(content), headers=headers, ping=0)
 
@@ -236,7 +240,7 @@ async def _sse(
             service.keys.watching(principal.identity, subscriber.stop),
             wakeups.resumable(subscriber.stop),
         ):
-            if again:  # the process before may have said 0
+            if again:  # the process before may have sent 0
                 yield b"retry: 1000\r\n\r\n"
             while (frames := await subscriber.next()) is not None:
                 if frames:

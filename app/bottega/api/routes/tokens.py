@@ -1,4 +1,4 @@
-"""Routes of end users' tokens, of the console's sign-in, and of what a caller may do."""
+"""Routes of end users' tokens, of the console's sign-in, and of the caller's own rights."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -40,21 +40,21 @@ class NewToken(Body):
     )
 
     user: UserName
-    """Your name for the end user. All that is done with the token is done for that user, and it
-    sees what is that user's only."""
+    """Your name for the end user. The token acts for this user only, and sees only this user's
+    data."""
     actions: Annotated[list[Action], Field(min_length=1, max_length=len(ACTIONS))]
     """`run`: start runs and sessions; `read`: runs, sessions, files, interrupts and streams;
     `upload`: files; `message`: messages to runs, and feedback; `cancel`: runs and their tasks;
     `answer`: questions and client tools, not approvals."""
     expires_in: Annotated[int, Field(ge=1, le=LONGEST_S), WHOLE]
-    """Seconds of its life. It ends with its key at the latest."""
+    """Seconds until the token expires. It ends with its key at the latest."""
     agents: _Names = None
-    """Names of the only agents that it may run. With `agents` or `graphs` it runs nothing that
-    neither names."""
+    """Names of the only agents that the token may run. With `agents` or `graphs`, it may run
+    nothing else."""
     graphs: _Names = None
-    """Names of the only graphs that it may run."""
+    """Names of the only graphs that the token may run."""
     sessions: _Sessions = None
-    """Names of the only sessions in which it may run, and that it sees."""
+    """Names of the only sessions that the token sees and may start runs in."""
 
 
 class MadeToken(Answer):
@@ -63,32 +63,32 @@ class MadeToken(Answer):
     token: str
     """Send it as `Authorization: Bearer <token>`, never in a URL."""
     jti: str
-    """Its id, to revoke it."""
+    """Id of the token, for revoking it."""
     expires_at: datetime
     """Time from which it is invalid."""
 
 
 class Me(Answer):
-    """Caller, and what that caller may do."""
+    """The caller and its rights."""
 
     tenant: str
     """Name of the tenant."""
     name: str
     """Name of the key, or of the person."""
     user: str | None
-    """The end user that all requests act for; null: those of a key name one."""
+    """The end user that all requests act for; null: each request names its own."""
     scopes: list[str]
     """Scopes of the key, or the actions of the token."""
     limits: dict[str, Any]
-    """What limits it further: names of `agents`, `models`, `graphs` and `sessions`, `addresses`,
-    `requests_per_s` and `tokens_per_day`."""
+    """Further limits of the caller: names of `agents`, `models`, `graphs` and `sessions`,
+    `addresses`, `requests_per_s` and `tokens_per_day`."""
 
 
 class Code(Body):
     """Authorization code of the identity provider, for the console.
 
     Attributes:
-        verifier: secret of the page, of which it sent the hash before (RFC 7636).
+        verifier: secret of the page, which sent its hash to the provider before (RFC 7636).
         redirect_uri: address of the page.
     """
 
@@ -102,7 +102,7 @@ router = APIRouter(tags=["keys"])
 
 @router.get("/v1/sign-in", include_in_schema=False)
 async def provider(service: ServiceDep) -> Any:
-    """Return where a browser goes to sign in and out; all null: people send keys."""
+    """Return the provider's addresses for signing in and out; null: people use keys."""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         return {"client_id": None}
@@ -116,10 +116,12 @@ async def provider(service: ServiceDep) -> Any:
 
 @router.post("/v1/sign-in", include_in_schema=False)
 async def sign_in(service: ServiceDep, request: Request, body: Code, response: Response) -> Any:
-    """Redeem a code, since not every provider answers pages of other origins."""
+    """Redeem a code for the console, because some providers refuse pages of other origins."""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
-        raise NotFoundError("nobody signs in here: set BOTTEGA_OIDC_CLIENT_ID")
+        raise NotFoundError(
+            "signing in is not set up here: the operator must set BOTTEGA_OIDC_CLIENT_ID"
+        )
     grant = {"code": body.code, "code_verifier": body.verifier, "redirect_uri": body.redirect_uri}
     origin = request.headers.get("origin", "")
     token, person = await service.sign_in.redeemed(grant | {"client_id": client_id}, origin)
@@ -133,10 +135,10 @@ async def sign_in(service: ServiceDep, request: Request, body: Code, response: R
     operation_id="create_token",
     summary="Make a token of an end user",
     description=(
-        "For a browser or an app that talks to Bottega itself, on behalf of one end user. Your "
-        "server makes it with its key and hands it over. Every process verifies it by its "
+        "For a browser or an app that calls Bottega directly for one end user. Your server makes "
+        "the token with its key, and passes it on. Every process verifies the token by its "
         "signature; it is stored nowhere. It ends when it expires, when you revoke it, or when "
-        "its key ends: within 5 seconds, open streams included."
+        "its key ends; open streams end within 5 seconds."
     ),
     status_code=201,
     response_model=MadeToken,
@@ -151,7 +153,7 @@ async def create(
     response: Response,
 ) -> Any:
     if principal.person is not None:
-        raise ForbiddenError("a key makes tokens, not a person", code="insufficient_scope")
+        raise ForbiddenError("only a key may make tokens: send a key", code="insufficient_scope")
     signer, key = service.keys.tokens, None
     await service.keys.know_tokens()
     if principal.key_id is not None:
@@ -187,7 +189,7 @@ def _names(listed: list[str] | None) -> tuple[str, ...] | None:
     summary="Revoke a token of an end user",
     description=(
         "Within 5 seconds every API process refuses the token, and ends streams that were opened "
-        "with it. Revoking it again is 204 too."
+        "with it. Revoking it again answers 204, too."
     ),
     status_code=204,
     responses=problems(404),
@@ -208,8 +210,8 @@ async def revoke(
     operation_id="get_me",
     summary="Read who you are here, and what you may do",
     description=(
-        "For a client that was given a key or a token: its tenant, its name, its end user, its "
-        "scopes (of a token: its actions) and its limits."
+        "Tells a client about its own key or token: tenant, name, end user, scopes (of a token: "
+        "actions) and limits."
     ),
     response_model=Me,
     responses=problems(),

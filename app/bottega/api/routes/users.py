@@ -21,14 +21,14 @@ from bottega.users.export import UserExport, as_array
 
 
 class User(Answer):
-    """An end user, and the erasure of the user's data if one is under way."""
+    """An end user, and the progress of the erasure of its data, if requested."""
 
     user: str
     """Your own name for the end user."""
     status: Literal["active", "erasing"]
-    """`erasing`: nothing new of this user is accepted."""
+    """`erasing`: nothing new is accepted for this user."""
     requested_at: datetime | None
-    """Time at which the erasure was requested; null: it was not."""
+    """Time at which the erasure was requested; null: not requested."""
     removed: Annotated[dict[str, int], Field(examples=[{"runs": 300, "run_steps": 2410}])]
     """Number of rows removed so far, by table."""
 
@@ -36,7 +36,7 @@ class User(Answer):
 class EncodedPathRoute(APIRoute):
     """A route that is matched before its path is decoded, so that a parameter may contain ``%2F``.
 
-    Bytes that are no UTF-8 become lone surrogates, which no parameter may contain.
+    Bytes that are not UTF-8 become lone surrogates, which the parameter's check refuses.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -76,7 +76,7 @@ UserPath = Annotated[
     "/{user}",
     operation_id="get_user",
     summary="Read a user, and the progress of an erasure",
-    description="404: nothing names the user, or the erasure is complete.",
+    description="404: there is no data of this user, or the erasure is complete.",
     response_model=User,
     responses=problems(404),
 )
@@ -90,8 +90,8 @@ async def get(tx: Transaction, tenant: AdminTenant, user: UserPath) -> Any:
     summary="Erase a user's data",
     description=(
         "Deletes the user's sessions, runs, episodes, files and schedules with all their data, in "
-        "the background; GET answers 404 when all is gone. Until then nothing new of the user is "
-        "accepted (409 `user_erasing`). A run that is not over is cut off, as with a session."
+        "the background. Until GET answers 404, nothing new is accepted for the user (409 "
+        "`user_erasing`). Runs that are not over are stopped, as when a session is deleted."
     ),
     status_code=202,
     response_model=User,
@@ -109,11 +109,11 @@ async def delete(
     operation_id="export_user",
     summary="Export a user's data",
     description=(
-        "Lines of JSON, each an object with `type` (the table) and `data` (the row); a line of the "
-        "type `content` is a part of a file or of a long text, in base64. An export is complete if "
-        "its last line has the type `end`; it is missing if the export broke off, or the user's "
-        "erasure began meanwhile. With `Accept: application/json` the lines are the items of one "
-        "array."
+        "Lines of JSON, each an object with `type` (the table) and `data` (the row); a line of "
+        "the type `content` is a part of a file or of a long text, in base64. An export is "
+        "complete only if its last line has the type `end`; otherwise the export broke off, or "
+        "the user's erasure began meanwhile. With `Accept: application/json` the lines are the "
+        "items of one array."
     ),
     response_class=StreamingResponse,
     responses={

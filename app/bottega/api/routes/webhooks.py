@@ -27,11 +27,11 @@ class WebhookSecret(Answer):
     """A secret that signs the tenant's webhooks, without its value."""
 
     id: UUID | None
-    """Null: the server's `BOTTEGA_WEBHOOK_SECRET`."""
+    """Id of the secret; null: it is the server's `BOTTEGA_WEBHOOK_SECRET`."""
     created_at: datetime | None
-    """Time of its creation; null: the server's own."""
+    """Time of its creation; null: it is the server's own secret."""
     expires_at: datetime | None
-    """Until then it signs beside newer ones; null: until the next one."""
+    """Time until which it signs together with newer secrets; null: it is the newest secret."""
 
 
 class MadeWebhookSecret(WebhookSecret):
@@ -56,10 +56,10 @@ router = APIRouter(prefix="/v1/webhook-secret", tags=["webhooks"])
     operation_id="rotate_webhook_secret",
     summary="Make the tenant's next webhook secret",
     description=(
-        "Only this response holds the secret. The previous secret signs too for a day: each "
-        "delivery carries a signature of every valid secret, so that receivers can change over. "
-        "There is no `Idempotency-Key`, which would store the response: if it is lost, make "
-        "another secret. At most 5 are valid at the same time (409 `too_many`)."
+        "Only this response contains the secret. The previous secret stays valid for a day: each "
+        "delivery has a signature of every valid secret, so that receivers can change over. There "
+        "is no `Idempotency-Key`, because it would store the response; if you lose the secret, "
+        "make another one. At most 5 secrets are valid at the same time (409 `too_many`)."
     ),
     status_code=201,
     response_model=MadeWebhookSecret,
@@ -79,7 +79,7 @@ async def rotate(tx: Transaction, tenant: AdminTenant, actor: Actor, response: R
     "",
     operation_id="get_webhook_secrets",
     summary="List the tenant's valid webhook secrets, without the secrets themselves",
-    description="To see which secrets sign webhooks now, and until when; never their values.",
+    description="Shows which secrets sign webhooks, and until when; never their values.",
     response_model=WebhookSecrets,
     responses=problems(),
 )
@@ -94,20 +94,20 @@ DeliveryStatus = Literal["pending", "delivered", "failed"]
 
 
 class Delivery(Answer):
-    """A webhook that was sent, or is to be sent."""
+    """A webhook request that was sent, or will be sent."""
 
     run_id: UUID
     seq: int
-    """Of the event `run.waiting` that it tells of; 0: the run's end."""
+    """Number of the event `run.waiting` that it reports; 0: it reports the run's end."""
     event: Annotated[str, Field(examples=["run.completed"])]
-    """Type of the event that it tells of."""
+    """Type of the event that it reports."""
     url: str
-    """Without its query string, which may hold a secret."""
+    """URL of the receiver, without its query string, which may contain a secret."""
     status: DeliveryStatus
-    """`failed`: no further try is made."""
+    """Status of the delivery; after `failed` there is no further try."""
     tries: int
     answer: int | None
-    """HTTP status of the last try's answer."""
+    """HTTP status that the receiver answered to the last try; null: no answer."""
     error: str | None
     """Error of the last try."""
     next_at: datetime | None
@@ -128,7 +128,7 @@ class DeliveryQuery(PageQuery):
     operation_id="list_webhook_deliveries",
     summary="List deliveries of webhooks by the age of their runs",
     description=(
-        "To see which webhooks did not arrive, and why; newest last, unless `order` says otherwise."
+        "Shows which webhooks did not arrive, and why; newest last, unless `order` says otherwise."
     ),
     response_model=Page[Delivery],
     responses={**problems(), 200: headers(Link=LINK)},

@@ -1,8 +1,8 @@
-"""Watching a run over a WebSocket, with tickets for browsers.
+"""Watching a run over a WebSocket, and tickets for browsers.
 
-Their WebSockets and EventSources cannot send an Authorization header. ``bottega.api.auth`` redeems
-tickets before any route. A ticket has the scopes of the key that requested it, and ends with that
-key.
+Browsers need tickets, because their WebSockets and EventSources cannot send an Authorization
+header. ``bottega.api.auth`` redeems a ticket before the route is called. A ticket has the scopes of
+the key that requested it, and ends with this key.
 """
 
 import asyncio
@@ -76,15 +76,15 @@ FINISHED, STOPPING, BROKEN, REPLACED, REVOKED, SLOW, DELETED = (
 )
 CLOSES = {
     FINISHED: "the final event was sent",
-    STOPPING: "the server stops, reconnect with the seq in the reason",
-    BROKEN: "an error of the server, reconnect with the seq in the reason",
-    REPLACED: "another process of the server goes on, reconnect with the seq in the reason",
+    STOPPING: "the server stops: reconnect with the seq in the reason",
+    BROKEN: "an error of the server: reconnect with the seq in the reason",
+    REPLACED: "another process of the server takes over: reconnect with the seq in the reason",
     REVOKED: "the key was revoked or has expired, or a key is required now",
     SLOW: (
-        "the client reads too slowly or sends too many pings, it may reconnect with the seq in "
+        "the client reads too slowly or sends too many pings: it may reconnect with the seq in "
         "the reason"
     ),
-    DELETED: "the run was deleted, do not reconnect",
+    DELETED: "the run was deleted: do not reconnect",
 }
 PING_LIMIT = (
     f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "
@@ -92,8 +92,9 @@ PING_LIMIT = (
     "and pongs, count as pings; cancel, message and resolve frames count as requests instead"
 )
 _KNOWN = (
-    'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id; the run\'s user), '
-    '{"type":"message"} with content and {"type":"resolve"} with interrupt_id and a decision'
+    'known frames: {"type":"ping"}, {"type":"cancel"} (with task_id: only this task; user: the '
+    'run\'s user), {"type":"message"} with content, {"type":"resolve"} with interrupt_id and a '
+    "decision"
 )
 _HEARTBEAT = b'{"type":"heartbeat"}'
 _CANCELLED = '{"type":"cancel.accepted"}'
@@ -104,14 +105,16 @@ async def watch(socket: WebSocket) -> None:
 
     A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}``,
     ``{"type": "cancel"}``, ``{"type": "message"}`` and ``{"type": "resolve"}``. Cancelling and
-    messages need the scope ``run``; a ``task_id`` limits a cancel to that task. Deciding needs what
-    it needs over HTTP. Every other frame counts as a ping.
+    messages need the scope ``run``; with a ``task_id`` only this task is cancelled. Decisions need
+    the same scopes as over HTTP. Every other frame counts as a ping.
     """
-    with contextlib.suppress(ClientDisconnected):  # during the handshake or a refusal
+    with contextlib.suppress(
+        ClientDisconnected
+    ):  # the client left during the handshake or a refusal
         await _watch(socket)
 
 
-# FastAPI's own routes solve dependencies, of which there are none.
+# Starlette's route, because FastAPI's would solve dependencies, and there are none.
 router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 
@@ -172,7 +175,7 @@ async def _serve(
             service.wakeups.resumable(sending.hand_over),
         ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():  # else an answer may have failed on a closed socket
+        if not tasks[0].done():  # otherwise the socket is closed, so an answer may have failed
             tasks[1].result()
     finally:
         for task in tasks:
@@ -184,14 +187,15 @@ class _Sender:
     """Sender of a subscriber's frames and of the final close frame.
 
     Args:
-        patience_s: seconds that the client may read nothing.
+        patience_s: seconds for which the client may read nothing.
 
-    Attributes:
-        answering: held while a frame of the client is answered.
+            Attributes:
+                answering: lock that is held while a client's frame is answered.
     """
 
     def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
         self._socket = socket
+        # `_send` and `_drop` of the server's protocol, `bottega.api.server.connections`.
         self._send = socket.scope["extensions"][SEND]
         self._drop = socket.scope["extensions"][DROP]
         self._subscriber = subscriber
@@ -206,15 +210,15 @@ class _Sender:
         return self._subscriber.stopped
 
     def revoke(self) -> None:
-        """End: the client's key is no longer valid."""
+        """Close the socket, because the client's key is no longer valid."""
         self._break_off(REVOKED, "key revoked, expired or missing")
 
     def refuse_pings(self) -> None:
-        """End: the client sends too many pings."""
+        """Close the socket, because the client sends too many pings."""
         self._break_off(SLOW, "too many pings")
 
     def hand_over(self) -> None:
-        """End: another process goes on."""
+        """Close the socket, because another process takes over."""
         self._handed_over = True
         self._subscriber.stop()
 
@@ -230,7 +234,7 @@ class _Sender:
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [_HEARTBEAT])
                 self._place = place
-            self._place = self._subscriber.place  # also past events that the filter left out
+            self._place = self._subscriber.place  # includes events that the filter left out
             if self._subscriber.finished:
                 await self._last_answer()
             async with asyncio.timeout(self._patience_s):
@@ -253,9 +257,9 @@ class _Sender:
             self._drop(BROKEN, f"internal error; resume after={self._place}")
 
     async def _last_answer(self) -> None:
-        """Wait for the answer to a frame that may itself have ended the run."""
+        """Wait for the answer to the client's last frame, which may have ended the run."""
         with contextlib.suppress(TimeoutError):
-            # The longest wait for a frame that is being answered.
+            # Wait at most 1 s for it.
             async with asyncio.timeout(1.0), self.answering:
                 pass
 
@@ -279,7 +283,7 @@ async def _read_frames(
 async def _answer(
     frame: dict[str, Any], socket: WebSocket, service: Service, cursor: RunCursor
 ) -> str | None:
-    """Answer one frame; return ``None`` after too many pings."""
+    """Answer one frame; ``None``: the client has sent too many pings."""
     extensions = socket.scope["extensions"]
     principal: Principal = socket.state.principal
     match frame:
@@ -297,7 +301,7 @@ async def _answer(
 
 
 async def _request(act: Callable[[], Awaitable[str]], extensions: Mapping[str, Any]) -> str:
-    """Carry out a frame that counts as a request, when the tenant's rate allows it."""
+    """Wait until the tenant's rate allows a request, then carry out the frame."""
     if TURN in extensions:
         await extensions[TURN]()
     try:
@@ -379,18 +383,18 @@ class NewTicket(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
 
     opens: Annotated[Literal["websocket", "sse"], Field(alias="for")] = "websocket"
-    """`websocket`: it opens one WebSocket within 60 seconds. `sse`: it opens the event stream
-    of its run for an hour, so that an EventSource can reconnect."""
+    """`websocket`: the ticket opens one WebSocket within 60 seconds. `sse`: it opens the event
+    stream of a run for an hour, so that an EventSource can reconnect."""
     run_id: Annotated[Annotated[UUID, Field(strict=False)] | None, Field(validate_default=True)] = (
         None
     )
-    """Valid for this run only; null: for all of the tenant's, but not `sse`."""
+    """The only run that the ticket opens; null: all runs of the tenant, but not for `sse`."""
 
     @field_validator("run_id")
     @classmethod
     def _names_one_for_sse(cls, value: UUID | None, info: ValidationInfo) -> UUID | None:
         if value is None and info.data.get("opens") == "sse":
-            raise PydanticCustomError("missing", "a ticket for 'sse' opens one run: name it")
+            raise PydanticCustomError("missing", "a ticket for 'sse' opens one run: send run_id")
         return value
 
 
@@ -409,9 +413,9 @@ class Ticket(Answer):
     operation_id="create_ws_ticket",
     summary="Get a ticket for a WebSocket or an EventSource",
     description=(
-        "For browsers, which cannot send an Authorization header with them. The ticket is valid "
-        "at any API process. It has the scopes of your key, or the actions of your token, and ends "
-        "with it."
+        "For browsers, which cannot send an Authorization header with these. Every API process "
+        "accepts the ticket. It has the scopes of your key, or the actions of your token, and ends "
+        "with the key or token."
     ),
     status_code=201,
     response_model=Ticket,

@@ -1,4 +1,4 @@
-"""Agents on the wire, with their sub-agents and success checks, and what these found in a run."""
+"""Bodies of agents: their sub-agents, their success checks, and the results of these checks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 
 
 class EqualsCheck(Body):
-    """The answer is this value: a text but for spaces around it, or JSON."""
+    """Check that the answer is this value; spaces around a text do not count."""
 
     deep = frozenset({"value"})
     type: Literal["equals"]
@@ -58,7 +58,7 @@ class EqualsCheck(Body):
 
 
 class ContainsCheck(Body):
-    """The answer contains this text."""
+    """Check that the answer contains this text."""
 
     type: Literal["contains"]
     value: _Text
@@ -66,7 +66,7 @@ class ContainsCheck(Body):
 
 
 class SchemaCheck(Body):
-    """The answer is JSON that fits a schema."""
+    """Check that the answer is JSON that fits a schema."""
 
     deep = frozenset({"schema"})
     model_config = ConfigDict(serialize_by_alias=True)
@@ -77,21 +77,21 @@ class SchemaCheck(Body):
 
 
 class JudgeCheck(Body):
-    """A model reads the task and the answer, and judges by these criteria."""
+    """Check in which a model reads task and answer, and judges the answer by criteria."""
 
     type: Literal["judge"]
     criteria: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
-    """What the judging model looks at, in words."""
+    """Criteria for the judging model, in words."""
     model: Annotated[str, StringConstraints(min_length=1, max_length=265)] | None = None
-    """As an agent's `model`; null: the agent's own."""
+    """The judging model, in the form of an agent's `model`; null: the agent's own model."""
 
 
 class PythonCheck(Body):
-    """A plugin's function `check_success` judges."""
+    """Check by a plugin's function `check_success`."""
 
     type: Literal["python"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    """The name of its entry point in `bottega.plugins`."""
+    """Name of the plugin's entry point in `bottega.plugins`."""
 
 
 AnyCheck = Annotated[
@@ -104,8 +104,8 @@ SuccessCheck = Annotated[
         max_length=10,
         description=(
             "Checks of the answer of a completed run that began with this agent (not in a DAG). "
-            "If all pass, the run's `outcome` is SUCCESS, otherwise FAILURE. They are done after "
-            "its end, in the background."
+            "If all pass, the run's `outcome` is SUCCESS, otherwise FAILURE. The checks are made "
+            "in the background, after the run's end."
         ),
     ),
 ]
@@ -114,13 +114,13 @@ SuccessCheck = Annotated[
 class ShownOutcome(Answer):
     """The worth of a run.
 
-    A completed run that nobody judged is `UNKNOWN`; a failed or timed-out one is a `FAILURE`.
+    A completed run without a judgement is `UNKNOWN`; a failed or timed-out run is a `FAILURE`.
     """
 
     value: OutcomeValue
     """What the run was worth."""
     source: OutcomeSource | None
-    """Who says so; feedback counts more than an eval, that than a check."""
+    """Source of the judgement. Feedback replaces an eval, and an eval replaces a check."""
 
 
 class CheckResult(Answer):
@@ -129,26 +129,26 @@ class CheckResult(Answer):
     type: str
     """Kind of the check, as in the agent's definition."""
     passed: bool | None
-    """Null: it could not be decided."""
+    """True: the check passed; null: it could not be decided."""
     reason: str
     """Why it passed, failed or could not be decided."""
 
 
 class RunCheck(Answer):
-    """The success checks of a run; null if its agent has none, or it did not complete."""
+    """The success checks of a run; null: its agent has none, or the run did not complete."""
 
     status: Literal["pending", "done", "failed", "unknown"]
-    """`failed`: some could not be decided, and are not tried again. `unknown`: for a week no
-    day had the budget for a judge."""
+    """`failed`: some checks could not be decided, and are not tried again. `unknown`: for a week,
+    the daily budget was always used up before the judge."""
     passed: bool | None
     """True: all checks passed; null: not all are decided."""
     results: list[CheckResult]
-    """In the order of the agent's checks."""
+    """Results, in the order of the agent's checks."""
     reason: str | None
-    """The budget that a judge waits for, with `pending`: it is asked when the next day begins
-    (UTC). `budget`, with `unknown`."""
+    """With `pending`: the budget that a judge waits for; the judge is asked when the next day
+    begins (UTC). With `unknown`: `budget`."""
     error: str | None
-    """Error of the last try; null: there is none."""
+    """Error of the last try; null: no error."""
     tries: int
     updated_at: datetime
 
@@ -163,7 +163,7 @@ def _distinct(expose: list[Facade]) -> list[Facade]:
 
 
 def usual() -> list[Facade]:
-    """Return the façades that show an agent which names none."""
+    """Return the façades of an agent that names no façades."""
     return ["openai"]
 
 
@@ -173,8 +173,8 @@ Expose = Annotated[
     Field(
         max_length=2,
         json_schema_extra={"uniqueItems": True},
-        description="The façades that show it, beside this API: `openai` (a model of "
-        "`/openai/v1`), `mcp` (a tool at `/mcp`).",
+        description="Façades that offer the agent, besides this API: `openai` (as a model of "
+        "`/openai/v1`), `mcp` (as a tool at `/mcp`).",
     ),
 ]
 
@@ -186,7 +186,7 @@ _Seconds = Annotated[float, Field(gt=0, le=604_800)]
 class SubAgentLimits(Body):
     """Limits on the tasks of an agent in mode `async`; times are in seconds.
 
-    None may be above the operator's own; null takes the operator's.
+    No limit may be above the operator's limit; null takes the operator's limit.
     """
 
     max_concurrent: _Count | None = None
@@ -194,21 +194,21 @@ class SubAgentLimits(Body):
     max_queued: _Count | None = None
     """Tasks that may wait."""
     max_total_tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
-    """Tokens that all its tasks together may spend."""
+    """Tokens that all tasks of the agent together may spend."""
     max_depth: Annotated[int, Field(ge=1, le=20), WHOLE] | None = None
     """Levels of tasks below the run."""
     spread_above: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
-    """Tasks from which further ones become child runs, on any worker."""
+    """Number of tasks above which further tasks become child runs, which any worker executes."""
     default_timeout: _Seconds | None = None
-    """Timeout of a task that asks for none."""
+    """Timeout of a task that names no timeout."""
     max_timeout: _Seconds | None = None
     """Longest timeout that a task may ask for."""
     max_steps_per_subagent: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
-    """Model calls of one task."""
+    """Most model calls of one task."""
 
 
 class SubAgentLimitsShown(Answer):
-    """The limits that hold for an agent's tasks: the lower of its own and the operator's."""
+    """The limits that apply to an agent's tasks: the lower of the agent's and the operator's."""
 
     shows = SubAgentLimits
 
@@ -224,7 +224,7 @@ class SubAgentLimitsShown(Answer):
 
 EffectiveLimits = Annotated[
     SubAgentLimitsShown,
-    Field(description="Limits that hold now; null: the agent is not in mode `async`."),
+    Field(description="Limits that apply now; null: the agent is not in mode `async`."),
 ]
 
 
@@ -248,25 +248,25 @@ class SubAgents(Body):
         Literal["sync", "async"],
         Field(
             description=(
-                "`sync`: each is a tool, and a call waits for its answer. `async`: the model "
-                f"has the tools {', '.join(f'`{name}`' for name in TASK_TOOLS)}, and its tasks "
-                "run beside it."
+                "`sync`: each sub-agent is a tool, and a call waits for the answer. `async`: the "
+                f"model has the tools {', '.join(f'`{name}`' for name in TASK_TOOLS)}, and the "
+                "tasks run in parallel with the agent."
             )
         ),
     ] = "sync"
     names: Annotated[list[Name], Field(max_length=50, json_schema_extra={"uniqueItems": True})] = (
         Field(default_factory=list)
     )
-    """The agents may be created later, but before the first run. In mode `async` a task needs
-    none of them: the model's own instructions then define it."""
+    """Names of the sub-agents. They may be created later, but before the first run. In mode `async`
+    the model may also start tasks without a sub-agent, with instructions of its own."""
     limits: SubAgentLimits | None = None
-    """Only in mode `async`. None may be above the operator's limit."""
+    """Limits of the tasks, only in mode `async`. No limit may be above the operator's limit."""
     anonymous: bool = True
-    """In mode `async`: the model may dispatch tasks to helpers without a definition."""
+    """In mode `async`, true: the model may start tasks without a sub-agent's definition."""
     share_metadata: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=20)
     ] = Field(default_factory=list)
-    """In mode `async`: keys of a dispatch's `metadata` that the task reads in its first message."""
+    """In mode `async`: keys of a new task's `metadata` that the task reads in its first message."""
 
     @field_validator("names")
     @classmethod
@@ -295,23 +295,24 @@ class SubAgents(Body):
             )
         if not (self.anonymous or self.names):
             raise PydanticCustomError(
-                "anonymous", "without helpers 'names' must have an agent: no task can start else"
+                "anonymous",
+                "name an agent in 'names', or allow 'anonymous': otherwise no task can start",
             )
         return self
 
     @property
     def tools(self) -> Sequence[str]:
-        """Names of the tools that the model has for its sub-agents."""
+        """Names of the tools with which the model calls its sub-agents."""
         return TASK_TOOLS if self.mode == "async" else self.names
 
 
 class AncestorsRecall(Body):
-    """Recall of answers of the agent's ancestors in the graph, besides those read directly."""
+    """Recall of answers of the agent's indirect ancestors in the graph."""
 
     mode: Literal["semantic", "ancestors"] = "semantic"
-    """`semantic`: those nearest to the query; `ancestors`: all."""
+    """`semantic`: the answers that are nearest to the query; `ancestors`: all answers."""
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 3
-    """Maximum number, for `semantic`."""
+    """Most answers, for `semantic`."""
 
 
 class ToolRule(Body):
@@ -322,9 +323,9 @@ class ToolRule(Body):
     min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
     """Least number of calls."""
     require_success: bool = False
-    """Count only calls that succeed."""
+    """True: only successful calls count."""
     error_message: Annotated[str | None, StringConstraints(max_length=2000)] = None
-    """What the model reads when it broke the rule; null: a general text."""
+    """Text that the model reads when it broke the rule; null: a general text."""
 
 
 class AgentContent(Body):
@@ -344,59 +345,60 @@ class AgentContent(Body):
     )
 
     description: Annotated[str, StringConstraints(max_length=2000)] = ""
-    """The agent's abilities; the model of a calling agent reads this."""
+    """The agent's abilities; an agent that may call this one reads the text."""
     system_message: SystemMessage
     """Instructions that each of its model calls begins with."""
     model: ModelNames | None = None
-    """`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of this name;
-    or `provider:MODEL`. A list: the next one is tried at once when one is down, over its limit
-    or refuses. Null: the default model of `default`."""
+    """`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of this name; or
+    `provider:MODEL`. In a list, the next model is tried at once if a model is down, over its limit
+    or refuses. Null: the default model of `default`.
+    """
     model_patience_s: Annotated[float | None, Field(ge=0, le=604_800, allow_inf_nan=False)] = None
-    """Seconds that runs wait for an unavailable model; 0: none; null: the server's default. The
-    run's deadline still applies."""
+    """Seconds that runs wait for an unavailable model; 0: they do not wait; null: the server's
+    default. The run's deadline still applies."""
     max_iterations: MaxIterations = 15
     """Maximum number of model calls per query."""
     stateless: bool = True
-    """As a sub-agent: forget the conversation after each call."""
+    """True: as a sub-agent, it forgets the conversation after each call."""
     subagents: SubAgents | None = None
-    """Agents that it may call; null: none."""
+    """Agents that the agent may call; null: none."""
     tools: Annotated[list[ToolDefinition], Field(max_length=50)] = Field(default_factory=list)
     """Tools of its model, besides sub-agents."""
     approval: ApprovalField | None = None
-    """Calls of its tools that a person must approve first, as a tool's `approval`, which
-    overrides it. For HTTP tools, `http_get`, tools of MCP servers, client tools, and sub-agents
-    in mode `sync`."""
+    """Tool calls that a person must approve first; a tool's own `approval` overrides this. It
+    applies to HTTP tools, `http_get`, tools of MCP servers, client tools, and sub-agents in mode
+    `sync`."""
     recall: AncestorsRecall | None = None
     """Recall of ancestors' answers in the graph; null: none."""
     tool_policy: Annotated[list[ToolRule], Field(max_length=50)] = Field(default_factory=list)
-    """An answer that breaks a rule goes back to the model."""
+    """Rules about tool calls. An answer that breaks a rule goes back to the model."""
     exit_on_success: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=50)
     ] = Field(default_factory=list)
-    """Tools whose success ends the query with their result."""
+    """Tools whose successful result ends the query as its answer."""
     agent_comment: bool = True
-    """Ask the model again once its tools have answered."""
+    """True: the model is asked again after its tools have answered."""
     on_length: OnLength = "continue"
-    """Reaction to a text that the model's limit cuts off: `continue` asks once for the rest,
-    `fail` fails with `model_length`, `accept` takes it as the answer."""
+    """Reaction to a text that the model's limit cuts off: `continue` asks once for the rest, `fail`
+    fails with `model_length`, `accept` takes the text as the answer."""
     params: Parameters | None = None
     """Parameters of its model calls."""
     tool_choice_scope: ToolChoiceScope = "first"
-    """Model calls of a query that `tool_choice` holds for."""
+    """Model calls of a query that `tool_choice` applies to."""
     output_schema: OutputSchemaField | None = None
-    """JSON Schema (2020-12) of its answers. An answer that does not fit goes back to the model,
-    twice; then the query fails with `output_invalid`."""
+    """JSON Schema (2020-12) of the answers. An answer that does not fit goes back to the model, at
+    most twice; then the query fails with `output_invalid`."""
     input_schema: ToolInputSchema | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     memory: MemoryMode = "full"
-    """Use of memory by runs that begin with this agent: `full`; `read` (they store no episode);
+    """Use of memory by runs that begin with this agent: `full`; `read` (the runs store no episode);
     or `off`."""
     memory_scope: MemoryScope | None = None
-    """Episodes that runs which begin with this agent may retrieve. `user`: those of the run's
-    user; without a user, those of its session; without both, those that have neither.
-    `session`: those of its session. `agent`: as `user`, but only of runs that began with this
-    agent. `run`: none. `tenant`: as `user`, and those of all sessions without a user if the
-    operator has set BOTTEGA_SHARED_MEMORY. Null: `user`."""
+    """Episodes that runs which begin with this agent may retrieve. `user`: episodes of the run's
+    user; without a user, of its session; without both, episodes without user and session.
+    `session`: episodes of its session. `agent`: as `user`, but only of runs that began with this
+    agent. `run`: none. `tenant`: as `user`; and if the operator has set BOTTEGA_SHARED_MEMORY, also
+    episodes of all sessions without a user. Null: `user`."""
     expose: Expose = Field(default_factory=usual)
     metadata: Metadata = Field(default_factory=dict)
 
@@ -423,7 +425,7 @@ class AgentContent(Body):
         return self
 
     def _may_have(self, name: str, names: Sequence[str]) -> bool:
-        """Return true for a tool's name; those of MCP servers are known when a run begins."""
+        """Return true if the agent has a tool with this name, or may get it from an MCP server."""
         return name in names or any(
             isinstance(tool, McpToolDefinition) and tool.may_have(name) for tool in self.tools
         )

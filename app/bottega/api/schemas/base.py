@@ -1,4 +1,4 @@
-"""Base of all bodies: strict types, no unknown fields, storable text, size limits."""
+"""Base classes of all bodies: strict types, no unknown fields, storable text, size limits."""
 
 import math
 import unicodedata
@@ -37,7 +37,7 @@ VersionNumber = Annotated[
         ge=1,
         le=2**31 - 1,
         description="Version of the agent, or of the graph if no agent is named; null: the current "
-        "one. Sub-agents always have their current ones.",
+        "version. Sub-agents always run in their current versions.",
     ),
     WHOLE,
 ]
@@ -53,13 +53,13 @@ _UNSEEN = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))
 
 
 def names_nobody(name: str) -> bool:
-    """Return true for a name of spaces, controls and format characters alone, or of nothing."""
+    """Return true for a name without visible characters."""
     return all(unicodedata.category(each) in _UNSEEN for each in name)
 
 
 def _of_somebody(name: str) -> str:
     if names_nobody(name):
-        raise PydanticCustomError("blank", "a user's name has characters that can be seen")
+        raise PydanticCustomError("blank", "a user's name needs at least one visible character")
     return name
 
 
@@ -72,8 +72,10 @@ UserName = Annotated[
 OwnUser = Annotated[
     UserName | None,
     Field(
-        description="The user that this acts for; 409 `session_user` if it belongs to another one, "
-        "or to none. Null: it is not compared, unless the key must name a user."
+        description=(
+            "The user that the request acts for; 409 `session_user`: what it changes belongs "
+            "to another user, or to none. Null: not compared, unless the key must name a user."
+        )
     ),
 ]
 Metadata = Annotated[
@@ -83,7 +85,7 @@ Metadata = Annotated[
 
 
 class Part(DescribedModel):
-    """A part of a body, whose types alone keep it small and storable."""
+    """A part of a body; its types must allow only small, storable values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -92,7 +94,7 @@ class Body(Part):
     """A request body; unknown fields are refused.
 
     Attributes:
-        deep: fields that may be nested deeper, since they bound their depth themselves.
+        deep: fields that may be nested deeper, because they check their depth themselves.
     """
 
     deep: ClassVar[frozenset[str]] = frozenset()
@@ -116,7 +118,7 @@ class Answer(DescribedModel):
 
 
 def named_examples(content: type[BaseModel], *names: str) -> JsonDict:
-    """Return the examples of a definition's content, each with one of the names."""
+    """Return the examples of a definition's content, and give each example a name."""
     bodies: Any = content.model_config["json_schema_extra"]
     pairs = zip(names, bodies["examples"], strict=True)
     return {"examples": [{"name": name, **body} for name, body in pairs]}
@@ -131,18 +133,18 @@ class Page(Answer, Generic[T]):
     items: list[T]
     """The items of this page."""
     next_cursor: str | None = None
-    """Pass it as `cursor` for the next page; null on the last."""
+    """Send it as `cursor` to get the next page; null: this is the last page."""
 
 
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    It looks at all values of one depth together: thousands of small ones take a third of the time
-    that they would take item by item, and the event loop waits.
+    It checks all values of one depth together, because the event loop waits meanwhile: for
+    thousands of small values this takes a third of the time of single checks.
 
     Raises:
-        PydanticCustomError: NUL characters, lone surrogates, NaN or infinity, nesting beyond
-            ``most_depth``, more than ``MAX_VALUES`` values.
+        PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested
+            deeper than ``most_depth``, or has more than ``MAX_VALUES`` values.
     """
     level, depth, seen = [value], 1, 0
     while level:
@@ -166,7 +168,7 @@ def check_storable(value: Any, most_depth: int = 16) -> None:
 def _check_texts(texts: list[str]) -> None:
     _check_text("".join([text for text in texts if len(text) < _SHORT]))
     for text in texts:
-        if len(text) >= _SHORT:  # a copy of it would cost more than its check
+        if len(text) >= _SHORT:  # joining long texts would cost more than checking them
             _check_text(text)
 
 

@@ -1,4 +1,4 @@
-"""Episodes, searches of them, and feedback on the wire."""
+"""Bodies of episodes, of searches for episodes, and of feedback."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -27,9 +27,9 @@ class NewFeedback(Body):
     )
 
     outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None = None
-    """Replaces the run's own outcome; null: that stays."""
+    """Outcome that replaces the run's own; null: the run's own outcome stays."""
     score: Annotated[float | None, Field(ge=0, le=1)] = None
-    """1 is best."""
+    """Score from 0 to 1; 1 is best."""
     comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
     """What is good or bad about the result, for people and for learning."""
     user: OwnUser = None
@@ -37,7 +37,7 @@ class NewFeedback(Body):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if all(getattr(self, name) is None for name in _FIELDS):
-            raise PydanticCustomError("empty", "give at least one of outcome, score and comment")
+            raise PydanticCustomError("empty", "send at least one of outcome, score and comment")
         return self
 
 
@@ -45,12 +45,13 @@ class Feedback(Answer):
     """Stored feedback on a run's result."""
 
     outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None
-    """The judged outcome; null: the run's own stays."""
+    """The outcome by this feedback; null: the run's own outcome stays."""
     score: float | None
-    """1 is best; null: not given."""
+    """Score from 0 to 1; 1 is best; null: no score."""
     comment: str | None
     by: str
-    """`key:` and the prefix of a key, `user:` and a person or an end user, or `local`."""
+    """Who gave it: `key:` with the prefix of a key, `user:` with a person or an end user, or
+    `local`."""
     at: datetime
 
 
@@ -90,7 +91,9 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Signature = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Trust = Annotated[int, Field(ge=1, le=3), WHOLE]
 Moment = Annotated[PlaceInTime, Field(strict=False)]
-Tags = Annotated[list[Label], Field(max_length=50, description="Filters compare them exactly.")]
+Tags = Annotated[
+    list[Label], Field(max_length=50, description="Labels for filters, which compare whole tags.")
+]
 Lines = Annotated[list[Line], Field(max_length=100)]
 Values = Annotated[list[JsonValue], Field(max_length=1000)]
 Object = dict[Annotated[str, StringConstraints(min_length=1, max_length=100)], JsonValue]
@@ -115,7 +118,7 @@ class EpisodeTask(Body):
     goals: Lines = Field(default_factory=list)
     constraints: Lines = Field(default_factory=list)
     context: Object = Field(default_factory=dict)
-    """What else was known about the task, by name."""
+    """Further facts about the task, by name."""
     complexity: Annotated[float | None, Field(ge=0, le=1)] = None
 
 
@@ -123,11 +126,11 @@ class EpisodeExecution(Body):
     """The execution: plan, steps and resources."""
 
     plan: Values = Field(default_factory=list)
-    """The plan, as far as there was one."""
+    """Steps of the plan; empty: there was no plan."""
     trace: Annotated[list[JsonValue], Field(max_length=20_000)] = Field(default_factory=list)
     """Steps in order."""
     adaptations: Values = Field(default_factory=list)
-    """Changes of the plan on the way."""
+    """Changes of the plan during the work."""
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
     resources: Object = Field(default_factory=dict)
     """Tokens, calls, cost …"""
@@ -139,7 +142,7 @@ class EpisodeResult(Body):
     output: JsonValue = None
     """The answer."""
     side_effects: Values = Field(default_factory=list)
-    """What the work changed outside, such as files."""
+    """Changes outside, such as files."""
     quality: Object = Field(default_factory=dict)
     error: EpisodeFailure | None = None
     """The error, if the work failed."""
@@ -220,23 +223,23 @@ class EpisodeFilters(Body):
     """Filters for episodes; an omitted filter matches all."""
 
     domain: Label | None = None
-    """Only of this domain."""
+    """Only episodes of this domain."""
     task_type: Label | None = None
-    """Only of this type of task."""
+    """Only episodes of this type of task."""
     outcomes: Annotated[list[OutcomeValue], Field(max_length=5)] = Field(default_factory=list)
-    """Any of these; labels count."""
+    """Only episodes with one of these outcomes; feedback counts before the run's own outcome."""
     session_id: SessionName | None = None
-    """Only of this session."""
+    """Only episodes of this session."""
     tags: Annotated[list[Label], Field(max_length=20)] = Field(default_factory=list)
-    """All of these."""
+    """Only episodes that have all these tags."""
     after: Moment | None = None
-    """Ended later than this."""
+    """Only episodes that ended later."""
     before: Moment | None = None
-    """Ended earlier than this."""
+    """Only episodes that ended earlier."""
     failure_signature: Signature | None = None
-    """Only with this signature of a failure."""
+    """Only episodes with this signature of a failure."""
     min_trust: Trust = 1
-    """3: own runs; 2: also runs that read outside content; 1: all."""
+    """Lowest trust. 3: only own runs; 2: also runs that read outside content; 1: all episodes."""
 
 
 Within = Literal["tenant"]
@@ -247,9 +250,10 @@ class EpisodeReader(Body):
     """The user, session or tenant whose episodes are read."""
 
     user: UserName | None = None
-    """Only this user's; without `user` and `session_id`, those of no user."""
+    """Only episodes of this user; without `user` and `session_id`: episodes that belong to no
+    user."""
     session_id: SessionName | None = None
-    """Only this session's."""
+    """Only episodes of this session; null: of all sessions."""
     scope: Annotated[Within | None, Field(description=WITHIN)] = None
 
 
@@ -266,39 +270,41 @@ class EpisodeSearch(EpisodeReader):
     )
 
     mode: Literal["semantic", "structured", "hybrid", "temporal", "failures"] = "hybrid"
-    """`hybrid`: the filtered episodes that best match `query`, by vectors and words.
-    `semantic`: by vectors alone, which an episode has some seconds after its end; by words only
-    if the embedder does not answer. `structured`: all that match the filters, oldest first.
-    `temporal`: the same, latest first. `failures`: those with the same failure as `failure` or
-    `filters.failure_signature`."""
+    """`hybrid`: the filtered episodes that best match `query`, by vectors and words. `semantic`: by
+    vectors alone, or by words if the embedder does not answer; an episode has its vector some
+    seconds after its end. `structured`: all episodes that match the filters, oldest first.
+    `temporal`: the same episodes, latest first. `failures`: episodes with the same failure as
+    `failure` or `filters.failure_signature`."""
     query: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
-    """Only in the modes `semantic` and `hybrid`."""
+    """Text to compare with episodes; only in the modes `semantic` and `hybrid`."""
     failure: EpisodeFailure | None = None
-    """In the mode `failures`."""
+    """Failure to compare with; only in the mode `failures`."""
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
     """Maximum number of episodes."""
     by: Literal["task", "result", "whole"] = "task"
     """Part of an episode whose meaning is compared with the query."""
     domain: Label | None = None
-    """Domain of the current task; its episodes score a little higher."""
+    """Domain of the current task; episodes of this domain score a little higher."""
     filters: EpisodeFilters = Field(default_factory=EpisodeFilters)
     """Which episodes are searched."""
     explain: bool = False
-    """Return the terms of each score."""
+    """True: return the terms of each score."""
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
         if (self.query is None) == (self.mode in ("semantic", "hybrid")):
             raise PydanticCustomError(
-                "mode", "the modes 'semantic' and 'hybrid' need a query, the others take none"
+                "mode", "send a query in the modes 'semantic' and 'hybrid', and only there"
             )
         asked = [self.failure is not None, self.filters.failure_signature is not None]
         if self.mode == "failures" and sum(asked) != 1:
             raise PydanticCustomError(
-                "mode", "mode 'failures' needs a failure, or a filters.failure_signature"
+                "mode", "mode 'failures' needs either a failure or a filters.failure_signature"
             )
         if self.mode != "failures" and self.failure is not None:
-            raise PydanticCustomError("mode", "only mode 'failures' takes a failure")
+            raise PydanticCustomError(
+                "mode", "a failure belongs to mode 'failures': leave it out, or change the mode"
+            )
         return self
 
 
@@ -316,14 +322,14 @@ class SimilarFailures(EpisodeReader):
     error: EpisodeFailure | None = None
     """The error to compare with."""
     failure_signature: Signature | None = None
-    """Signature from an episode, instead of an error."""
+    """Signature of a failure in an episode, instead of an error."""
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
     """Maximum number of episodes."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.error is None) == (self.failure_signature is None):
-            raise PydanticCustomError("one", "give either an error or a failure_signature")
+            raise PydanticCustomError("one", "send either an error or a failure_signature")
         return self
 
 
@@ -331,11 +337,11 @@ class EpisodeOrigin(Answer):
     """The source of an episode."""
 
     principal: str | None = None
-    """Caller that ran or imported it."""
+    """Caller that started the run, or imported the episode."""
     run: UUID | None = None
     """Id of the run that left it; null: it was imported."""
     tool: str | None = None
-    """Name of the tool that brought it; null: none."""
+    """Name of the tool that imported it; null: no tool."""
 
 
 class EpisodeState(Answer):
@@ -345,7 +351,7 @@ class EpisodeState(Answer):
     """By age: `active`, `mature`, `aged` (found only if very similar), `archived` (read by id).
     `consolidated`: replaced by the episode `consolidated_into`."""
     access_count: int
-    """How often it was retrieved."""
+    """Number of retrievals."""
     last_access: datetime | None
     """Time of its last retrieval; null: never."""
     consolidated_into: UUID | None = None
@@ -379,10 +385,10 @@ class EpisodeSummary(Answer):
 
 
 class Verdict(Answer):
-    """Judgement of the run, with its reason. A person counts more than a check."""
+    """Judgement of the run, with its reason. A person's judgement replaces a check's."""
 
     outcome: OutcomeValue | None
-    """Null: only the reason is known."""
+    """Judged outcome; null: only the reason is known."""
     reason: str | None
     """Why, in words; null: no reason was given."""
     by: Literal["check", "judge", "feedback", "approval", "eval"]
@@ -396,7 +402,7 @@ class Episode(Answer):
 
     id: UUID
     kind: Literal["episode", "consolidated"]
-    """`consolidated`: replaces several similar episodes."""
+    """`episode`: of one run or import; `consolidated`: replaces several similar episodes."""
     at: datetime
     """Time of its end."""
     run_id: UUID | None
@@ -406,21 +412,21 @@ class Episode(Answer):
     agent: str | None = None
     """The agent that its run began with."""
     outcome: OutcomeValue
-    """Its label; `UNKNOWN`: completed, not judged."""
+    """Outcome; `UNKNOWN`: completed, but not judged."""
     outcome_source: OutcomeSource | None
-    """Who judged; null: nobody."""
+    """Source of the judgement; null: not judged."""
     verdict: Verdict | None = None
-    """Null: nobody judged."""
+    """Latest judgement with its reason; null: not judged."""
     domain: str | None
     task_type: str | None
     tags: list[str]
-    """Labels of it, for filters."""
+    """Labels for filters."""
     failure_signature: str | None
-    """Of its first failure."""
+    """Signature of the first failure; null: there was none."""
     failure_signatures: list[str]
-    """Of all its failures."""
+    """Signatures of all failures."""
     trust: int
-    """3: own run; 2: read outside content; 1: imported."""
+    """3: of an own run; 2: the run read outside content; 1: imported."""
     origin: EpisodeOrigin
     """Where it comes from."""
     task: RecordedTask
@@ -432,46 +438,47 @@ class Episode(Answer):
     metadata: RecordedMetadata
     """Tools, strategies and agents of the episode."""
     summary: EpisodeSummary
-    """The texts of it that a search compares."""
+    """Texts of the episode that searches compare."""
     instances: int = 1
-    """Number of episodes it replaces, or 1."""
+    """Number of episodes that it replaces; 1: it replaces none."""
     consolidated: dict[str, Any] | None = None
-    """Only of a consolidated episode: the most typical one (`representative_id`), the number of
-    `instances`, their common `structure`, the `variations` by `episode_id` (`diff`: its own
-    values by JSON pointer, long ones cut), and `statistics`."""
+    """Only in a consolidated episode: the most typical of the replaced episodes
+    (`representative_id`), the number of `instances`, their common `structure`, the `variations` by
+    `episode_id` (`diff`: the values in which the episode differs, by JSON Pointer; long ones are
+    cut), and `statistics`."""
     feedback: Feedback | None = None
-    """Feedback on it; null: none."""
+    """Feedback on the run; null: none."""
     state: EpisodeState
-    """Its state, which changes while its content does not."""
+    """State of the episode, which may change; the content never changes."""
     bodies: list[EpisodeBody] = Field(default_factory=list)
-    """Parts that are stored separately; without them, long texts are cut."""
+    """Parts that are stored separately; if they are not read, long texts are cut."""
 
 
 class HitRelevance(Answer):
-    """Common points of an episode and the query, whatever the other hits have."""
+    """Similarity of an episode and the query, independent of other hits."""
 
     cosine: float | None
-    """Null: no vectors were compared."""
+    """Cosine of the two vectors; null: no vectors were compared."""
     words: list[str]
-    """Words of the query that tell its topic and are in both."""
+    """Topic words that both the query and the episode contain."""
 
 
 class EpisodeHit(Answer):
     """An episode that a search found."""
 
     episode: Episode
-    """Without separately stored parts."""
+    """The episode, without its separately stored parts."""
     score: float | None = None
-    """Null if the mode does not rank."""
+    """Score of the hit; null: the mode does not rank."""
     relevance: HitRelevance | None = None
-    """Null if the mode compares nothing."""
+    """Similarity to the query; null: the mode does not compare."""
     relevant: bool | None = None
-    """True if it is better than chance: an agent gets no other."""
+    """True if the episode is more similar than by chance; agents get only such episodes."""
     parts: dict[str, Any] | None = None
-    """Terms of the score, if `explain`."""
+    """Terms of the score; null without `explain`."""
     why: dict[str, Any] | None = None
-    """`words` of the query that tell its topic and are in both; `cosine`; `floor`, the least
-    cosine that is better than chance."""
+    """Reasons for the hit: `words`, topic words that query and episode share; `cosine`; `floor`,
+    the least cosine that is better than chance."""
 
 
 class EpisodesFound(Answer):
@@ -480,8 +487,8 @@ class EpisodesFound(Answer):
     items: list[EpisodeHit]
     """The episodes, best first."""
     by_meaning: bool = True
-    """True if the query was compared by meaning. If `by_spelling` is false too, the embedder
-    did not answer in time, so only words counted."""
+    """True if the query was compared by meaning. If `by_meaning` and `by_spelling` are false, the
+    embedder did not answer in time, so only words were compared."""
     by_spelling: bool = False
     """True if the built-in embedder was used: it compares spelling, not meaning. Install
     `bottega[embed]` or set BOTTEGA_EMBEDDING_MODEL."""

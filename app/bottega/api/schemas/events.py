@@ -1,6 +1,6 @@
-"""All types of stored events and their data: one schema each, from which both documents come.
+"""Schemas of all types of stored events, from which the OpenAPI and AsyncAPI documents are made.
 
-A field with a default may be absent.
+A field with a default may be absent in an event.
 """
 
 from collections.abc import Mapping
@@ -44,16 +44,17 @@ class RunQueuedData(EventData):
 
     mode: Literal["orchestrated", "dag"]
     agent: str | None
-    """The agent that it begins with; null: it is a `dag`."""
+    """The agent that the run begins with; null: the mode is `dag`."""
     graph: str | None
     session_id: str | None
     priority: int
     retry_of: UUID | None
     """Id of the run that this one repeats; null: none."""
     fork_of: ForkOf | None = None
-    """Id of the run of which this one repeats a part, with the `node` or the `seq`; null: none."""
+    """Run of which this one repeats a part, with the `node` or `seq` at which it begins; null:
+    none."""
     parent_run_id: UUID | None = None
-    """Id of the run that a child run works for; null: it is none."""
+    """Id of the run that a child run works for; null: the run is no child run."""
 
 
 class BatchStartedData(EventData):
@@ -62,18 +63,18 @@ class BatchStartedData(EventData):
     agent: str | None
     graph: str | None
     total: int
-    """Number of its items."""
+    """Number of items in the batch."""
 
 
 class BatchItemData(EventData):
     """Data of an item of a batch that is over."""
 
     index: int
-    """Its place among the items, from 0."""
+    """Index of the item in the batch, from 0."""
     key: str | None
-    """Its key; null: it has none."""
+    """Key of the item; null: it has none."""
     run_id: UUID | None
-    """Null: it was never begun."""
+    """Id of the item's run; null: the item never began."""
     status: Status
 
 
@@ -82,22 +83,22 @@ class RunClaimedData(EventData):
 
     attempt: Attempts
     cause: Cause
-    """Why it was claimed; `start`: for the first time."""
+    """Why the run was claimed; `start`: for the first time."""
     reason: WaitReason | None = None
-    """What it waited for before; missing: it did not wait."""
+    """What the run waited for before; missing: it did not wait."""
 
 
 class RunWaitingData(EventData):
     """Data of a run that waits."""
 
     reason: WaitReason
-    """What it waits for."""
+    """What the run waits for."""
     since: datetime
-    """When it began to wait."""
+    """Time since which it waits."""
     until: datetime | None
-    """Then it goes on at the latest; null: not by itself."""
+    """Latest time at which the run goes on; null: it waits without a limit."""
     interrupts: list[UUID] | None = None
-    """Ids of what people decide on; missing: it does not wait for them."""
+    """Ids of the interrupts that people must decide; missing: the run does not wait for people."""
 
 
 class RunEndedData(EventData):
@@ -105,26 +106,26 @@ class RunEndedData(EventData):
 
     stop_reason: str | None
     usage: AgentUsage | None
-    """Null: no worker ended the run."""
+    """What the run spent; null: the run ended without a worker."""
     answer_seq: AnswerSeq = None
     output_json: Any = None
-    """The answer, parsed, if it has a schema."""
+    """The parsed answer, if the answer has a schema."""
     error: Failure | None = None
-    """Why it did not complete; null: it did."""
+    """Why the run did not complete; null: it completed."""
 
 
 class AgentData(EventData):
     """Data of an agent's query."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
-    """Of an asynchronous task, from its second try on."""
+    """Number of the try of an asynchronous task, from the second try on."""
 
 
 class AgentStartedData(AgentData):
-    """Data of the begin of an agent's query."""
+    """Data of the start of an agent's query."""
 
     depth: int
-    """0 for the run's own agent."""
+    """Depth of the query's task; 0: the run's own agent."""
 
 
 class AttemptData(EventData):
@@ -159,7 +160,7 @@ class ModelCallData(EventData):
     attempt: Attempts
     provider: str | None = None
     model: str | None = None
-    """Name of the model; null: of an older version's log."""
+    """Name of the model; null: an older version wrote the log."""
 
 
 class LlmStartedData(ModelCallData):
@@ -168,12 +169,12 @@ class LlmStartedData(ModelCallData):
     try_: Annotated[int | None, Field(alias="try")] = None
     """Number of the try with this model; null: the first."""
     beside: bool = False
-    """It is of an asynchronous task."""
+    """True: the call belongs to an asynchronous task."""
     memory: ShortenedPrompt | None = None
-    """How the prompt was shortened; null: it was not."""
+    """How the prompt was shortened; null: it was not shortened."""
     results: dict[str, str] | None = None
-    """Texts of tools' answers by call, where the model reads more than their events say: help
-    from earlier runs, a person's edit, a hook's change."""
+    """Texts of tools' answers by call, if the model reads another text than the event has: with
+    help from earlier runs, a person's edit, or a hook's change."""
 
 
 class ModelMessage(Answer):
@@ -182,9 +183,9 @@ class ModelMessage(Answer):
     content: str = ""
     """Text of the answer."""
     tool_calls: list[ModelToolCall] = Field(default_factory=list)
-    """Tool calls that it asks for."""
+    """Tool calls that the model asks for."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """What the model's server sent with it."""
+    """Further data of the model's server."""
 
 
 class LlmCompletedData(ModelCallData):
@@ -202,23 +203,23 @@ class LlmCompletedData(ModelCallData):
 
 
 class LlmFailedData(ModelCallData):
-    """Data of a try that failed, or of a whole call."""
+    """Data of a failed try of a model call, or of the failed call."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
-    """Only if it is repeated."""
+    """Number of the failed try; only if the call is tried again."""
     error: Failure
     """Why the try failed."""
     retry_in_ms: int | None = None
     """Milliseconds until the next try; null: there is none."""
     usage: Usage | None = None
-    """If the server reported some before it broke off."""
+    """Tokens that the server reported before the failure; null: none."""
 
 
 class LlmCancelledData(ModelCallData):
     """Data of a model call that was cancelled."""
 
     usage: Usage | None = None
-    """Tokens that the server reported before; null: none."""
+    """Tokens that the server reported before the cancellation; null: none."""
 
 
 class AnswerRejectedData(EventData):
@@ -227,7 +228,7 @@ class AnswerRejectedData(EventData):
     call: Call
     code: str
     message: str
-    """What the model reads about its answer."""
+    """Text that the model reads about its answer."""
 
 
 class MessageReceivedData(EventData):
@@ -244,7 +245,7 @@ class MessageDeliveredData(MessageReceivedData):
     content: str | list[ContentPart]
     """The message: a text, or parts."""
     answered: bool = False
-    """The agent had given its last answer."""
+    """True: the agent had given its last answer before it got the message."""
 
 
 class InterruptData(EventData):
@@ -268,11 +269,11 @@ class InterruptCreatedData(InterruptData):
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
     confirm_above: dict[str, float] | None = None
-    """Arguments whose larger values a person confirms; null: none."""
+    """Numbers by argument; a person must confirm larger values once more; null: none."""
     server: str | None = None
     """The MCP server that asks; null: the agent itself."""
     node: str | None = None
-    """The node of the graph that asks; null: a tool call does."""
+    """The node of the graph that asks; null: a tool call asks."""
     who: Literal["run", "approve", "user"] | None = None
     """Who may answer a node; null: a tool call asks."""
     expires_s: float
@@ -280,13 +281,13 @@ class InterruptCreatedData(InterruptData):
 
 
 class InterruptResolvedData(InterruptData):
-    """Data of what people decided."""
+    """Data of a decision, or of its absence."""
 
     status: InterruptStatus
-    """`resolved`: people decided; `expired`: in time; `cancelled`: its run ended."""
+    """`resolved`: people decided; `expired`: nobody decided in time; `cancelled`: the run ended."""
     resolution: dict[str, Any] | None
     by: dict[str, Any] | None
-    """`key_id` and `name` of the key."""
+    """`key_id` and `name` of the key that decided."""
 
 
 class PublicationData(EventData):
@@ -296,11 +297,11 @@ class PublicationData(EventData):
     """Number of the agent's publication, from 1."""
     answer_seq: AnswerSeq = None
     content: str | None = None
-    """The text, if it differs from the answer."""
+    """Published text, if it differs from the answer."""
     metadata: dict[str, Any] | None = None
-    """Set by hooks and tools."""
+    """Metadata that hooks and tools set."""
     node: str | None = None
-    """The node that published it, if its name is not the agent's."""
+    """Name of the node that published it, if it differs from the agent's name."""
 
 
 class MemoryInjectedData(PublicationData):
@@ -309,35 +310,35 @@ class MemoryInjectedData(PublicationData):
     source: str
     """Name of the agent that published it."""
     edge: list[str]
-    """Publishing agent, and receiving agent."""
+    """Names of the publishing and the receiving agent."""
     policy: str
 
 
 class ContextRecalledData(PublicationData):
-    """Data of memory that an agent received, or was assigned not to get."""
+    """Data of memory that an agent received, or that an experiment withheld from it."""
 
     source: str
-    """An agent, or `episode:`, `pattern:` or `insight:` and an id."""
+    """Origin: an agent's name, or `episode:`, `pattern:` or `insight:` with an id."""
     score: float = 0.0
     """Similarity to the query, -1 to 1."""
     call: int | None = None
     """Number of the model call that got it; null: the first."""
     tool_call_id: str | None = None
-    """The failed call that it helps with."""
+    """The failed tool call that the memory helps with; null: none."""
     arm: Literal["used", "trial", "withheld", "control"] | None = None
-    """Only of a pattern."""
+    """Arm of the experiment, only for a pattern."""
     category: str | None = None
-    """What the pattern is about; null: it is no pattern."""
+    """Category of the pattern; null: it is no pattern."""
     name: str | None = None
-    """Name of the pattern; null: it is none."""
+    """Name of the pattern; null: it is no pattern."""
     uses: list[str] | None = None
-    """Tools and agents that the pattern names; null: it is none."""
+    """Tools and agents that the pattern names; null: it is no pattern."""
     affects: list[str] | None = None
     """Tools and agents whose next call shows the effect; null: it is no pattern."""
     episodes: list[str] | None = None
-    """Ids of the episodes that an insight comes from; null: it is none."""
+    """Ids of the episodes that an insight comes from; null: it is no insight."""
     why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
-    """Why it was found: common words, cosine, and the least cosine that counts."""
+    """Why the memory was found: common words, cosine, and the least cosine that counts."""
 
 
 class SubagentDispatchedData(EventData):
@@ -346,24 +347,24 @@ class SubagentDispatchedData(EventData):
     call: int
     tool_call_id: str | None
     agent: str | None
-    """Null: a helper without a definition."""
+    """Name of the sub-agent; null: the task has no sub-agent's definition."""
     prompt: str
     """The task, in words."""
     instructions: str | None
-    """System message of a helper without a definition; null: it has one."""
+    """System message of a task without a sub-agent's definition; null: it has a definition."""
     priority: int
     timeout_ms: int
     token_budget: int | None
     metadata: dict[str, Any] | None
-    """Notes of its parent's model."""
+    """Notes that the parent's model made about the task."""
     share_metadata: list[str] | None = None
-    """Keys of `metadata` that the task reads too."""
+    """Keys of `metadata` that the task itself reads."""
     retries: int | None = None
-    """Number of tries after a failure; null: none."""
+    """Number of retries after a failure; null: none."""
     queue_position: int | None = None
-    """Place in the queue at the dispatch; null: it starts at once."""
-    child_run_id: UUID | None = None  # it does the task
-    """Id of the run that does the task; null: this one does."""
+    """Place in the queue when the task was accepted; null: it starts at once."""
+    child_run_id: UUID | None = None
+    """Id of the child run that does the task; null: this run does it."""
 
 
 class SubagentDequeuedData(AttemptData):
@@ -399,17 +400,17 @@ class SubagentMessageData(EventData):
 
 
 class SubagentBackpressureData(EventData):
-    """Data of a refused dispatch."""
+    """Data of a task that was refused."""
 
     call: int
     tool_call_id: str | None
     code: str
     message: str
-    """What the model reads about the refusal."""
+    """Text that the model reads about the refusal."""
     size: float | None = None
-    """How much of the limit is used; null: it has no size."""
+    """How much of the limit is used; null: the limit is no number."""
     limit: float | None = None
-    """The limit; null: it has no size."""
+    """Value of the limit; null: the limit is no number."""
     retry_after_ms: float | None = None
 
 
@@ -433,8 +434,8 @@ class SubagentEndedData(EventData):
 
     duration_ms: int | None
     token_usage: Usage
-    """What the task itself spent."""
-    usage: AgentUsage | None = None  # of the child run that did it
+    """What the task itself spent, without its sub-agents."""
+    usage: AgentUsage | None = None  # spent by the child run that did the task
 
 
 class SubagentCompletedData(SubagentEndedData):
@@ -443,7 +444,7 @@ class SubagentCompletedData(SubagentEndedData):
     stop_reason: str | None = None
     answer_seq: AnswerSeq = None
     output: str | None = None
-    """Text of the answer; null: another event holds it."""
+    """Text of the answer; null: the event `answer_seq` has it."""
 
 
 class SubagentStoppedData(SubagentEndedData):
@@ -454,7 +455,7 @@ class SubagentStoppedData(SubagentEndedData):
 
 
 class NodeData(EventData):
-    """Data of a node of a graph that decides; `agent` is null unless it is one."""
+    """Data of a node of a graph; the event's `agent` is null unless the node is an agent."""
 
     node: str
     """Name of the node."""
@@ -470,7 +471,7 @@ class NodeCompletedData(NodeData):
     """Data of a node that has an answer."""
 
     usage: AgentUsage | None = None
-    """Of its child runs; null: it has none."""
+    """What the node's child runs spent; null: it has none."""
 
 
 class NodeFailedData(NodeData):
@@ -484,18 +485,18 @@ class NodeSkippedData(NodeData):
     """Data of a node that does not run."""
 
     reason: str
-    """Names the node that decided it."""
+    """Why the node is skipped, with the name of the node that decided it."""
 
 
 class EdgeDecidedData(EventData):
-    """Data of an edge that is taken, or not."""
+    """Data of the decision about an edge."""
 
     source: str
-    """Name of the node that it comes from."""
+    """Name of the node at the edge's start."""
     target: str
-    """Name of the node that it leads to."""
+    """Name of the node at the edge's end."""
     taken: bool
-    """True: its target may start, and reads its source."""
+    """True: the edge is taken; its target may start, and reads its source's answer."""
     reason: str
 
 
@@ -533,28 +534,28 @@ class ToolErrorData(EventData):
     """An error of a tool call."""
 
     type: str
-    """A code, such as `timeout`, `invalid_arguments` or `http_error`, that of a sub-agent's
-    error, or an exception's class. `tool_error`: the text alone tells."""
+    """A code such as `timeout`, `invalid_arguments` or `http_error`, the code of a sub-agent's
+    error, or the class of an exception. `tool_error`: only `message` says more."""
     message: str
     status: int | None = None
-    """Of HTTP."""
+    """HTTP status; null: none."""
 
 
 class ToolEndedData(ToolCallData):
     """Data of a tool call's end."""
 
     status: Literal["success", "error"]
-    """True to the tool's own report."""
+    """Success or failure, by the tool's own report."""
     result: Any
-    """What the model reads: a text or any JSON value."""
+    """Result that the model reads: a text or any JSON value."""
     error: ToolErrorData | None
-    """Only of `tool.failed`."""
+    """Error, only in `tool.failed`."""
     answer_seq: AnswerSeq = None
     output: str | None = None  # a sub-agent's answer
     parts: list[ContentPart] = Field(default_factory=list)
     """Images and files, by reference."""
     annotations: dict[str, Any] | None = None
-    """Metadata for what the agent publishes."""
+    """Metadata for the agent's publication."""
 
 
 DATA: Mapping[EventType, type[EventData]] = {
@@ -635,10 +636,10 @@ EVENTS: Mapping[EventType, type[Event]] = {kind: _event(kind) for kind in EventT
 
 
 def type_events(schemas: dict[str, Any]) -> None:
-    """Replace the schema ``Event`` by one for each type, in place.
+    """Replace the schema ``Event`` by one schema for each type, in place.
 
-    ``KnownEvent`` is one of all types that this version knows. What comes from other versions or
-    from plugins is an ``OtherEvent``.
+    ``KnownEvent`` is the union of all types that this version knows. Events of other versions or of
+    plugins are an ``OtherEvent``.
     """
     ref = "#/components/schemas/{model}"
     models: tuple[type[Event], ...] = (*EVENTS.values(), OtherEvent)

@@ -1,4 +1,4 @@
-"""Interrupts on the wire: tool calls that wait for people."""
+"""Bodies of interrupts: tool calls that wait for people."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -19,44 +19,46 @@ class InterruptItem(Answer):
 
     id: UUID
     kind: Kind
-    """`approval`: may the tool be called; `question`: the agent asks; `client_tool`: the run's
-    client executes it."""
+    """`approval`: a person decides whether the tool may be called; `question`: a person answers the
+    agent; `client_tool`: the run's client executes the tool."""
     status: InterruptStatus
-    """`pending`: nobody has decided; `expired`: in time; `cancelled`: its run ended."""
+    """`pending`: not decided yet; `resolved`: decided; `expired`: not decided in time; `cancelled`:
+    the run ended."""
     run_id: UUID
     session_id: str | None
     user: str | None
-    """Of its run."""
+    """End user of the run; null: none."""
     task_id: UUID | None
-    """Null: the run's first agent."""
+    """Task whose agent called the tool; null: the run's first agent did."""
     agent: str | None
     """Name of the agent that called the tool."""
     tool: str
     """Name of the tool that was called."""
     tool_call_id: str
     arguments: dict[str, Any]
-    """Arguments of the call, as the model gave them."""
+    """Arguments of the call, as the model sent them."""
     question: str | None
     answer_schema: Annotated[dict[str, Any] | None, Field(alias="schema")]
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
     """Why an approval is needed."""
     confirm_above: dict[str, float] | None
-    """Numbers by argument, `arguments.NAME`: a person confirms a larger one; null: none."""
+    """Numbers by argument, `arguments.NAME`: a person must confirm larger values; null: none."""
     server: str | None
     """The MCP server that asks; null: the agent itself."""
     node: str | None
-    """The node of a graph that asks; null: a tool call does."""
+    """The node of a graph that asks; null: a tool call asks."""
     who: Literal["run", "approve", "user"] | None
-    """Who may answer a node: scopes `run` or `approve`, only `approve`, or only the run's user."""
+    """Who may answer a node: the scopes `run` or `approve`, only `approve`, or only the run's
+    user."""
     created_at: datetime
-    """Time from which it waits."""
+    """Time since which the call waits."""
     expires_at: datetime
-    """The call is denied then."""
+    """Time at which the call is denied if nobody has decided."""
     resolved_at: datetime | None
-    """Time of the decision; null: there is none."""
+    """Time of the decision; null: not decided."""
     resolved_by: dict[str, Any] | None
-    """`key_id` and `name` of the key."""
+    """`key_id` and `name` of the key that decided."""
     resolution: dict[str, Any] | None
 
 
@@ -75,22 +77,22 @@ class NewDecision(Body):
     )
 
     decision: Literal["approve", "deny"] | None = None
-    """On an approval."""
+    """Decision on an approval."""
     arguments: dict[str, JsonValue] | None = None
-    """With `approve`: other arguments than the model's."""
+    """With `approve`: arguments that replace the model's."""
     comment: Annotated[str, StringConstraints(max_length=2000)] | None = None
-    """On an approval; the model reads that of a denial."""
+    """Comment on an approval; the model reads it if the call is denied."""
     answer: JsonValue = None
-    """To a question."""
+    """Answer to a question."""
     result: JsonValue = None
-    """Of a client's tool."""
+    """Result of a client's tool."""
     error: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
-    """Of a client's tool that failed."""
+    """Error of a client's tool that failed."""
     user: OwnUser = None
 
     @property
     def said(self) -> dict[str, Any]:
-        """The fields that were sent; those that are null and need a value are left out."""
+        """Return the fields that were sent, without fields for which null is no value."""
         optional = ("decision", "arguments", "comment", "error")
         told = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
         sent = self.model_dump(include=told)
@@ -102,4 +104,4 @@ class Resolve(NewDecision):
 
     type: Literal["resolve"]
     interrupt_id: Annotated[UUID, Field(strict=False)]
-    """Id of what is decided."""
+    """Id of the interrupt that is decided."""

@@ -1,4 +1,4 @@
-"""Messages of a run on the wire."""
+"""Bodies of a run's messages and prompts."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -12,12 +12,12 @@ from bottega.api.schemas.runs import Usage
 
 
 class NewMessage(Body):
-    """A user's message for a run under way."""
+    """A user's message for a run that is not over."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"content": "In euros, please."}]})
 
     content: Content
-    """A text, or parts; at most 100,000 bytes, but for the data of files."""
+    """A text, or parts; at most 100,000 bytes, without the data of files."""
     user: OwnUser = None
 
 
@@ -28,7 +28,7 @@ class SendMessage(NewMessage):
 
 
 class MessageSent(Answer):
-    """Confirmation that a message is stored; events name it by its id."""
+    """Confirmation that a message is stored, with the id that its events have."""
 
     message_id: UUID
 
@@ -37,11 +37,11 @@ class _Said(Answer):
     """The content of a message."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    """`system`: from the input, or passed on by another agent (`source`)."""
+    """Author of the message; `system`: from the input, or from another agent (`source`)."""
     content: str
-    """Its text; with `parts` that of the text parts."""
+    """Text of the message; if it has `parts`, the text of the text parts."""
     parts: list[ContentPart] = Field(default_factory=list)
-    """The whole content, if it is not only text."""
+    """The whole content, if it is more than text."""
     tool_calls: list[ModelToolCall] = Field(default_factory=list)
     """Tool calls of the model's answer."""
     usage: Usage | None = None
@@ -53,9 +53,9 @@ class _Said(Answer):
     status: Literal["success", "error"] | None = None
     """The tool's status."""
     source: str | None = None
-    """Name of the agent, pattern or episode that it comes from; null: of none."""
+    """Name of the agent, pattern or episode that the message comes from; null: none."""
     version: int | None = None
-    """Number of the agent's publication; null: it is none."""
+    """Number of the agent's publication; null: the message is no publication."""
     message_id: UUID | None = None
     """Id of a user's message that was sent during the run."""
 
@@ -64,21 +64,22 @@ class Message(_Said):
     """A message of a conversation, from the run's log."""
 
     seq: int
-    """Number of its event; one for all messages of an input."""
+    """Number of the message's event; all messages of an input share one event."""
     at: datetime
-    """Time of its event."""
+    """Time of the message's event."""
 
 
 class PromptMessage(_Said):
     """A message of a prompt, and its origin."""
 
     seq: int | None = None
-    """Number of its event; null: from a definition."""
+    """Number of the message's event; null: the message comes from a definition."""
     at: datetime | None = None
-    """Time of its event; null: from a definition."""
+    """Time of the message's event; null: the message comes from a definition."""
     origin: Literal["agent", "graph", "context", "memory", "input", "user", "model", "tool"]
-    """`agent`: its system message; `graph`: the order of its sub-agents; `context`: another
-    agent's publication; `memory`: of earlier runs; `user`: sent during the run."""
+    """Where the message comes from. `agent`: the agent's system message; `graph`: the order of its
+    sub-agents; `context`: another agent's publication; `memory`: earlier runs; `input`: the run's
+    input; `user`: sent during the run; `model`, `tool`: their answers."""
 
 
 class PromptTool(Answer):
@@ -101,20 +102,20 @@ class Prompt(Answer):
     agent: str
     """Name of the agent that asked the model."""
     version: int | None
-    """Version of its definition; null: a helper without one."""
+    """Version of the agent's definition; null: a task without a definition."""
     call: int
     attempt: int
     provider: str | None
-    """Name of the provider; null: of a call that did not begin."""
+    """Name of the provider; null: the call did not begin."""
     model: str | None
-    """Name of the model; null: of a call that did not begin."""
+    """Name of the model; null: the call did not begin."""
     params: dict[str, Any]
-    """The agent's and the run's, merged."""
+    """Parameters of the agent and of the run, merged."""
     tools: list[PromptTool]
     """Tools that the model could call."""
     shortened: ShortenedPrompt | None
-    """Null: the prompt has the messages as they are."""
+    """How the prompt was shortened; null: it was not shortened."""
     messages: list[PromptMessage]
     """Messages of the prompt, in order."""
     more: bool
-    """Messages between the first 100 and the last 200 are left out."""
+    """True: messages between the first 100 and the last 200 are left out."""

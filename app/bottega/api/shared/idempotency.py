@@ -58,7 +58,7 @@ class Once:
             ConflictError: ``in_flight``: a request with this key is in progress.
             InvalidInputError: ``idempotency_key_reused``: the key belongs to another request.
         """
-        once = await self.sent()
+        once = await self.key_with_hash()
         if once is None:
             return await create()
         values = {"tenant": self._tenant_id, **once._asdict()}
@@ -72,7 +72,7 @@ class Once:
         await tx.execute(_KEEP, {**values, "answer": answer})
         return body
 
-    async def sent(self) -> OnceKey | None:
+    async def key_with_hash(self) -> OnceKey | None:
         """Return the key with the request's hash, if the request has a key."""
         return None if self.key is None else await once_key(self._request, self.key)
 

@@ -42,7 +42,7 @@ class ClientCall:
 
 @dataclass(frozen=True, slots=True)
 class RoundAnswer:
-    """What one round of a run answers to a client's request.
+    """An answer to a client's request: the content of one round of a run.
 
     Attributes:
         run: the run, in the form of ``GET /v1/runs/{id}``.
