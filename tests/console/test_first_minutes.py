@@ -168,3 +168,15 @@ async def test_with_a_real_model_there_is_no_banner(console: Console) -> None:
     await expect(page.get_by_role("heading", name="Home")).to_be_visible()
     await expect(page.get_by_text("Connect a model").first).to_be_visible()  # as done, in the list
     await expect(page.get_by_role("complementary", name="Model")).to_have_count(0)
+    await expect(page.locator(".steps li")).to_have_count(3)
+
+
+async def test_the_list_makes_room_once_all_is_done(console: Console) -> None:
+    console.model.decide = lambda _: text("An answer.")
+    await console.run()
+    page = await console.open()
+    again = page.get_by_role("button", name="Set up and templates")
+    await expect(again).to_be_visible()
+    await expect(page.locator(".steps li")).to_have_count(0)
+    await again.click()
+    await expect(page.locator(".steps").get_by_text("Done.")).to_have_count(3)

@@ -1,4 +1,4 @@
-/** What is set up on this installation, and what comes next; until somebody hides it. */
+/** What is set up on this installation, and what comes next; until all is done, or somebody hides it. */
 import { useState } from "preact/hooks";
 
 import { ROOT } from "../api.js";
@@ -13,16 +13,17 @@ const HIDDEN = `bottega.setup${ROOT}`;
 
 /** `hasRun`: true or false once the runs were read; null before. */
 export function NextSteps({ hasRun }) {
-  const [isHidden, setIsHidden] = useState(localStorage.getItem(HIDDEN) !== null);
-  const agents = useData(isHidden || !may("define") ? null : "/v1/agents?limit=1");
+  const [choice, setChoice] = useState(localStorage.getItem(HIDDEN));
+  const agents = useData(choice === "yes" || !may("define") ? null : "/v1/agents?limit=1");
   if (!may("define") || info.value === null) return null;
   const hide = (hidden) => {
-    if (hidden) localStorage.setItem(HIDDEN, "yes");
-    else localStorage.removeItem(HIDDEN);
-    setIsHidden(hidden);
+    localStorage.setItem(HIDDEN, hidden ? "yes" : "no");
+    setChoice(hidden ? "yes" : "no");
   };
-  if (isHidden) return html`<p><${Button} kind="small ghost" onClick=${() => hide(false)}>Set up and templates<//></p>`;
   const hasAgents = agents.data ? agents.data.items.length > 0 : null;
+  if (choice === null && [hasAgents, hasRun].some((each) => typeof each !== "boolean")) return null;
+  const isHidden = choice === null ? !info.value.demo_model && hasAgents && hasRun : choice === "yes";
+  if (isHidden) return html`<p><${Button} kind="small ghost" onClick=${() => hide(false)}>Set up and templates<//></p>`;
   return html`<${Panel} title="Set up" actions=${html`<${Button} kind="small ghost"
     onClick=${() => hide(true)}>Hide this list<//>`}>
     <ul class="rows steps">
