@@ -28,7 +28,7 @@ http {{
 
 def nginx_block() -> str:
     """Return the configuration that the docs show."""
-    page = Path("docs/operating.md").read_text()
+    page = Path("docs/operate/proxy.md").read_text()
     found = re.search(r"```nginx\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]

@@ -1,4 +1,4 @@
-"""PgBouncer before the tests' database, set up as docs/operating.md says."""
+"""PgBouncer before the tests' database, set up as docs/operate/database.md says."""
 
 import asyncio
 import contextlib
@@ -88,8 +88,8 @@ def _program() -> str | None:
 
 
 def _configuration(host: str, port: int, size: int, login: str) -> str:
-    """Return the configuration of docs/operating.md for a server that trusts all."""
-    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    """Return the configuration of docs/operate/database.md for a server that trusts all."""
+    page = (ROOT / "docs/operate/database.md").read_text(encoding="utf-8")
     _, _, rest = page.partition("```ini\n[databases]")
     text, _, _ = rest.partition("```")
     changes = {
@@ -101,6 +101,6 @@ def _configuration(host: str, port: int, size: int, login: str) -> str:
         "default_pool_size = 40": f"default_pool_size = {size}",
     }
     for old, new in changes.items():
-        assert old in text, f"docs/operating.md does not say {old!r}"
+        assert old in text, f"docs/operate/database.md does not say {old!r}"
         text = text.replace(old, new)
     return f"[databases]{text}"

@@ -3,8 +3,8 @@
     python -m tests.platforms [-n 2] [PYTHON …]
 
 Looks up which pinned packages have no wheel, by version of Python and platform, and compares that
-with docs/operating.md. Then runs the gate's tests with each further Python: those named, or else
-those of the path.
+with docs/operate/install.md. Then runs the gate's tests with each further Python: those named, or
+else those of the path.
 """
 
 import argparse
@@ -60,14 +60,14 @@ def without_wheel(version: str, platform: str) -> list[str]:
 
 
 def documented() -> dict[str, str]:
-    """Return what docs/operating.md says of each platform."""
-    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    """Return what docs/operate/install.md says of each platform."""
+    page = (ROOT / "docs/operate/install.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
     return {platform: said for platform, said in rows if platform in PLATFORMS}
 
 
 def wheels() -> Iterator[str]:
-    """Yield each difference between the packages' wheels and docs/operating.md."""
+    """Yield each difference between the packages' wheels and docs/operate/install.md."""
     said = documented()
     for platform in PLATFORMS:
         for version in VERSIONS:
@@ -75,7 +75,7 @@ def wheels() -> Iterator[str]:
             found = f"no wheel of {', '.join(missing)}" if missing else "all wheels"
             print(f"{platform}, Python {version}: {found}", flush=True)
             if missing and not all(f"`{each}`" in said.get(platform, "") for each in missing):
-                yield f"docs/operating.md does not say that {platform} lacks {missing}"
+                yield f"docs/operate/install.md does not say that {platform} lacks {missing}"
 
 
 def others() -> Iterator[str]:

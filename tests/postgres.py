@@ -1,4 +1,4 @@
-"""PostgreSQL servers of a test's own, with the commands of docs/recovery.md for them."""
+"""PostgreSQL servers of a test's own, with the commands of docs/operate/backup.md for them."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ BIN_16 = POSTGRES_VERSIONS[16]
 """Those of the oldest version that works."""
 USER = "pgserver" if os.geteuid() == 0 else None
 """User of the servers: PostgreSQL refuses root."""
-_PAGE = Path(__file__).parents[1] / "docs/recovery.md"
+_PAGE = Path(__file__).parents[1] / "docs/operate/backup.md"
 _OWN = "test.conf"
 
 
@@ -97,7 +97,7 @@ class Server:
         return copy
 
     def drill(self, heading: str, **environment: str) -> None:
-        """Execute the commands below a heading of docs/recovery.md for this server."""
+        """Execute the commands below a heading of docs/operate/backup.md for this server."""
         page = _PAGE.read_text(encoding="utf-8")
         found = re.search(rf"^## {heading}$.*?^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
         assert found is not None, heading

@@ -1,4 +1,4 @@
-"""Bounds on the number of stored rows per tenant; docs/security.md lists them all."""
+"""Bounds on the number of stored rows per tenant; docs/reference/bounds.md lists them all."""
 
 import asyncpg
 import pytest

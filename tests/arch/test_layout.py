@@ -22,7 +22,7 @@ def test_class_name_is_used_once() -> None:
 
 
 def test_architecture_names_files_that_exist() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs/explain/architecture.md").read_text()
     named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
     assert len(named) > 20
     missing = [name for name in named if not (PACKAGE / name).is_file()]
@@ -35,7 +35,7 @@ def test_architecture_lists_all_modules_in_the_order_of_imports() -> None:
         each["layers"] for each in contracts["contracts"] if each["name"] == "Imports point one way"
     )
     layer_of = {name: at for at, layer in enumerate(order) for name in layer.split(" | ")}
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs/explain/architecture.md").read_text()
     table = text[text.index("| folder | holds |") :].splitlines()[2:]
     named = [
         name.removesuffix(".py")

@@ -16,7 +16,7 @@ from tests.flows.conftest import asking
 from tests.service import running
 from tests.tenants import holder
 
-PAGE = Path(__file__).parents[2] / "docs" / "chat.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/conversations-in-a-browser.md"
 
 
 def page() -> str:

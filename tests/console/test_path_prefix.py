@@ -1,4 +1,4 @@
-"""The API, its documents and the console below a path of nginx, as docs/operating.md has it."""
+"""The API, its documents and the console below a path of nginx, as docs/operate/proxy.md has it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

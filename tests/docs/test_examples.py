@@ -80,7 +80,7 @@ async def test_application_streams_an_answer(
 
 
 def test_library_page_has_a_table_of_every_public_name() -> None:
-    page = (ROOT / "docs" / "library.md").read_text()
+    page = (ROOT / "docs/guides/agents-in-python.md").read_text()
     table = page.partition("## All names")[2]
     names = [name for line in table.splitlines() if line.startswith("| `") for name in _names(line)]
     assert sorted(names) == sorted(bottega.agents.__all__)

@@ -294,7 +294,7 @@ async def test_a_worker_serves_its_metrics_on_a_port_of_its_own(
 
 def alert_rules() -> str:
     """Return the alert rules in the documentation."""
-    page = (ROOT / "docs/operating.md").read_text()
+    page = (ROOT / "docs/operate/monitoring.md").read_text()
     return next(part for part in page.split("```") if "groups:" in part).removeprefix("yaml\n")
 
 

@@ -63,7 +63,7 @@ async def test_no_connection_acts_for_the_tenant_that_it_served_before(
 
 @pytest.fixture
 async def login(owner: asyncpg.Pool) -> AsyncIterator[str]:
-    """Make the login that docs/operating.md advises: alone it may read no table."""
+    """Make the login that docs/operate/database.md advises: alone it may read no table."""
     name = f"server_{uuid4().hex}"
     await owner.execute(
         f"CREATE ROLE {name} LOGIN; GRANT bottega_app, bottega_user, bottega_maintenance TO {name} "

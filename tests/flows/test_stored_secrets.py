@@ -307,7 +307,7 @@ async def reencrypted(url: str, keys: str) -> tuple[int, int, int]:
 async def test_the_key_is_changed_without_a_pause(
     settings: Settings, database_url: str, model: FakeModel, web: RawServer
 ) -> None:
-    """Try the steps that docs/operating.md has."""
+    """Try the steps that docs/operate/secrets.md has."""
     model.decide = lambda request: (
         text("done") if request["messages"][-1]["role"] == "tool" else calls(("stock", {}))
     )

@@ -115,7 +115,7 @@ class Event:
 
     Attributes:
         seq: 1, 2, 3 … over all tasks of the run, without gaps.
-        data: depends on the type (see ``docs/events.md``).
+        data: depends on the type (see ``docs/reference/events.md``).
     """
 
     run_id: UUID

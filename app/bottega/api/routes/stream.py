@@ -67,7 +67,7 @@ class WatchQuery(BaseModel):
             if name not in _TYPES:
                 raise PydanticCustomError(
                     "unknown_type",
-                    "'{name}' is not a type of event: docs/events.md lists the types",
+                    "'{name}' is not a type of event: docs/reference/events.md lists the types",
                     {"name": name[:60]},
                 )
         return value

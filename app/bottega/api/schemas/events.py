@@ -612,7 +612,7 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.EPISODE_STORED: EpisodeStoredData,
     EventType.WARNING: WarningData,
 }
-"""Schema of an event's ``data``, by type; docs/events.md explains the fields."""
+"""Schema of an event's ``data``, by type; docs/reference/events.md explains the fields."""
 
 
 class OtherEvent(Event):

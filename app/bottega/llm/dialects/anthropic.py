@@ -2,7 +2,7 @@
 
 Source: platform.claude.com/docs/en/api/messages, of the API's version 2026-10-21, and the types of
 its SDK 2.12. The SDK itself is not used: a call through it costs at least twice as much CPU, and
-its import two seconds and 39 MB of each process (docs/models.md).
+its import two seconds and 39 MB of each process (docs/guides/models.md).
 
 The system message and the newest block of the request are breakpoints of the prompt cache
 (platform.claude.com/docs/en/build-with-claude/prompt-caching): tools and instructions are its

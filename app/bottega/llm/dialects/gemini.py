@@ -2,7 +2,7 @@
 
 Source: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
 …/thought-signatures, and the types of Google's SDK 3.4. The SDK itself is not used: a call through
-it costs at least twice as much CPU, and its import 20 MB of each process (docs/models.md).
+it costs at least twice as much CPU, and its import 20 MB of each process (docs/guides/models.md).
 
 An answer of Gemini's API, from the chunks of its stream.
 

@@ -113,7 +113,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Episode; ``docs/http.md`` describes the fields of its parts.
+    """Episode; ``docs/explain/memory.md`` describes the fields of its parts.
 
     Attributes:
         at: the end of the run.
