@@ -227,7 +227,8 @@ async def test_python_snippets_work(
         )
         assert model.requests
         assert not [*anthropic.refusals, *gemini.refusals]
-    assert not wrong_answers(page, is_python, tmp_path)
+    wrong = wrong_answers(page, is_python, tmp_path)
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("page", run_pages(is_tested_shell))
@@ -263,7 +264,8 @@ async def test_shell_snippets_work(
                 BOTTEGA_URL=f"http://127.0.0.1:{server.port}",
                 PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             )
-    assert not wrong_answers(page, is_tested_shell, tmp_path)
+    wrong = wrong_answers(page, is_tested_shell, tmp_path)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_test_files_named_on_the_security_page_exist() -> None:
