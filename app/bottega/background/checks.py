@@ -158,7 +158,7 @@ _LABEL = "SELECT label_episode_of($1, $2)"
 ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
 """Function (run, its id, ``model`` as in a definition) → models that the run's tenant pays for."""
 PluginCheck = Callable[[Mapping[str, Any]], Any]
-"""A plugin's ``check_success``; ``docs/guides/agents-in-python.md`` says what it gets and returns."""
+"""A plugin's ``check_success``; ``docs/guides/agents-in-python.md`` describes it."""
 
 log = structlog.get_logger(__name__)
 
