@@ -1,8 +1,8 @@
-"""The built-in embedder: it needs no model and no network. Pure.
+"""The built-in embedder, which needs no model and no network. Pure.
 
-It compares spelling, not meaning: texts are similar if they share words or parts of words. Features
-are hashed to vector indexes (Weinberger et al. 2009, *Feature Hashing for Large Scale Multitask
-Learning*), so there is no vocabulary.
+It compares spelling, not meaning: texts are similar if they have words or parts of words in common.
+A hash maps each feature to an index of the vector, so there is no vocabulary (Weinberger et al.
+2009, *Feature Hashing for Large Scale Multitask Learning*).
 """
 
 import asyncio
@@ -24,12 +24,12 @@ Vectors = NDArray[np.float32]
 
 DIMENSION = 768
 MAX_CHARACTERS = 32_768
-"""Characters of a text that count: about the 8,000 tokens of hosted models."""
+"""Number of first characters of a text that count: about the 8,000 tokens of hosted models."""
 
 _BATCH = 4
 
-# Feature weights are integers: sums are exact in any order, so every machine computes the
-# same bits. Changing a weight changes the vectors: then change the name, too.
+# Feature weights are integers. Sums of integers are exact in any order, so every machine computes
+# the same bits. A changed weight changes the vectors, so the name must change with it.
 _NAME = "builtin-1"
 _STEM = 64
 _GRAMS = 96
@@ -66,7 +66,7 @@ _SUFFIX = re.compile(
 _SHORTEST_STEM = 3
 _LONGEST_SUFFIX = 6
 
-# A Han character says about as much as a word, and has no spaces around it.
+# A Han character counts as a word: it means about as much, and has no spaces around it.
 _HAN = "\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]{{1,40}}")
 _ACCENT = re.compile("[\u0300-\u036f]+")
@@ -75,12 +75,13 @@ _ACCENT = re.compile("[\u0300-\u036f]+")
 class BuiltinEmbedder:
     """Embedder with hashed words and character n-grams; bit-identical on every machine.
 
-    Features of a distinct word are its stem and its n-grams of 3 and 4 characters, with the word's
-    ends marked. All n-grams of a word together weigh the same for every word. A stop word (English,
-    Italian) has a low weight and no n-grams. A word with n occurrences counts 1 + ln n. Each sum is
-    replaced by its signed root, so that a few strong features do not hide the others. Case, accents
-    and Unicode compatibility forms make no difference. A text without letters and digits has a
-    fixed vector.
+    - The features of a word are its stem, and its n-grams of 3 and 4 characters with the word's
+      ends marked. The n-grams of a word have the same total weight for every word.
+    - A stop word (English, Italian) has a low weight and no n-grams.
+    - A word with n occurrences counts 1 + ln n.
+    - Each sum is replaced by its signed root, so that a few strong features do not hide the others.
+    - Case, accents and Unicode compatibility forms make no difference.
+    - A text without letters and digits has a fixed vector.
     """
 
     name = _NAME
@@ -124,7 +125,7 @@ def _levelled(sums: NDArray[np.float64]) -> Vectors:
     """Take signed roots of integer rows, and scale each row to length 1."""
     sizes = np.abs(sums)
     totals = sizes.sum(axis=1, keepdims=True)
-    blank = totals[:, 0] == 0  # no words, or their weights cancel each other
+    blank = totals[:, 0] == 0  # the text has no words, or their weights cancel each other
     sums[blank, 0] = sizes[blank, 0] = totals[blank] = 1
     vectors: Vectors = np.copysign(np.sqrt(sizes / totals), sums).astype(np.float32)
     return vectors

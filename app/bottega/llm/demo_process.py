@@ -1,4 +1,4 @@
-"""The demo model in a process of its own, for the duration of a block."""
+"""The demo model in a separate process."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ async def demo_model(
 ) -> AsyncIterator[str]:
     """Start the demo model, yield its base URL, and stop it when the block ends.
 
-    It also ends when this process does, even if this process is killed.
+    The demo model also ends when this process ends, even if this process is killed.
 
     Args:
         latency_ms: milliseconds before each answer.
         token_delay_ms: milliseconds between the words of a stream.
 
     Raises:
-        UnavailableError: it did not start in time; its messages are on standard error.
+        UnavailableError: the demo model did not start in time; its messages are on standard error.
     """
     arguments = ["--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)]
     process = await _spawn(arguments)
@@ -45,7 +45,7 @@ def become_demo_model(arguments: Sequence[str]) -> NoReturn:
 
 
 def _command(*arguments: str) -> list[str]:
-    """Return the command line; ``-P`` ignores a folder ``bottega`` in the current folder."""
+    """Return the command line; with ``-P``, Python ignores a ``bottega`` in the current folder."""
     return [sys.executable, "-P", "-m", "bottega.llm.demo_model", *arguments]
 
 
@@ -55,7 +55,7 @@ async def _spawn(arguments: list[str]) -> Process:
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),
-        start_new_session=True,  # no Ctrl-C: ending runs need it
+        start_new_session=True,  # Ctrl-C does not end it: runs need it until they have ended
     )
 
 

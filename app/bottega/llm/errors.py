@@ -1,4 +1,4 @@
-"""Failures of a model's server as :class:`ModelError`, with advice, and delays between tries.
+"""Conversion of a model server's failures to :class:`ModelError`, and delays between tries.
 
 Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model_bad_request``,
 ``model_context_too_long``, ``model_filtered``, ``model_quota_exhausted``, ``model_rate_limited``,
@@ -19,7 +19,7 @@ from bottega.network import AddressRefusedError
 from bottega.redaction import Redactor
 
 SAID = ". It said: "
-"""Before what the server says, in the text of an error."""
+"""Separates our text from the server's own words in an error."""
 _LONGEST_QUOTE = 300
 
 _RETRYABLE_CODES = frozenset(
@@ -38,7 +38,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# Only these codes replace the code of the status; the others are less specific than it.
+# Only these codes replace the code that follows from the status; others are less specific.
 _REFINING = frozenset(
     {
         "model_quota_exhausted",
@@ -66,9 +66,9 @@ _ADVICE = {
 
 STREAM_BROKEN, BAD_RESPONSE = "model_stream_broken", "model_bad_response"
 BROKEN_ANSWERS = frozenset((STREAM_BROKEN, BAD_RESPONSE))
-"""Codes of an answer that broke off, and of one that is not readable: each may have been paid."""
+"""Codes of an answer that broke off, and of an unreadable answer. Such answers may cost money."""
 MOST_BROKEN = 5
-"""Most broken answers of one call: each may cost as much as a complete one."""
+"""Number of broken answers that ends a call: each may cost as much as a complete answer."""
 
 
 class Places(NamedTuple):
@@ -97,12 +97,12 @@ def places_of(spec: ServerSpec) -> Places:
 
 
 class ErrorMapper:
-    """Makes the errors of one model server.
+    """Makes errors for one model server.
 
     Args:
         address: the server's URL, without credentials.
-        secret: the key to keep out of errors; empty if there is none.
-        places: where key and base URL are set, for advice.
+        secret: the key, which errors must not show; empty if there is no key.
+        places: names of the settings of key and base URL, for advice.
         hidden: further secrets that errors must not show.
     """
 
@@ -116,7 +116,7 @@ class ErrorMapper:
     ) -> None:
         self._address = address
         self._places = places or _PLACES["chat"]
-        # With word boundaries, since a short key may be part of ordinary words.
+        # With word boundaries, because a short key may be part of ordinary words.
         pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])" if secret else r"(?!)"
         self._secret = re.compile(pattern)
         self._hidden = Redactor(hidden)
@@ -132,7 +132,7 @@ class ErrorMapper:
         )
 
     def failed_in_stream(self, body: object) -> ModelError:
-        """Make the error that the server reported within its answer."""
+        """Make an error from the error that the server reported in the middle of its answer."""
         status = _status_of(body)
         code = _code_by_word(body)
         if code is None and status is not None:
@@ -162,7 +162,7 @@ class ErrorMapper:
         )
 
     def unreadable(self, what: str) -> ModelError:
-        """Make the error of an answer in another form than the API's: no sign of an outage."""
+        """Make the error of an answer that does not have the API's form; this is no outage."""
         return ModelError(
             f"the answer of the model's API at {self._address} cannot be read: {what}",
             code=BAD_RESPONSE,
@@ -194,14 +194,14 @@ class ErrorMapper:
         return self._clean(_said(body))
 
     def _clean(self, text: str) -> str:
-        """Return the text on one line, printable, shortened, without secrets."""
+        """Make a text printable and short, put it on one line, and remove secrets."""
         text = " ".join(self._secret.sub("[key]", self._hidden.text(text)).split())
         text = "".join(char if char.isprintable() else "?" for char in text)
         return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds to wait, from ``Retry-After`` in both forms or ``retry-after-ms``."""
+    """Return the seconds to wait, from ``retry-after-ms`` or either form of ``Retry-After``."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -218,8 +218,8 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 def is_timeout(error: BaseException) -> bool:
     """Return true if a timeout caused the error.
 
-    The outermost type does not show it: the transport reports a refused connection as a timeout
-    too. The chain of causes does.
+    The outermost type is not enough, because the transport also reports a refused connection as a
+    timeout. So the chain of causes decides.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -238,7 +238,7 @@ def _number(value: str | None) -> float | None:
 
 
 def _refined(code: str, body: object) -> str:
-    """Return a more specific code, if the server's words give one."""
+    """Return a more specific code if the server's words allow it, else ``code``."""
     word = _code_by_word(body)
     if word in _REFINING:
         return word
@@ -256,7 +256,7 @@ def _code_of_other_status(status: int) -> str:
 def _error_part(body: object) -> Any:
     """Return the part of a body that describes the error.
 
-    It is ``error`` (most vendors), or the body itself (Mistral); Gemini's may be in a list.
+    Most vendors use ``error``, Mistral uses the body itself, and Gemini may put it into a list.
     """
     if isinstance(body, list) and body:
         body = body[0]
@@ -266,7 +266,7 @@ def _error_part(body: object) -> Any:
 
 
 def _said(body: object) -> str:
-    """Return the server's own words: ``message``, or ``detail`` (FastAPI, so Mistral)."""
+    """Return the server's own words: ``message``, or ``detail`` (FastAPI, thus Mistral)."""
     error = _error_part(body)
     if not isinstance(error, dict):
         return error if isinstance(error, str) else ""
@@ -278,13 +278,13 @@ def _said(body: object) -> str:
 
 
 def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the details of an error of Google's."""
+    """Return the ``details`` of an error in Google's form."""
     found = error.get("details")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _retry_delay_s(body: object) -> float | None:
-    """Return the seconds to wait that Google's ``RetryInfo`` names, such as ``"34.07s"``."""
+    """Return the seconds to wait from Google's ``RetryInfo``, such as ``"34.07s"``."""
     error = _error_part(body)
     for each in _details(error) if isinstance(error, dict) else ():
         delay = each.get("retryDelay")
@@ -313,7 +313,7 @@ def _status_of(body: object) -> int | None:
 
 
 def _kind(error: BaseException) -> str:
-    """Return the type name of the innermost cause; the outer errors are transport layers."""
+    """Return the type name of the innermost cause; outer errors only name transport layers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__
@@ -325,13 +325,13 @@ _FIRST_S = 0.5
 def delay_s(number: int, error: ModelError, unit: float) -> float:
     """Compute the seconds before the next try. Pure.
 
-    The delay doubles from try to try up to 30 s; its second half is random. ``Retry-After``
-    replaces it after the first three tries. Later it can only lengthen the delay: a server that
-    always answers "0" must not be asked in a tight loop.
+    The delay doubles from try to try up to 30 s, and half of it is random. For the first three
+    tries, the server's ``Retry-After`` replaces the delay. Later ``Retry-After`` can only lengthen
+    it, so that a server that always answers "0" is not called in a tight loop.
 
     Args:
-    number: number of the failed try, from 1.
-    unit: random number in [0, 1).
+        number: number of the failed try, from 1.
+        unit: random number in [0, 1).
     """
     longest = min(30.0, _FIRST_S * 2.0 ** min(number - 1, 10))
     own = longest * (1 + unit) / 2
@@ -342,10 +342,10 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
 
 
 def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> float | None:
-    """Compute the seconds before the next try, or ``None`` if no patience is left. Pure.
+    """Compute the seconds before the next try, or ``None`` if no try may follow. Pure.
 
-    The last try is made when the patience ends. A server that asks for a longer wait is not asked
-    again.
+    The last try is made at the moment when the patience ends. No try follows if the server asks for
+    a wait that is longer than the remaining patience.
 
     Args:
         left_s: seconds of patience that are left.

@@ -1,6 +1,13 @@
-"""Model calls over several open servers: the next one is tried at once when one fails.
+"""Model calls over several servers: if one server fails, the call tries the next one at once.
 
-A server has one client for each version of it and of its secrets.
+A call passes these methods, from the outermost to the innermost:
+
+- :meth:`FallbackProvider.invoke` reserves and pays the call, and tries the models in order.
+- ``FallbackProvider._try`` makes one try at one model, behind the model's gate.
+- ``_ask`` makes the same try without the gate, and returns a model's error as a value.
+- :meth:`OpenServer.invoke` uses the current secrets, and tries once more if the key was replaced.
+- ``_Client.invoke`` counts the running calls of one version of the secrets.
+- :meth:`ModelProvider.invoke` sends the request.
 """
 
 import asyncio
@@ -31,28 +38,31 @@ from bottega.llm.usage import Charge, ModelAccount
 
 
 class SpecSource(Protocol):
-    """Source of a server's description."""
+    """Source of a server's description, such as a stored provider definition."""
 
     async def state(self, *, fresh: bool = False) -> object:
-        """Return a value that is another one when a secret of the server may have changed.
+        """Return a value that changes when a secret of the server may have changed.
 
         Args:
-            fresh: look now, even if no change is known.
+            fresh: ask the store of secrets now, even if no change is known.
         """
 
     async def spec(self) -> ServerSpec:
-        """Return the description, with the present values of its secrets.
+        """Return the description, with the current values of its secrets.
 
         Raises:
-            InvalidInputError: it is invalid, or a secret is missing or must not be sent there.
+            InvalidInputError: the description is invalid, or a secret is missing or must not be
+                sent to this server.
         """
 
 
 class _Client:
-    """The clients of one description, by model; all share their connections."""
+    """The clients of one server description, one per model; all use the same connections."""
 
     def __init__(self, spec: ServerSpec) -> None:
         self.spec = spec
+        # "none" is no model: each call names its model in of_model(). A patience of 0 s switches
+        # off the client's own retries, because FallbackProvider retries.
         self._first = open_provider(spec, "none").for_model("none", 0.0)
         self._by_model: dict[str, ModelProvider] = {}
         self._under_way = 0
@@ -66,6 +76,7 @@ class _Client:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
+        """Make one try, and count it as running, so that :meth:`retire` waits for it."""
         if options.model is not None:
             options = replace(options, model=None)
         client = self.of_model(model)
@@ -84,7 +95,7 @@ class _Client:
         return client
 
     async def retire(self) -> None:
-        """Close the connections once no call is under way; later calls open new ones."""
+        """Close the connections when no call is running; a later call opens new connections."""
         self._is_retired = True
         if not self._under_way:
             await self.aclose()
@@ -94,7 +105,7 @@ class _Client:
 
 
 class OpenServer:
-    """One model server. Its client is replaced when a secret has changed."""
+    """One model server. It replaces its client when a secret has changed."""
 
     def __init__(self, source: SpecSource, spec: ServerSpec, state: object) -> None:
         self._source = source
@@ -106,7 +117,7 @@ class OpenServer:
         """Open a server.
 
         Raises:
-            InvalidInputError: as :meth:`SpecSource.spec`.
+            InvalidInputError: see :meth:`SpecSource.spec`.
         """
         state = await source.state()
         return cls(source, await source.spec(), state)
@@ -117,7 +128,7 @@ class OpenServer:
 
     @property
     def is_own(self) -> bool:
-        """True if it is a tenant's, not the operator's."""
+        """True if a tenant owns the server; false if the operator does."""
         return self._client.spec.is_own
 
     async def invoke(
@@ -129,11 +140,11 @@ class OpenServer:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
-        """Try once to get the next message; twice if the key turns out to be replaced.
+        """Make one try; if the server refuses the key, and the key was replaced, make a second.
 
         Raises:
             ModelError: the try failed.
-            InvalidInputError: as :meth:`SpecSource.spec`.
+            InvalidInputError: see :meth:`SpecSource.spec`.
         """
         client = await self._current()
         try:
@@ -144,11 +155,11 @@ class OpenServer:
         return await self._client.invoke(model, messages, tools, options, on_delta)
 
     async def prices(self, model: str) -> ModelPrices | None:
-        """Return a model's prices; ``None``: none are known."""
+        """Return a model's prices; ``None``: unknown."""
         return await self._client.of_model(model).prices()
 
     async def retire(self) -> None:
-        """Close the connections once no call is under way; later calls open new ones."""
+        """Close the connections when no call is running; see :meth:`_Client.retire`."""
         await self._client.retire()
 
     async def aclose(self) -> None:
@@ -156,10 +167,10 @@ class OpenServer:
         await self._client.aclose()
 
     async def _current(self, *, fresh: bool = False) -> _Client:
-        """Return the client of the present secrets.
+        """Return the client with the current secrets.
 
         Args:
-            fresh: as in :meth:`SpecSource.state`.
+            fresh: see :meth:`SpecSource.state`.
         """
         state = await self._source.state(fresh=fresh)
         if state != self._state:
@@ -172,17 +183,18 @@ class OpenServer:
 
 
 class Servers:
-    """The open servers of a process; a new version of one replaces the old."""
+    """The open servers of a process; a newer version of a server replaces older versions."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[Hashable, int], OpenServer] = OrderedDict()
 
     async def get(self, key: Hashable, version: int, source: SpecSource) -> OpenServer:
-        """Return a server, opened if it is not.
+        """Return a server; open it if it is not open.
 
         Args:
-            key: of the server in all its versions.
-            version: a newer one replaces the older ones; runs that still use these go on.
+            key: identifies the server in all versions of its definition.
+            version: version of the definition. Older versions are retired, but runs that use them
+                can still call them.
 
         Raises:
             InvalidInputError: see :meth:`SpecSource.spec`.
@@ -207,7 +219,7 @@ class Servers:
 
 
 _CONTENT = frozenset({"model_filtered", "model_refused"})
-"""Codes of answers that another server would not give either."""
+"""Codes of failures for which no other server is tried: it would probably refuse as well."""
 _DEFAULTS = ModelOptions()
 
 
@@ -216,7 +228,7 @@ class ServedModel:
     """One model of one server.
 
     Attributes:
-        gate: lets its calls pass; ``None``: they pass always.
+        gate: holds back calls of this model; ``None``: nothing holds them back.
     """
 
     server: OpenServer
@@ -230,7 +242,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Dearest:
-    """The highest of several models' prices."""
+    """The prices of the model that is most expensive for a given usage."""
 
     all: Sequence[ModelPrices]
 
@@ -246,7 +258,7 @@ class _Call(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A model whose gate the next try has passed already."""
+    """A model whose gate has already let the next try pass."""
 
     served: ServedModel
     entry: GatePermit
@@ -258,17 +270,18 @@ class _Failed(NamedTuple):
 
 
 class FallbackProvider:
-    """Calls the first of an agent's models that answers.
+    """Calls an agent's models in order, until one of them answers.
 
-    A model whose server is down, over its limit or refuses the request is passed over at once.
-    A call that is held back at the gates of all waits there within its patience.
-    After the last one the call waits and begins again with the first, as long as there is patience
-    and one of them may answer later.
+    If a model's server is down, over its limit or refuses the request, the call tries the next
+    model at once. When all models have failed, the call waits and begins again with the first, as
+    long as its patience lasts and a model may answer later. If the gates of models hold the call
+    back, it waits at a gate.
 
     Args:
-        account: pays for each call that has no open permit.
         models: in order; at least one.
-        patience_s: seconds from the first time that all models have failed; 0: no repetition.
+        patience_s: seconds for which the call is repeated after all models have failed once; 0: no
+            repetition.
+        account: pays for each call that has no open permit.
         now, sleep, random_unit: time and randomness; see :class:`ModelProvider`.
     """
 
@@ -290,7 +303,7 @@ class FallbackProvider:
         self._random_unit = random_unit
 
     def with_patience(self, most_s: float) -> "FallbackProvider":
-        """Return a provider of the same models that is patient for at most so many seconds."""
+        """Return a provider of the same models whose patience is at most ``most_s`` seconds."""
         if self.patience_s <= most_s:
             return self
         provider = copy(self)
@@ -304,11 +317,11 @@ class FallbackProvider:
 
     @property
     def is_own(self) -> bool:
-        """True if all models are on a tenant's own servers, which the operator does not pay."""
+        """True if all models are on servers that a tenant owns and pays for."""
         return all(each.server.is_own for each in self.models)
 
     async def prices(self) -> ModelPrices | None:
-        """Return the highest prices of the models; ``None``: those of one are not known."""
+        """Return the highest prices of the models; ``None``: a model's prices are unknown."""
         found = [await each.server.prices(each.model) for each in self.models]
         known = [prices for prices in found if prices is not None]
         return _Dearest(known) if len(known) == len(found) else None
@@ -323,7 +336,7 @@ class FallbackProvider:
     ) -> AssistantMessage:
         """Request the next message; see :meth:`ModelProvider.invoke`.
 
-        Its metadata holds ``provider`` too.
+        The message's metadata also has ``provider``.
 
         Raises:
             ModelError: no model answered.
@@ -382,9 +395,10 @@ class FallbackProvider:
     async def _pause(
         self, failed: Sequence[_Failed], call: _Call, began: float, pause_s: float
     ) -> _Ready | None:
-        """Wait before all are tried again, shorter if a model that held the call back lets it pass.
+        """Wait before the next round; end the wait early if a gate lets the call pass.
 
-        It waits for a server's limits if there are any, else for a breaker.
+        The call waits at the gate of a server over its limits. Without one, it waits at the gate
+        of an open breaker.
         """
         held = [each for each in failed if isinstance(each.error, HeldBackError)]
         if not held:
@@ -415,8 +429,8 @@ class FallbackProvider:
         """Make one try behind the model's gate; return its error instead of raising it.
 
         Args:
-            entry: it has passed the gate already.
-            is_last: no other model is left to try.
+            entry: permit of a call that has already passed the gate.
+            is_last: true if no other model is left in this round.
         """
         gate = served.gate
         if gate is None:
@@ -437,7 +451,7 @@ class FallbackProvider:
 
 
 def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> ModelOptions:
-    """Return options of a call that a charge pays for."""
+    """Return a call's options such that the charge pays for each answer, also for a lost one."""
     target = first
 
     def tries(now: ModelTarget) -> None:
@@ -464,13 +478,14 @@ def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> 
 def _in_order(
     left: Sequence[ServedModel], ready: _Ready | None
 ) -> Sequence[tuple[ServedModel, GatePermit | None]]:
-    """Return the models to try, as they are now: first the one whose gate was passed."""
+    """Return the models to try, first the model whose gate was passed, if any."""
     if ready is None:
         return [(each, None) for each in left]
     return [ready, *((each, None) for each in left if each is not ready.served)]
 
 
 async def _ask(served: ServedModel, call: _Call) -> AssistantMessage | ModelError:
+    """Make one try without a gate; return a model's error, or the refusal of an invalid input."""
     try:
         answer = await served.server.invoke(
             served.model, call.messages, call.tools, options=call.options, on_delta=call.on_delta
@@ -480,6 +495,7 @@ async def _ask(served: ServedModel, call: _Call) -> AssistantMessage | ModelErro
     except BottegaError as error:
         if error.kind is not ErrorKind.INVALID:
             raise
-        return ModelError(error.detail, code=error.code)  # such as a part that it cannot take
+        # Such as a part that this model's API has no form for; another model may accept it.
+        return ModelError(error.detail, code=error.code)
     answer.metadata["provider"] = served.server.name
     return answer

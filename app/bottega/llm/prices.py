@@ -1,7 +1,7 @@
-"""Prices of model calls: the provider's own, else those of the public lists in ``genai-prices``.
+"""Prices of model calls: the server's own prices, or else the public lists in ``genai-prices``.
 
-The lists are data inside the package, matched by the server's address and the model's name. A
-server at an address that they do not know, such as one at home, has no price.
+The lists are data inside that package. They are searched by the server's address and the model's
+name. A server whose address is in no list, such as a server at home, has no price.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ class TokenPrices:
     """A model's prices, in US dollars per million tokens.
 
     Attributes:
-        cached: of input tokens that the server had cached.
-        written: of input tokens that the server put into its cache.
+        cached: price of input tokens that the server had cached.
+        written: price of input tokens that the server put into its cache.
     """
 
     input: Decimal
@@ -36,7 +36,7 @@ class TokenPrices:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TokenPrices":
-        """Build prices from ``input``, ``output`` and perhaps ``cached``: numbers or texts."""
+        """Build prices from numbers or texts: ``input``, ``output`` and optionally ``cached``."""
         given = {name: Decimal(str(value)) for name, value in data.items() if value is not None}
         price = given["input"]
         return cls(price, given.get("cached", price), price, given["output"])
@@ -76,14 +76,14 @@ class _StepPrices:
 
 
 OwnPrices = Mapping[str, TokenPrices]
-"""A provider's own prices, by model."""
+"""A server's own prices, by model."""
 
 
 ModelPrices = TokenPrices | _StepPrices
 
 
 def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPrices | None:
-    """Return a model's prices; ``None``: none are known. The first call may take half a second.
+    """Return a model's prices; ``None``: unknown. The first call may take half a second.
 
     Args:
         address: the server's URL.
@@ -92,7 +92,7 @@ def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPr
     if own and (prices := own.get(model)):
         return prices
     if urlsplit(address).hostname in LOOPBACK:
-        return None  # without loading the lists
+        return None  # decided here, so that the lists are not loaded
     return _listed(model, address)
 
 

@@ -1,4 +1,8 @@
-"""A model behind an API, in any dialect: the connection to its server, and its tries."""
+"""Client of one model server, in any dialect: its connections, and the tries of a call.
+
+It opens its own sessions by :func:`bottega.network.open_session`, because answers are streams.
+Requests of tools go through :mod:`bottega.tools.egress` instead.
+"""
 
 import asyncio
 import copy
@@ -59,7 +63,7 @@ from bottega.trace_context import with_trace
 T = TypeVar("T")
 
 MOST_MODELS = 1000
-"""Models of one server for which something is kept. Users may name any."""
+"""Largest number of models in a cache of one server, because users may name any model."""
 
 _KEY_HEADERS: Mapping[str, tuple[str, str]] = {
     "chat": ("Authorization", "Bearer {}"),
@@ -74,7 +78,7 @@ _PUBLIC = frozenset(
         *("openai-organization", "openai-project"),
     )
 )
-"""Headers that may be sent to another host, or that aiohttp takes away."""
+"""Headers that another host may see after a redirect, or that aiohttp then removes."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 """Name of a header (RFC 9110, section 5.6.2)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -83,10 +87,11 @@ _LONGEST_ERROR_S = 10.0
 
 @dataclass(slots=True)
 class Request:
-    """A request of one try.
+    """The request of one try.
 
     Attributes:
-        is_owed: it was written, and has neither been refused nor paid.
+        is_owed: true if the server may charge for it: the request was sent, was not refused, and is
+            not paid yet.
     """
 
     is_owed: bool = False
@@ -102,7 +107,7 @@ class ModelClient:
         report: makes errors that do not show the key.
 
     Raises:
-        InvalidInputError: the address is not one.
+        InvalidInputError: the server's URL is not valid.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -115,14 +120,14 @@ class ModelClient:
         self._headers = headers_of(spec, given.userinfo)
         self._guard = spec.guard
         self._look_up = spec.look_up
-        # A redirect may lead to another host: aiohttp takes only the header Authorization away.
+        # A redirect may lead to another host, and aiohttp then removes only Authorization.
         is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
         self._follows = is_plain and spec.dialect in ("chat", "responses")
         self._proxy = None if spec.guard else _proxy(self._base)
         timeout_s = spec.timeout_s
         self._timeout = aiohttp.ClientTimeout(
             total=None,
-            connect=timeout_s,  # with the wait for a free connection
+            connect=timeout_s,  # includes the wait for a free connection
             sock_connect=min(10.0, timeout_s),
             sock_read=timeout_s,
         )
@@ -137,10 +142,10 @@ class ModelClient:
     async def post(self, path: str, body: bytes, request: Request) -> aiohttp.ClientResponse:
         """Send a request; return when the status is known, before the body is read.
 
-        The caller closes the response. ``request`` is owed from when its body is written.
+        The caller closes the response. ``request`` becomes owed when its body is sent.
 
         Raises:
-            NETWORK_ERRORS: there is no answer.
+            NETWORK_ERRORS: no response arrived.
         """
         url = self._urls.get(path)
         if url is None:
@@ -148,7 +153,8 @@ class ModelClient:
             url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
             keep(self._urls, path, url)
         try:
-            # Not the session's headers: aiohttp sends those, with the key, to a proxy too.
+            # Headers of the request, because aiohttp also sends a session's headers, with the key,
+            # to a proxy.
             return await (await self._session()).post(
                 url,
                 data=body,
@@ -158,12 +164,13 @@ class ModelClient:
                 trace_request_ctx=request,
             )
         except ValueError as error:
-            if self._follows or isinstance(error, aiohttp.ClientError):  # a host of a redirect
+            # aiohttp may raise ValueError for the host of a redirect.
+            if self._follows or isinstance(error, aiohttp.ClientError):
                 raise aiohttp.ClientError("the redirect cannot be followed") from error
             raise
 
     async def refusal(self, response: aiohttp.ClientResponse, clock: Clock) -> ModelError:
-        """Make the error of a response whose status is not a success, from the body's start."""
+        """Make an error from the status and the body's start of a response without success."""
         body = bytearray()
         try:
             async with (
@@ -173,7 +180,7 @@ class ModelClient:
                 async for piece in pieces:
                     body += piece
         except (*NETWORK_ERRORS, OutsideError):
-            pass  # the status is known
+            pass  # the status is enough for an error
         return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
     async def aclose(self) -> None:
@@ -191,7 +198,10 @@ class ModelClient:
     async def _open(
         self, loop: asyncio.AbstractEventLoop
     ) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        """Yield a session; close it with the generator, as an event loop does that shuts down."""
+        """Yield a session, and close it when the generator closes.
+
+        An event loop closes open generators when it shuts down.
+        """
         session = open_session(
             self._timeout,
             most=1000,
@@ -208,7 +218,7 @@ class ModelClient:
 
 
 def keep(kept: dict[str, T], key: str, value: T) -> T:
-    """Keep a value, and drop the oldest if there are too many; return it."""
+    """Store a value in a cache of at most ``MOST_MODELS`` entries, and return the value."""
     while len(kept) >= MOST_MODELS:
         del kept[next(iter(kept))]
     kept[key] = value
@@ -227,17 +237,17 @@ def _base(spec: ServerSpec) -> httpx2.URL:
 
 
 def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
-    """Return all headers of a request; the server's own replace those of the dialect.
+    """Return all headers of a request: the dialect's, replaced by the server's of the same name.
 
     Args:
-        login: user and password in the server's URL; empty if there are none.
+        login: user and password in the server's URL; empty if it has none.
 
     Raises:
-        InvalidInputError: both the key and the login would be the header Authorization, or a header
-            cannot be sent.
+        InvalidInputError: the key and the login both need the header Authorization, or HTTP does
+            not allow a header.
     """
     own = {"Accept": "application/json", "Content-Type": "application/json"}
-    own["Accept-Encoding"] = "identity"  # a compressed answer can be a thousand times larger
+    own["Accept-Encoding"] = "identity"  # decompression can make an answer 1,000 times larger
     if spec.dialect == "anthropic":
         own[VERSION_HEADER] = ANTHROPIC_VERSION
     if spec.api_key is not None:
@@ -255,13 +265,13 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
     for name, value in found.items():
         if not _TOKEN.fullmatch(name) or _CONTROL.search(value):
             raise InvalidInputError(
-                f"the header {name!r} of a model's server has a name or a value that cannot be sent"
+                f"HTTP does not allow the name or the value of the model server's header {name!r}"
             )
     return found
 
 
 def _written() -> aiohttp.TraceConfig:
-    """Return what notes that a request is owed, when its body is written."""
+    """Return a trace that marks a request as owed when its body is sent."""
 
     async def write(session: Any, context: Any, chunk: Any) -> None:
         context.trace_request_ctx.is_owed = True
@@ -272,7 +282,7 @@ def _written() -> aiohttp.TraceConfig:
 
 
 def _proxy(url: httpx2.URL) -> str | None:
-    """Return the environment's proxy for a server; none for this machine."""
+    """Return the environment's proxy for a server; ``None`` for a server on this machine."""
     proxies = getproxies()
     direct = (name.strip() for name in proxies.get("no", "").split(","))
     if url.host in LOOPBACK or any(_is_named(url, name) for name in direct):
@@ -284,7 +294,7 @@ def _proxy(url: httpx2.URL) -> str | None:
 
 
 def _is_named(url: httpx2.URL, name: str) -> bool:
-    """Return true if a part of ``NO_PROXY`` is the server's URL, or a network that it is in."""
+    """Return true if an entry of ``NO_PROXY`` is the server's URL or contains its address."""
     if name == f"{url.scheme}://{url.host}":
         return True
     try:
@@ -294,7 +304,7 @@ def _is_named(url: httpx2.URL, name: str) -> bool:
 
 
 def _decoded(body: bytes | bytearray) -> object:
-    """Return a body as JSON, also if its end is missing; else as text."""
+    """Decode a body as JSON, even if its end is missing; otherwise return its text."""
     try:
         return from_json(body, allow_partial="trailing-strings")
     except ValueError:
@@ -329,11 +339,11 @@ def new_call_id() -> str:
 class ModelProvider:
     """Calls the models of one server, always streaming. The server stores nothing between calls.
 
-    Connections open at the first call and belong to its event loop; another loop gets its own.
-    After :meth:`aclose` the provider stays usable and opens new connections.
+    Connections open at the first call. Each event loop has its own connections. After
+    :meth:`aclose` the provider stays usable and opens new connections.
 
     Args:
-        model: default model, for calls whose options name none.
+        model: default model, for calls whose options name no model.
         clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is monotonic, in
             seconds; ``random_unit`` is in [0, 1).
 
@@ -369,7 +379,7 @@ class ModelProvider:
         self._report = self._client.report
         sent = (spec.api_key or "", *spec.hidden)
         self._secrets = Redactor(each for each in sent if not is_vocabulary(each))
-        self._dialect(model)  # now: wrong fields fail at the start
+        self._dialect(model)  # made now, so that wrong fields of the spec fail here
 
     def __repr__(self) -> str:
         return (
@@ -378,10 +388,10 @@ class ModelProvider:
         )
 
     def for_model(self, model: str, patience_s: float | None = None) -> "ModelProvider":
-        """Copy the provider for another default model; both share (and close) the connections.
+        """Copy the provider for another default model; both use (and close) the same connections.
 
         Args:
-            patience_s: ``None``: that of this provider.
+            patience_s: ``None``: the patience of this provider.
         """
         patience_s = self.spec.patience_s if patience_s is None else patience_s
         if (model, patience_s) == (self.model, self.spec.patience_s):
@@ -402,21 +412,21 @@ class ModelProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Request the next message.
+        """Request the next message; try again within ``patience_s`` if a try fails.
 
         Args:
-            on_delta: gets the text in pieces. A new try starts from the beginning:
-                ``options.on_failed_try`` then reports that the text so far is void.
+            on_delta: receives the text in pieces. A new try starts from the beginning of the
+                answer; ``options.on_failed_try`` then reports that the text so far is void.
 
         Returns:
-            The message. Its metadata holds ``model`` (the one asked for), ``finish_reason``
+            The message. Its metadata has ``model`` (the requested model), ``finish_reason``
             (``length``: cut off), and ``refusal: True`` if its content is the model's refusal. Its
             ``state`` goes back to this server with the message.
 
         Raises:
-            ModelError: the call failed for good.
+            ModelError: the last try failed.
             HistoryError: a message cannot be sent.
-            InvalidInputError: a part cannot be sent, or a file is not there.
+            InvalidInputError: a part cannot be sent, or a file does not exist.
         """
         model = options.model or self.model
         dialect = self._dialect(model)
@@ -459,7 +469,7 @@ class ModelProvider:
             until: end of the patience, by the provider's clock.
 
         Raises:
-            ModelError: there is none left.
+            ModelError: no patience is left.
         """
         left_s = until - self._now()
         pause_s = next_delay_s(number, error, self._random_unit(), left_s)
@@ -470,7 +480,7 @@ class ModelProvider:
         await self._sleep(pause_s)
 
     def _pay(self, model: str, prices: ModelPrices | None, usage: Usage) -> None:
-        """Set the cost of a call and who pays for it, and count it."""
+        """Set the cost of a usage, and whether a tenant owns the server; count it in metrics."""
         usage.is_own = self.spec.is_own
         usage.cost = None if prices is None else prices.cost(usage)
         metrics.paid(self.spec.name, model, usage)
@@ -482,21 +492,21 @@ class ModelProvider:
         answer: AssistantMessage,
         options: ModelOptions,
     ) -> None:
-        """Report lost state of another model's answers, and an unknown reason for the end.
+        """Warn if state of another model's answers was dropped, or a finish reason is unknown.
 
-        An answer whose reason is in no table counts as whole.
+        An answer with an unknown finish reason counts as complete.
         """
         if options.on_warning is None:
             return
         name, model = self.spec.name, str(answer.metadata["model"])
         if (other := dropped_for(dialect.origin, messages, name, model)) is not None:
             text = (
-                f"'{name}/{model}' went on without the reasoning and other state that '{other}' "
-                "sent with earlier answers"
+                f"'{name}/{model}' continued without the reasoning and other state of earlier "
+                f"answers by '{other}'"
             )
             options.on_warning(STATE_DROPPED, text)
         if not is_known(reason := str(answer.metadata.get("finish_reason"))):
-            text = f"the model's server ended its answer with an unknown reason: {reason[:100]!r}"
+            text = f"the model's server gave an unknown finish reason: {reason[:100]!r}"
             options.on_warning(UNKNOWN_REASON, text)
 
     def _dialect(self, model: str) -> Dialect:
@@ -507,11 +517,11 @@ class ModelProvider:
         return dialect
 
     async def prices(self, model: str | None = None) -> ModelPrices | None:
-        """Return a model's prices; ``None``: none are known."""
+        """Return a model's prices; ``None``: unknown."""
         model = model or self.model
         if model not in self._prices:
             find = partial(prices_of, model, self._client.address, self.spec.prices)
-            # The first search loads the public lists.
+            # In a thread, because the first search loads the public price lists.
             return keep(self._prices, model, await asyncio.to_thread(find))
         return self._prices[model]
 
@@ -520,7 +530,7 @@ class ModelProvider:
         model: str,
         attempt: Callable[[Callable[[], None]], Awaitable[AssistantMessage | ModelError]],
     ) -> AssistantMessage | ModelError:
-        """Make one try, and count it."""
+        """Call ``attempt``, which makes one try, and count it in the metrics."""
         began, first_at = self._now(), None
 
         def begins() -> None:
@@ -555,13 +565,15 @@ class ModelProvider:
         lost: Callable[[Usage], None],
         begins: Callable[[], None],
     ) -> AssistantMessage | ModelError:
-        """Make one try and return its error instead of raising it.
+        """Send one request and read its answer; return an error instead of raising it.
 
-        ``begins`` is called with the first piece of the answer, ``lost`` with the usage of a
-        request that was sent, not refused, and not answered whole.
+        An error that is raised while a transport's error is handled would have it as context. The
+        context may quote the request with the key.
 
-        An error raised while the transport's is handled would carry it as context, and that may
-        quote the request with the key.
+        Args:
+            lost: called with the usage of a request that was sent and not refused, if its answer is
+                incomplete.
+            begins: called when the first piece of the answer arrives.
         """
         asked_at = asyncio.get_running_loop().time()
         builder, response, request = begin(), None, Request()
@@ -587,14 +599,14 @@ class ModelProvider:
 
 
 def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], usage: Usage) -> None:
-    """Report what a request took whose answer broke off, or was cancelled."""
+    """Report the usage of a request whose answer broke off or was cancelled."""
     pay(usage)
     if options.on_lost is not None:
         options.on_lost(usage)
 
 
 def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
-    """Return an answer without the secrets that were sent to its server, which may repeat them."""
+    """Remove secrets from an answer: a server may repeat the secrets that it received."""
     calls = tuple(
         call.model_copy(
             update={
@@ -612,10 +624,10 @@ def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
 
 
 def open_provider(spec: ServerSpec, model: str) -> ModelProvider:
-    """Return a provider for a server's models; nothing is taken from the environment.
+    """Return a client of one server; it takes nothing from the environment.
 
     Args:
-        model: default model, for calls whose options name none.
+        model: default model, for calls whose options name no model.
 
     Raises:
         InvalidInputError: the server's description is invalid.

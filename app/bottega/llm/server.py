@@ -1,4 +1,4 @@
-"""A model's server: all that a provider needs to know of it, and the parameters of its calls."""
+"""Description of a model server for its client, and the parameters that its calls may have."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from bottega.llm.prices import OwnPrices
 from bottega.lookups import Resolver
 
 StructuredOutput = Literal["native", "tool", "prompt"]
-"""Ways to send a schema: as the server's own structured output, a tool, or an instruction."""
+"""How a schema is sent: for the server's own structured output, as a tool, or as an instruction."""
 
 DEFAULT = "default"
 """Name of the server that the environment's settings describe."""
@@ -20,30 +20,30 @@ VENDORS: Mapping[DialectName, str] = {
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com/v1beta",
 }
-"""Base URLs of the vendors, as their SDKs have them."""
+"""Base URLs of the vendors, in the form that the vendors' SDKs use."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """A model's server. Nothing here is taken from the environment.
+    """Description of a model server. Nothing here is taken from the environment.
 
     Attributes:
-        name: for texts of errors and for metadata.
-        base_url: as the vendor's SDK has it; ``None``: the vendor's own.
-        api_key: ``None``: the server needs none.
+        name: the server's name in error texts and metadata.
+        base_url: URL in the form of the vendor's SDK; ``None``: the vendor's URL.
+        api_key: ``None``: the server needs no key.
         headers: further headers of each request.
         hidden: secrets among the headers, which errors must not show.
         timeout_s: longest silence of the server, before and within an answer.
-        patience_s: seconds after a call's first failure during which it is repeated; 0: no
+        patience_s: seconds after a call's first failure during which the call is repeated; 0: no
             repetition.
-        structured_output: a schema that ``native`` or ``tool`` cannot express is sent as an
-            instruction.
+        structured_output: how a schema is sent. If ``native`` or ``tool`` cannot express a schema,
+            it is sent as an instruction.
         max_tokens_field: the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
-        is_own: true if it is a tenant's, not the operator's.
-        prices: the server's own, by model; they replace public ones.
-        guard: checks the address of each connection, as text, and raises to refuse it. With a guard
-            no proxy is used and no redirect followed.
+        is_own: true if a tenant owns the server; false if the operator does.
+        prices: the server's own prices, by model; they replace the public prices.
+        guard: checks the IP address of each connection, given as text, and raises to refuse it.
+            With a guard, no proxy is used and no redirect is followed.
         look_up: replaces the system's resolver.
     """
 
@@ -87,9 +87,9 @@ SUPPORTED: Mapping[DialectName, frozenset[str]] = {
     "anthropic": _ALL - _SAMPLING - {"verbosity", "seed"},
     "gemini": _ALL - {"verbosity", "parallel_tool_calls"},
 }
-"""Parameters by dialect, in the version of the API that the dialect speaks.
+"""Parameters by dialect, for the API version that the dialect uses.
 
-Anthropic's version 2026-10-21 refuses temperature and top_p, with their defaults too
+Anthropic's version 2026-10-21 refuses temperature and top_p, even with their default values
 (platform.claude.com/docs/en/api/versioning).
 """
 
@@ -124,7 +124,7 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
     "gemini": frozenset(
         {
             *("model", "contents", "tools"),
-            # The API takes both spellings.
+            # The API accepts both spellings.
             *("systemInstruction", "system_instruction", "cachedContent", "cached_content"),
             *(
                 f"{config}.{name}"
@@ -137,17 +137,17 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
         }
     ),
 }
-"""Fields of ``extra_body`` that the provider sets itself, or that contradict it.
+"""Fields that ``extra_body`` must not set, because the client sets them or they contradict it.
 
-A dot stands before the name of a field in an object.
+A dot separates the names of an object and of a field in the object.
 """
 
 
 def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the parameters that a server takes.
+    """Return the names of the parameters that a server accepts.
 
     Args:
-        headers: of the server; they may ask for another version of Anthropic's API.
+        headers: the server's headers, which may select another version of Anthropic's API.
     """
     version = next(
         (value for name, value in (headers or {}).items() if name.lower() == VERSION_HEADER), None
@@ -158,12 +158,12 @@ def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) ->
 
 
 def reserved_in(dialect: DialectName, extra_body: Mapping[str, Any]) -> list[str]:
-    """Return the fields of an ``extra_body`` that it must not set, in order."""
+    """Return the reserved fields that an ``extra_body`` sets, sorted."""
     return sorted(name for name in RESERVED[dialect] if _has(extra_body, name.split(".")))
 
 
 def _has(found: Any, path: Sequence[str]) -> bool:
-    """Return whether there is a field at a path into nested objects."""
+    """Return true if nested objects have a field at this path."""
     for name in path:
         if not isinstance(found, Mapping) or name not in found:
             return False

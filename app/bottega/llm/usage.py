@@ -1,9 +1,10 @@
-"""Tokens of a model call: the server's numbers within bounds, and estimates in place of others.
+"""Tokens of a model call: the server's numbers if they are plausible, and estimates otherwise.
 
-A server is a counterparty: its numbers never lower an account, and never overflow a column.
+A server may report wrong numbers. So its numbers never lower what an account has paid, and never
+overflow a column.
 
-No provider and no embedder of the service is made without an account. A call is reserved before it
-is sent, and what it took is paid afterwards.
+Each provider and embedder of the service has an account. The account reserves a call's tokens
+before the call is sent, and pays what the call used afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +29,10 @@ class Reported:
     """Tokens of one call, as its server reports them.
 
     Attributes:
-        input, output: ``None``: not reported, or no number from 0 to :data:`MOST_TOKENS`.
+        input, output: ``None``: not reported, or not a number from 0 to :data:`MOST_TOKENS`.
         cached, written: parts of the input.
         reasoning: a part of the output.
-        is_odd: a number was reported that cannot be taken as it is.
+        is_odd: true if the server reported a number that cannot be right.
     """
 
     input: int | None = None
@@ -42,15 +43,15 @@ class Reported:
     is_odd: bool = False
 
     def usage(self, sent: Callable[[], int], arrived: int, hidden: int) -> Usage:
-        """Return the usage, with estimates of what is missing.
+        """Return the usage, with estimates for missing numbers.
 
-        Parts of an estimated input, or parts larger than the whole input, count as nothing: they
-        would lower the price.
+        ``cached`` and ``written`` count as 0 if the input is an estimate, or if they exceed the
+        input, because they would lower the price.
 
         Args:
-            sent: measures the request, in bytes of text.
-            arrived: bytes of the answer, hidden ones included.
-            hidden: bytes of the answer's reasoning and the like.
+            sent: function that measures the request, in bytes of text.
+            arrived: bytes of the answer, hidden bytes included.
+            hidden: bytes of the answer's reasoning and other hidden fields.
         """
         sent_tokens = tokens_in(sent()) if self.input is None else self.input
         has_output = self.output is not None
@@ -74,7 +75,7 @@ class Counts:
     """Reader of the numbers of one report.
 
     Attributes:
-        is_odd: a number was read that cannot be taken as it is.
+        is_odd: true if a number that was read cannot be right.
     """
 
     def __init__(self, report: Any) -> None:
@@ -82,10 +83,10 @@ class Counts:
         self.is_odd = report is not None and not isinstance(report, Mapping)
 
     def part(self, name: str, within: str | None = None) -> int:
-        """Return a number that servers may leave out; 0 if it is missing.
+        """Return an optional number of the report; 0 if it is missing.
 
         Args:
-            within: the field of the report that holds it.
+            within: the field of the report that contains the number.
         """
         found = self._report
         if within is not None:
@@ -97,7 +98,7 @@ class Counts:
         return 0 if value is None else self._bounded(value) or 0
 
     def total(self, name: str, *more: int) -> int | None:
-        """Return a number and what is to be added to it; ``None``: there is no such number."""
+        """Return the sum of a reported number and ``more``; ``None``: the number is missing."""
         value = self._report.get(name)
         first = None if value is None else self._bounded(value)
         return None if first is None else self._bounded(first + sum(more))
@@ -110,10 +111,10 @@ class Counts:
 
 
 def reported(used: Any, read: str, written: str) -> Reported:
-    """Return the tokens that a report in the form of OpenAI's APIs names.
+    """Read the tokens from a report in the form of OpenAI's APIs.
 
     Args:
-        read, written: the API's words for input and output tokens.
+        read, written: the API's words for input and output, such as ``prompt``.
     """
     counts = Counts(used)
     return Reported(
@@ -132,12 +133,11 @@ def usage_of(
     calls: Sequence[ToolCall],
     hidden: Callable[[], int],
 ) -> Usage:
-    """Return the usage of a whole answer.
+    """Return the usage of a complete answer.
 
     Args:
-        report: the server's report.
-        sent: measures the request, in bytes of text.
-        hidden: measures reasoning and the like, beside text and calls, in bytes.
+        sent: function that measures the request, in bytes of text.
+        hidden: function that measures reasoning and other hidden fields, in bytes.
     """
     thought = spoken = 0
     if report.output is None:
@@ -149,7 +149,7 @@ def usage_of(
 def usage_of_lost(report: Reported, sent: Callable[[], int], arrived: int) -> Usage:
     """Return the usage of an answer that broke off.
 
-    Some servers report the output at its end only: it is at least what has arrived.
+    Some servers report the output only at its end. So the output is at least what has arrived.
     """
     usage = report.usage(sent, arrived, 0)
     if tokens_in(arrived) > usage.output:
@@ -164,18 +164,18 @@ def _size_of_call(call: ToolCall) -> int:
 
 
 class UnpaidCallError(BottegaError):
-    """A model call that no account has reserved; it is a bug, and was not sent."""
+    """A model call without a reservation. It is a bug; the call was not sent."""
 
     code = "unpaid_call"
 
 
 class Charge(Protocol):
-    """A reserved call."""
+    """A call whose tokens an account has reserved."""
 
     permit: Permit
 
     def pay(self, model: str, usage: Usage) -> None:
-        """Count what the call took; may be called for each answer, also of one that broke off."""
+        """Charge one answer of the call, complete or broken off; a call may have several."""
 
 
 class ModelAccount(Protocol):
@@ -187,9 +187,9 @@ class ModelAccount(Protocol):
         """Reserve a call for the time of the block.
 
         Args:
-            sent: tokens of its input, estimated.
-            provider: of the model, for its prices.
-            longest: limit of the answer's tokens; ``None``: it has none.
+            sent: estimate of the input tokens.
+            provider: client of the model, which knows the prices.
+            longest: limit of the answer's tokens; ``None``: no limit.
 
         Raises:
             BudgetExhaustedError: too little is left.
@@ -197,16 +197,16 @@ class ModelAccount(Protocol):
 
 
 class TenantAccounts(Protocol):
-    """The accounts of tenants for calls that no run shows."""
+    """The accounts of tenants for calls outside of runs."""
 
     def of(self, tenant_id: UUID) -> ModelAccount:
         """Return a tenant's account."""
 
 
 class PermitsOnly:
-    """The account of runs' agents: recorders reserve the calls, and pass their permits."""
+    """Account of agents in runs. It refuses calls that the run's recorder has not reserved."""
 
     def call(
         self, sent: int, provider: object | None, longest: int | None
     ) -> AbstractAsyncContextManager[Charge]:
-        raise UnpaidCallError("a model call of a run was not reserved")
+        raise UnpaidCallError("the run's recorder did not reserve tokens for a model call")

@@ -1,4 +1,4 @@
-"""Models of vendors, with settings from the environment as the vendors' SDKs read them."""
+"""Clients of vendors' models, with settings from the environment variables of the vendors' SDKs."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from bottega.llm.provider import ModelProvider
 from bottega.llm.server import ServerSpec
 
 NO_KEY = "none"
-"""Placeholder key for a server that needs none; it is not a secret."""
+"""Placeholder for the key of a server that needs no key; it is not a secret."""
 OPENAI_URL = "https://api.openai.com/v1"
 _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 
@@ -50,11 +50,12 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
 
 
 class VendorProvider(ModelProvider):
-    """A model of a vendor whose SDK is not used, since it costs more than it gives.
+    """Client of a vendor's models. The vendor's SDK is not used: it costs more than it gives.
 
     Args:
-        model: default model, for calls whose options name none.
-        api_key, base_url: ``None`` takes them from the environment; then the vendor's own address.
+        model: default model, for calls whose options name no model.
+        api_key: ``None`` takes the key from the environment.
+        base_url: ``None`` takes the URL from the environment, or else the vendor's URL.
         timeout_s, patience_s, tools: as in :class:`OpenAIProvider`.
         extra_body: extra fields of every request, such as ``{"thinking": {"type": "adaptive"}}``.
 
@@ -62,8 +63,8 @@ class VendorProvider(ModelProvider):
         InvalidInputError: there is no key, or an argument is invalid.
 
     Attributes:
-        key_variables: of the key; the first one that is set counts.
-        address_variable: of the address.
+        key_variables: environment variables of the key; the first variable that is set counts.
+        address_variable: environment variable of the base URL.
     """
 
     dialect: ClassVar[DialectName]
@@ -97,13 +98,13 @@ class VendorProvider(ModelProvider):
 
 
 def checked_key(api_key: str | None, variable: str) -> str | None:
-    """Return the key without surrounding blanks, such as the line end of a file.
+    """Return a key without surrounding blanks, such as the line end of a file.
 
     Args:
-        variable: the environment's name of the key, for a key of ``None``.
+        variable: environment variable of the key, used if ``api_key`` is ``None``.
 
     Raises:
-        InvalidInputError: it is not a key.
+        InvalidInputError: the text cannot be a key.
     """
     if api_key is None:
         api_key = os.environ.get(variable)
@@ -128,19 +129,19 @@ Api = Literal["chat", "responses"]
 
 
 class OpenAIProvider(ModelProvider):
-    """Calls a model, with settings from the environment where none are given.
+    """Client of an OpenAI-compatible server; settings come from arguments or the environment.
 
     Args:
-        model: default model, for calls whose options name none.
-        api: ``chat``, which most servers have, or ``responses``, with which reasoning models
-            continue their reasoning after tool calls.
-        api_key: ``None`` takes ``OPENAI_API_KEY``; a server at another address may need none.
-        base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
+        model: default model, for calls whose options name no model.
+        api: ``chat`` works with most servers; ``responses`` lets reasoning models continue their
+            reasoning after tool calls.
+        api_key: ``None`` takes ``OPENAI_API_KEY``; a server at another address may need no key.
+        base_url: ``None`` takes ``OPENAI_BASE_URL``, or else OpenAI's URL.
         timeout_s: longest silence of the server, in seconds, before and within an answer.
-        patience_s: seconds after a call's first failure during which it is repeated while the
+        patience_s: seconds after a call's first failure during which the call is repeated while the
             server is down or overloaded, or breaks off its answers; 0: no repetition.
-        extra_body: extra fields of every request. With Responses set ``{"include": []}`` for models
-            without reasoning.
+        extra_body: extra fields of every request. With ``responses``, set ``{"include": []}`` for
+            models without reasoning.
         tools: time and randomness; see :class:`ModelProvider`.
 
     Raises:
@@ -173,7 +174,7 @@ class OpenAIProvider(ModelProvider):
 
 
 class AnthropicProvider(VendorProvider):
-    """Calls a model of Anthropic's; ``base_url`` is without ``/v1``."""
+    """Client of Anthropic's models; ``base_url`` must not end in ``/v1``."""
 
     dialect = "anthropic"
     key_variables = ("ANTHROPIC_API_KEY",)
@@ -181,7 +182,7 @@ class AnthropicProvider(VendorProvider):
 
 
 class GeminiProvider(VendorProvider):
-    """Calls a model of Google's; ``base_url`` is with ``/v1beta``."""
+    """Client of Google's models; ``base_url`` must end in ``/v1beta``."""
 
     dialect = "gemini"
     key_variables = ("GEMINI_API_KEY", "GOOGLE_API_KEY")

@@ -38,7 +38,7 @@ def main() -> None:
         lifespan="off",
         ws="none",
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=0,  # its answers are not needed after a stop
+        timeout_graceful_shutdown=0,  # nobody needs answers after a stop
     )
     _Server(config).run(sockets=[listener])
 
@@ -63,7 +63,7 @@ def _duration(text: str) -> float:
 
 
 def _exit_at_end_of_input() -> None:
-    """Exit at the end of standard input: the parent's end closes even if it is killed."""
+    """Exit when standard input ends: the system closes it when the parent ends or is killed."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(0)

@@ -81,15 +81,15 @@ class Conversation:
     """A parsed request.
 
     Attributes:
-        own: the model's own system message, without the text about its sub-agents.
+        own: the agent's system message, without the text about its sub-agents.
         system: the whole system message.
         context: the pieces of context before the query.
-        asked: the current query, without the hint at this agent's part.
-        part: that hint, or empty.
-        is_task: the query is that of an asynchronous task.
-        later: what users, or the service, said since.
-        outcomes: name and text of each tool's result since the query, oldest first.
-        tools: those that ``tool_choice`` allows.
+        asked: the current query, without the note that names this agent's part.
+        part: the part in that note, or empty.
+        is_task: true if the query belongs to an asynchronous task.
+        later: messages of users or of the service after the query.
+        outcomes: name of the tool, and text, of each result after the query, oldest first.
+        tools: tools that ``tool_choice`` allows.
     """
 
     own: str
@@ -119,7 +119,7 @@ def decide(request: dict[str, Any]) -> Answer:
 
 
 def _output_schema(request: dict[str, Any], system: str) -> tuple[Any, bool]:
-    """Return the schema of the answer, ``None`` without one, and if it is that of a tool."""
+    """Return the answer's schema, or ``None``, and whether a tool call carries the answer."""
     form = request.get("response_format") or {}
     if "json_schema" in form:
         return form["json_schema"].get("schema"), False
@@ -131,7 +131,7 @@ def _output_schema(request: dict[str, Any], system: str) -> tuple[Any, bool]:
 
 
 def _answer(conversation: Conversation) -> Answer:
-    """Call the tools that the text asks for, dispatch tasks, or ask the agents; else answer."""
+    """Call the tools that the query names, dispatch tasks, or ask agents; otherwise answer."""
     if calls := _tool_calls(conversation):
         return Answer(calls=calls)
     names = {tool.name for tool in conversation.tools}
@@ -169,7 +169,7 @@ def read(request: dict[str, Any]) -> Conversation:
 
 
 def _query_index(messages: Sequence[dict[str, Any]]) -> int:
-    """Return the place of the current query: what a task was asked, else the user's last one."""
+    """Return the index of the current query: a task's query, or else the user's last query."""
     texts = {i: text_of(m) for i, m in enumerate(messages) if m["role"] == "user"}
     tasks = [i for i, text in texts.items() if _FOLDER.search(text)]
     queries = [i for i, text in texts.items() if text != GO_ON and not _REQUIRED_TOOL.search(text)]
@@ -201,7 +201,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Decode a JSON object; empty if the text is none."""
+    """Decode a JSON object; return an empty object if the text is not one."""
     try:
         found = from_json(text)
     except ValueError:
@@ -210,7 +210,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return the plain tools to call now, each once per request, or as often as required."""
+    """Return calls of the plain tools: each tool once per request, or as often as required."""
     asked = conversation.asked
     called = Counter(name for name, _ in conversation.outcomes)
     required = Counter(name for text in conversation.later for name in _REQUIRED_TOOL.findall(text))
@@ -232,7 +232,7 @@ def _asks_for(text: str, tool: Tool) -> bool:
 
 
 def _call(tool: Tool, text: str) -> DemoCall:
-    """Call a tool with its required arguments, else with its only one."""
+    """Make a call with a tool's required arguments, or with its only argument."""
     names = tool.parameters.get("required") or []
     if not names and len(tool.properties) == 1:
         names = list(tool.properties)
@@ -252,7 +252,7 @@ def _value(schema: Any, text: str, root: dict[str, Any], depth: int = 0) -> Any:
     """Make a value of a schema's type, from the text if possible.
 
     Args:
-        root: the schema that local references start from.
+        root: the whole schema, for local references.
     """
     if not isinstance(schema, dict) or depth > 16:
         return text
@@ -295,9 +295,9 @@ def _typed_value(schema: dict[str, Any], text: str, root: dict[str, Any], depth:
 
 
 def _agent_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return the agents to call now; none if each has answered, or failed twice.
+    """Return the next calls of agents; no call if each agent has answered, or has failed twice.
 
-    One at a time, in the recommended order, unless the user wrote "in parallel".
+    Agents are called one at a time, in the recommended order, unless the query has "in parallel".
     """
     asked = conversation.asked
     tries = Counter(name for name, _ in conversation.outcomes)
@@ -309,10 +309,10 @@ def _agent_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
 
 
 def _order(conversation: Conversation) -> list[str]:
-    """Return the agents in the recommended order, those without a place last.
+    """Return the agents in the recommended order, followed by agents without a place in it.
 
-    A coordinator that may choose uses the order of a recalled pattern, else one that depends only
-    on the request.
+    A coordinator that may choose the order uses that of a recalled pattern. Without a pattern, the
+    order depends only on the request.
     """
     names = [tool.name for tool in conversation.tools if tool.is_agent]
     if _FREE_ORDER in conversation.own:
@@ -339,7 +339,7 @@ def _summary(conversation: Conversation) -> str:
 
 
 def _next_step_of_tasks(conversation: Conversation) -> Answer:
-    """Dispatch all, message one, await the first success, poll, await all, and report."""
+    """Take the next step: dispatch all, message one, await a success, poll, await all, report."""
     done = Counter(name for name, _ in conversation.outcomes)
     waits = done[_AWAIT]
     enough = _FIRST_IS_ENOUGH.search(conversation.asked) is not None
@@ -370,7 +370,10 @@ def _topic(conversation: Conversation) -> str:
 
 
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
-    """Return each task's arguments by title: the named agents, then others up to a number."""
+    """Return the arguments of each task, by title.
+
+    There is a task for each agent that the tool names, and more up to the number in the query.
+    """
     dispatch = next(tool for tool in conversation.tools if tool.name == "dispatch_subagent")
     schema = dispatch.properties.get("agent") or {}
     options = [schema, *schema.get("anyOf", ())]
@@ -411,10 +414,10 @@ def _report(topic: str, tasks: dict[str, dict[str, Any]]) -> str:
 
 
 def _own_text(conversation: Conversation) -> str:
-    """Answer from the tools' results and the shared context, whose sources it quotes.
+    """Answer from the tools' results and the shared context; quote the sources of the context.
 
-    It numbers its points if its system message says so, as in "requirements (R1, R2, …)": one for
-    each numbered line of its sources, else those of :data:`_POINTS`.
+    The answer has numbered points if the system message asks for them, as in "requirements (R1, R2,
+    …)". There is one point for each numbered line of the sources, or else those of ``_POINTS``.
     """
     results = [
         f"{name} says: {text}".replace("says: Error:", "failed:", 1)

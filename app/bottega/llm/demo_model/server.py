@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Decide = Callable[[dict[str, Any]], Answer | ASGIApp]
-"""Answers a request's body. An ASGI application answers the whole request itself."""
+"""Function that answers a request's body. It may return an ASGI application, which then answers
+the whole request."""
 
 Vectorise = Callable[[Sequence[str]], Awaitable["NDArray[np.float32]"]]
-"""Computes the vectors of texts, a row each."""
+"""Function that computes the vectors of texts, one row per text."""
 
 
 class _Function(BaseModel):
@@ -121,7 +122,7 @@ def completion(answer: Answer, request: dict[str, Any]) -> bytes:
 
 
 def chunks(answer: Answer, request: dict[str, Any]) -> Iterator[bytes]:
-    """Encode the answer as server-sent events: words, calls, finish reason, requested usage."""
+    """Encode the answer as server-sent events: words, calls, finish reason, usage if requested."""
     head = _head(request, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": word} for word in re.findall(r"\s*\S+|\s+$", answer.text)]
@@ -199,7 +200,7 @@ async def _body(request: Request, form: type[BaseModel]) -> dict[str, Any]:
     """Read the request's body.
 
     Raises:
-        HTTPException: it does not have the form; ``detail`` is the answer.
+        HTTPException: the body does not have the form; ``detail`` is the body of the answer.
     """
     data = await request.body()
     try:

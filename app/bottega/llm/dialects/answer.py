@@ -1,14 +1,13 @@
-"""Assembling a streamed answer: the common part of all dialects.
+"""Assembly of a streamed answer: the common part of all dialects.
 
-The blocks of an answer, in the order in which the model's server sent them.
+A message's state keeps the order in which the server sent the blocks of an answer, as a list. Its
+entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and
+``{"type": "opaque", "block": …}``. The first two may have ``more``: further fields of the block.
+Texts and calls are in the message itself, where hooks may change them.
 
-A message's state keeps the order as a list. Its entries are ``{"type": "text", "length": N}``,
-``{"type": "call", "id": ID}`` and ``{"type": "opaque", "block": …}``; the first two may hold
-``more``: fields that belong to the block. Text and calls stand in the message itself, where a hook
-may have changed them.
-
-Most chunks of an answer repeat the same bytes around a few letters. Decoding each as JSON costs
-more than all other work of a model call, so chunks that differ only in their text are recognised.
+Most chunks of an answer repeat the same bytes around a few letters. To decode each chunk as JSON
+costs more than all other work of a model call. So chunks that differ only in their text are
+recognised by their bytes.
 """
 
 import asyncio
@@ -40,11 +39,11 @@ _PROBE = "probe"
 
 
 class TextChunks:
-    """Recognises chunks that hold only text, by the bytes around it.
+    """Recognises chunks that have only text, by the bytes around the text.
 
     Args:
-        only_text: returns the text of a decoded chunk, ``None`` if it holds more.
-        names: the field of the text in JSON, with its colon.
+        only_text: returns the text of a decoded chunk, or ``None`` if the chunk has other fields.
+        names: spellings of the text's field in JSON, with the colon.
     """
 
     def __init__(self, only_text: Callable[[Any], str | None], names: tuple[bytes, ...]) -> None:
@@ -54,10 +53,10 @@ class TextChunks:
         self._before = self._after = b""
 
     def leading(self, chunks: Sequence[bytes], start: int) -> tuple[int, str | None]:
-        """Read the chunks from ``start`` that are like the one learned.
+        """Read the chunks from ``start`` that have the learned form.
 
         Returns:
-            Their number, and their text; ``None``: they must be decoded as JSON.
+            The number of such chunks, and their text. ``None`` as text: decode them as JSON.
         """
         before, after = self._before, self._after
         if not before:
@@ -73,11 +72,11 @@ class TextChunks:
             decoded = from_json(b'["%b"]' % b'","'.join(texts))
         except ValueError:
             return len(texts), None
-        # A chunk that holds more than text has quotes of its own, which add to the list.
+        # A chunk with further fields has more quotes, which add elements to the list.
         return len(texts), "".join(decoded) if len(decoded) == len(texts) else None
 
     def learn(self, chunk: bytes, text: str) -> None:
-        """Learn the form of a decoded chunk with this text, if it holds only text."""
+        """Learn the form of a decoded chunk with this text, if the chunk has no other field."""
         if self._before or not self._tries or not text:
             return
         self._tries -= 1
@@ -99,11 +98,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNNAMED = "unnamed"
 _DONE = b"[DONE]"
 _AROUND = re.compile(r"[\"\[\]:]")
-"""Signs of JSON that was cut: an object beside them is a part of something else."""
+"""Characters that show cut JSON: an object next to them is a part of a larger value."""
 _BEAT = re.compile(rb"\s*\"?\[?[A-Za-z_-]*\]?\"?\s*")
 _DECODER = json.JSONDecoder(strict=False)
 _DEEPEST = 200
-"""Levels of an event, and of a call's arguments: other readers of JSON refuse more."""
+"""Most nested levels of an event, and of a call's arguments; other JSON readers refuse more."""
 MAX_CHARACTERS = 4_000_000
 MAX_CALLS = 500
 
@@ -127,10 +126,10 @@ class AnswerBuilder(ABC):
 
     Args:
         report: makes the errors.
-        text_chunks: recognises events that hold only text.
+        text_chunks: recognises events that have only text.
 
     Attributes:
-        complete: no event follows, so the rest of the stream need not be read.
+        complete: true if no event follows, so that the rest of the stream need not be read.
     """
 
     complete = False
@@ -146,14 +145,14 @@ class AnswerBuilder(ABC):
 
     @property
     def finished(self) -> bool:
-        """True once the server gave its reason to stop: only usage may follow."""
+        """True once the server sent a finish reason; after it only usage may follow."""
         return self._finish_reason is not None
 
     def add_events(self, events: Sequence[bytes]) -> str:
-        """Take the events of a piece of the stream, up to its end; return their text.
+        """Add the events of a piece of the stream; return their text.
 
         Raises:
-            ModelError: as :meth:`add_event`.
+            ModelError: see :meth:`add_event`.
         """
         chunks = self._text_chunks
         said = []
@@ -171,7 +170,7 @@ class AnswerBuilder(ABC):
                     chunks.learn(events[index], text)
             said.append(text)
             index += count
-        if not self.complete:  # finish() looks again
+        if not self.complete:  # finish() checks a complete answer
             self._refuse_calls()
         return "".join(said)
 
@@ -184,33 +183,33 @@ class AnswerBuilder(ABC):
         return self.add_event(event)
 
     def _take_text(self, text: str) -> None:
-        """Take text of events that hold nothing else."""
+        """Add the text of events that have only text."""
         self._text.append(text)
 
     def add_event(self, data: bytes) -> str:
-        """Take one event of the stream and return its text.
+        """Add one event of the stream and return its text.
 
-        A single word says nothing: some servers send one, or null, to keep a connection open.
+        A single word is ignored: some servers send a word, or null, to keep a connection open.
 
         Raises:
-            ModelError: the event is not one of the API, or it reports an error.
+            ModelError: the API has no such event, or the event reports an error.
         """
         if len(data) <= 40 and _BEAT.fullmatch(data):
             return ""
         try:
             return self.add(self._json_of(data))
         except ModelError:
-            if self.finished:  # what follows the end of an answer does not change it
+            if self.finished:  # an event after the finish reason does not change the answer
                 return ""
             raise
 
     def add_whole(self, body: bytes) -> str:
-        """Take the body of a server that does not stream and return its text.
+        """Add the body of a server that does not stream; return its text.
 
-        The body may have lost its reason to stop: JSON that is whole is a whole answer.
+        The body may have no finish reason: complete JSON is a complete answer.
 
         Raises:
-            ModelError: as :meth:`add_event`.
+            ModelError: see :meth:`add_event`.
         """
         self._check(body)
         data = body.decode("utf-8", "replace")
@@ -219,7 +218,7 @@ class AnswerBuilder(ABC):
         except (ValueError, RecursionError):
             raise self._report.unreadable("its body was not JSON") from None
         self._refuse_depth(body, value)
-        # Gemini's API answers with a list of chunks if it is not asked for events.
+        # Gemini's API answers with a list of chunks if the request does not ask for events.
         text = "".join(
             [self.add(event) for event in (value if isinstance(value, list) else [value])]
         )
@@ -247,11 +246,11 @@ class AnswerBuilder(ABC):
             raise self._report.no_completion(error.detail) from None
 
     def _end_whole(self) -> None:
-        """Note the end of a whole answer that gives no reason to stop."""
+        """Set the finish reason of a complete answer that has none."""
         self._end(TOOL_CALLS if any(self._partial_calls()) else STOP)
 
     def add(self, event: Any) -> str:
-        """Take one decoded event, or the complete answer of a server that does not stream."""
+        """Add one decoded event, or the complete answer of a server that does not stream."""
         if not isinstance(event, dict):
             raise self._report.unreadable("a chunk was not a JSON object")
         if event.get("error") or "error" in (event.get("object"), event.get("type")):
@@ -268,16 +267,16 @@ class AnswerBuilder(ABC):
 
         Args:
             new_id: makes ids for tool calls without an id.
-            sent: measures the request, in bytes of text.
+            sent: function that measures the request, in bytes of text.
 
         Raises:
-            ModelError: the answer is not complete.
+            ModelError: the answer is not complete, or too large.
         """
         reason = self._finish_reason
         if reason is None:
             raise self._report.broken("the stream ended without a finish reason")
         if reason == BROKEN:
-            raise self._report.broken("the server says that it did not finish the answer")
+            raise self._report.broken("the server reported that it did not finish the answer")
         text = "".join(self._text)
         self._refuse_excess(text)
         calls = self._tool_calls(new_id)
@@ -301,7 +300,7 @@ class AnswerBuilder(ABC):
         )
 
     def _refuse_excess(self, text: str) -> None:
-        """Refuse an oversized answer: each is stored, and sent with every later call."""
+        """Refuse an oversized answer, because it would be stored and sent with every later call."""
         calls = list(self._partial_calls())
         length = len(text) + sum(
             len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
@@ -318,7 +317,7 @@ class AnswerBuilder(ABC):
         """Return the usage of an answer that broke off.
 
         Args:
-            sent: measures the request, in bytes of text.
+            sent: function that measures the request, in bytes of text.
         """
         spoken = size_of("".join(self._text)) + sum(
             size_of(piece) for call in self._partial_calls() for piece in call.arguments
@@ -326,11 +325,11 @@ class AnswerBuilder(ABC):
         return usage_of_lost(self._reported(), sent, spoken + self.hidden_size())
 
     def hidden_size(self) -> int:
-        """Return the bytes of reasoning and other fields beside text and tool calls."""
+        """Return the bytes of reasoning and other fields that are neither text nor tool calls."""
         return 0
 
     def _end(self, word: str) -> None:
-        """Note a vendor's word for the end of its answer; the first that is not a stop counts."""
+        """Set the finish reason from a vendor's word; the first reason other than a stop counts."""
         reason = finish_reason(word)
         if reason == REFUSED:
             self._refused = True
@@ -339,12 +338,12 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:
-        """Take an event that reports no error and return its text.
+        """Add an event that reports no error; return its text.
 
-        Calls :meth:`_end` when the server gives its reason to stop.
+        An implementation calls :meth:`_end` with the server's finish reason.
 
         Raises:
-            AttributeError, TypeError, LookupError: the event has not the API's shape.
+            AttributeError, TypeError, LookupError: the event does not have the API's form.
         """
 
     @abstractmethod
@@ -379,8 +378,8 @@ class AnswerBuilder(ABC):
     def _whole(self, piece: str) -> str:
         """Return ``piece`` as text that UTF-8 can encode.
 
-        Servers that cut text by UTF-16 units split an emoji. Its first half is kept for the next
-        piece.
+        Some servers cut text between UTF-16 units, which splits an emoji. This method keeps the
+        first half for the next piece.
         """
         if self._half:
             piece, self._half = self._half + piece, ""
@@ -403,8 +402,9 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     """Return a tool call's arguments, and the raw text if they cannot be read.
 
     Some models send nothing, or ``null``, for a tool without arguments. Others put the object into
-    a string or a fence, send it twice or after an empty one, or close it once too often: a whole
-    object is taken if there is only one. What is incomplete, or says two things, is not.
+    a string or a fence, send it twice or after an empty object, or add a closing brace. A complete
+    object is accepted if the text has no other. An incomplete object, or two different objects, are
+    not accepted.
     """
     if _SURROGATE.search(raw):
         raw = without_lone_surrogates(raw)
@@ -424,7 +424,7 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _only_object(text: str) -> Any:
-    """Return the one JSON object of a text; ``None``: there is none, or no single one."""
+    """Return the only JSON object of a text; ``None``: incomplete, or several objects."""
     begin = text.find("{")
     if begin < 0 or _AROUND.search(text[:begin]):
         return None
@@ -456,7 +456,7 @@ def in_order(
     text: Callable[[str], Block],
     call: Callable[[ToolCall], Block],
 ) -> list[Block]:
-    """Return the blocks of a message; changed text stands where the first text stood.
+    """Return a message's blocks in their order; a changed text goes where the first text was.
 
     Args:
         text, call: make a block.
@@ -479,7 +479,7 @@ def in_order(
 
 
 def _texts(content: str, order: Sequence[Entry]) -> dict[int, str]:
-    """Return the texts by their places in ``order``."""
+    """Split a message's text into the texts of its blocks, by their places in ``order``."""
     lengths = {i: entry["length"] for i, entry in enumerate(order) if entry["type"] == "text"}
     if sum(lengths.values()) != len(content):
         return {next(iter(lengths)): content} if lengths else {}
@@ -513,7 +513,7 @@ class SSESplitter:
         if not piece:
             return []
         if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
-            self._tail.append(piece)  # joined at the line's end: linear time
+            self._tail.append(piece)  # pieces are joined at the line's end, in linear time
             return []
         text = b"".join([*self._tail, piece]) if self._tail else piece
         self._tail = []
@@ -524,30 +524,30 @@ class SSESplitter:
         events = self._single_lines(text, blocks)
         if events is None:
             if self._data and blocks:
-                blocks[0] = blocks[0] or b"\n"  # it ends an event, too
+                blocks[0] = blocks[0] or b"\n"  # this blank line ends the open event
             events = [event for block in blocks if block and (event := self._event(block))]
         lines, end, unfinished = rest.rpartition(b"\n")
         self._take(lines)
-        # Another end of a line would be a blank line.
+        # The line end is kept, because a second one would make a blank line, the event's end.
         if end or unfinished or kept:
             self._tail.append(end + unfinished + kept)
         return events
 
     def finish(self) -> list[bytes]:
-        """Return the event that the end of the stream completes without a blank line."""
+        """Return the last event, if the stream ended without a blank line after it."""
         event = self._event(b"".join(self._tail).rstrip(b"\r"))
         self._tail = []
         return [event] if event else []
 
     def _single_lines(self, text: bytes, blocks: list[bytes]) -> list[bytes] | None:
-        """Return the events of the usual stream, one line of data each; ``None``: it is another."""
+        """Return the events if each has one line of data, as usual; ``None``: another form."""
         if self._data or text.count(b"\n") != 2 * len(blocks) or not text.startswith(_USUAL):
             return None
         events = [block[6:] for block in blocks if block[:6] == _USUAL]
         return events if len(events) == len(blocks) and all(events) else None
 
     def _event(self, block: bytes) -> bytes:
-        """Return the data of an event that ends with a block of lines; empty without data."""
+        """Return the data of the event that ends with ``block``; empty if it has no data."""
         if block[:5] == _DATA and b"\n" not in block and not self._data:
             return block[6:] if block[5:6] == b" " else block[5:]
         self._take(block)
@@ -555,7 +555,7 @@ class SSESplitter:
         return data[0] if len(data) == 1 else b"\n".join(data)
 
     def _take(self, lines: bytes) -> None:
-        """Keep the data in whole lines."""
+        """Keep the data in complete lines."""
         for line in lines.split(b"\n"):
             if line[:5] == _DATA:
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
@@ -571,7 +571,8 @@ _TURNS = 5
 _LONGEST_ANSWER = 64 * 1024 * 1024
 _MOST_LINES = 500_000
 _SHORTEST_EVENT, _FREE_EVENTS = 32, 2000
-"""Least bytes of an event on average, beyond the first ones: each costs some microseconds."""
+"""Least average size of an event after the first _FREE_EVENTS events. Each event costs some
+microseconds, so many tiny events would be an attack."""
 
 
 async def read(
@@ -586,11 +587,11 @@ async def read(
 
     Args:
         asked_at: time of the request, by the event loop's clock.
-        begins: called with its first piece.
+        begins: called when the first piece arrives.
 
     Raises:
-        ModelError: the connection failed, or the answer cannot be used. After a complete answer
-            only its usage may be missing, which is not an error.
+        ModelError: the connection failed, or the answer cannot be used. A failure after the finish
+            reason is no error, because at most the usage is missing.
     """
     content_type = response.headers.get("content-type", "").lower()
     if "html" in content_type:
@@ -643,7 +644,7 @@ async def _read_all(
 
 
 def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
-    """Leave what arrives next in the socket for a while, since each read costs the same."""
+    """Pause reading for a moment, so that one read gets more data: each read costs the same."""
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
@@ -657,18 +658,18 @@ def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
 def pause_of(now: float, took_s: float, turn: int) -> float:
     """Return the seconds until an answer is read again.
 
-    Its end waits at most half as long as the answer has taken since the request, and about
-    ``_COLLECT_S``: live text is not shown more often. Answers that take longer than twice that are
-    read in a few turns, so that one wake-up serves many, and steps that they end are stored
-    together. All in one turn would hold the event loop for too long.
+    The pause is at most half of the time since the request, and at most about ``_COLLECT_S``,
+    because live text is not shown more often. Longer answers are read at ``_TURNS`` fixed moments
+    per ``_COLLECT_S``. So one wake-up serves many answers, and steps that they end are stored
+    together. A single moment for all answers would block the event loop for too long.
 
     Args:
-        now: by the event loop's clock, which may count whole milliseconds.
-        took_s: since the request.
-        turn: from 0 to ``_TURNS`` - 1.
+        now: time of the event loop's clock, which may count whole milliseconds.
+        took_s: seconds since the request.
+        turn: the answer's moment, from 0 to ``_TURNS`` - 1.
     """
     wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
-    if wait_s < _COLLECT_S / 10:  # it may be this turn: the clock's steps are coarse
+    if wait_s < _COLLECT_S / 10:  # with a coarse clock, this may still be the current moment
         wait_s += _COLLECT_S
     return min(wait_s, took_s / 2)
 
@@ -679,25 +680,26 @@ def _read_again(transport: asyncio.Transport) -> None:
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read what is left of a complete answer: only then the pool reuses the connection."""
+    """Read the rest of a complete answer, so that the pool can reuse the connection."""
     if response.content.at_eof():
         return
-    # The end is near. This costs a tenth of asyncio.timeout.
+    # call_later, because it costs a tenth of asyncio.timeout.
     limit = asyncio.get_running_loop().call_later(0.1, response.close)
     left = 256 * 1024
     try:
         while left > 0 and (piece := await response.content.readany()):
             left -= len(piece)
     except NETWORK_ERRORS:
-        pass  # the answer is complete
+        pass  # no error, because the answer is complete
     finally:
         limit.cancel()
 
 
 class _Answer:
-    """Reads an answer in the form that its first letter shows.
+    """Reads an answer as a stream of events or as JSON, depending on its first character.
 
-    Content types are no help: some servers send a stream as JSON, and JSON as a stream.
+    The content type does not decide, because some servers label a stream as JSON, or JSON as a
+    stream.
     """
 
     def __init__(self, builder: AnswerBuilder, report: ErrorMapper) -> None:
@@ -707,7 +709,7 @@ class _Answer:
         self._reader: _Events | _Whole | None = None
 
     def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        """Take a piece of the answer; return the text in it."""
+        """Read a piece of the answer; return the text in it."""
         if self._reader is None:
             outside.count(piece.count(b"\n") + piece.count(b"\r"))
             piece = (self._head + piece).removeprefix(BOM_UTF8).lstrip()
@@ -719,7 +721,7 @@ class _Answer:
         return self._reader.feed(piece, outside)
 
     def finish(self) -> str:
-        """Take the end of the answer; return the text that it completes."""
+        """End the answer; return the text that its end completes."""
         if self._reader is None:
             return ""
         try:
@@ -739,7 +741,7 @@ class _Events:
         self._room = _FREE_EVENTS
 
     def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        """Take a piece of the stream; return the text in it."""
+        """Read a piece of the stream; return the text in it."""
         outside.count(piece.count(b"\n") + piece.count(b"\r"))
         events = self._splitter.feed(piece)
         self._room += len(piece) // _SHORTEST_EVENT - len(events)
@@ -748,7 +750,7 @@ class _Events:
         return self._builder.add_events(events)
 
     def finish(self) -> str:
-        """Take the end of the stream; return the text that it completes."""
+        """End the stream; return the text that its end completes."""
         return self._builder.add_events(self._splitter.finish())
 
 

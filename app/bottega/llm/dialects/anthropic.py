@@ -1,16 +1,13 @@
 """Anthropic's Messages API as a dialect: requests as bytes.
 
-Source: platform.claude.com/docs/en/api/messages, of the API's version 2026-10-21, and the types of
-its SDK 2.12. The SDK itself is not used: a call through it costs at least twice as much CPU, and
-its import two seconds and 39 MB of each process (docs/guides/models.md).
+Sources: platform.claude.com/docs/en/api/messages for the API's version 2026-10-21, the types of
+Anthropic's SDK 2.12, and for answers platform.claude.com/docs/en/build-with-claude/streaming and
+…/api/handling-stop-reasons. The SDK itself is not used: a call through it costs at least twice as
+much CPU, and its import costs each process two seconds and 39 MB (docs/guides/models.md).
 
 The system message and the newest block of the request are breakpoints of the prompt cache
-(platform.claude.com/docs/en/build-with-claude/prompt-caching): tools and instructions are its
-stable prefix, and each call of a query extends the last one's.
-
-An answer of Anthropic's Messages API, from the events of its stream.
-
-Source: platform.claude.com/docs/en/build-with-claude/streaming and …/api/handling-stop-reasons.
+(platform.claude.com/docs/en/build-with-claude/prompt-caching). Tools and instructions form a stable
+prefix, and each call of a query extends the prompt of the call before.
 """
 
 import re
@@ -57,8 +54,8 @@ class _Block:
     """A block of the answer whose pieces are still arriving.
 
     Attributes:
-        body: the block as it began.
-        text: pieces of its text, thinking or signature, by field.
+        body: the block from the event that began it.
+        text: pieces of the block's text, thinking or signature, by field.
     """
 
     body: dict[str, Any]
@@ -76,12 +73,12 @@ class _Block:
 class AnthropicAnswer(AnswerBuilder):
     """Collects the events of one answer, or a complete message of a server that does not stream.
 
-    Its state's ``message`` is ``{"order": …}``; see :mod:`.order`. Thinking is kept with its
-    signature, and any other block that is neither text nor a call. An answer of one text, or of
-    calls alone, has no state.
+    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. It keeps thinking with its
+    signature, and any other block that is neither text nor a call. An answer without such blocks
+    has no state.
 
     Args:
-        origin: the server and model that answer, from :func:`.opaque.origin_of`.
+        origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -91,7 +88,7 @@ class AnthropicAnswer(AnswerBuilder):
         self._spoken: _Block | None = None
 
     def _take_text(self, text: str) -> None:
-        # The form of a chunk holds the number of its block, so all are of the first one that spoke.
+        # The learned form contains the block's number, so this is text of the first text block.
         assert self._spoken is not None
         self._spoken.text["text"].append(text)
         self._text.append(text)
@@ -146,7 +143,7 @@ class AnthropicAnswer(AnswerBuilder):
     def _take_end(self, event: dict[str, Any]) -> None:
         used, before = event.get("usage"), self._usage
         if isinstance(used, dict) and isinstance(before, dict):
-            # The counts are cumulative, or null (its SDK's type MessageDeltaUsage).
+            # The counts are cumulative, or null (type MessageDeltaUsage of Anthropic's SDK).
             self._usage = {**before, **{k: v for k, v in used.items() if v is not None}}
         elif used is not None:
             self._usage = used
@@ -199,7 +196,7 @@ class AnthropicAnswer(AnswerBuilder):
 
 
 def _only_text(event: Any) -> str | None:
-    """Return the text of an event that holds nothing else; ``None``: it does."""
+    """Return the text of an event; ``None``: the event has something other than text."""
     if event["type"] != "content_block_delta" or event["delta"]["type"] != "text_delta":
         return None
     text: str = event["delta"]["text"]
@@ -234,7 +231,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
     origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the thinking
     fields = {
         "model": model,
-        # The API demands a limit, and no model allows less.
+        # The API requires a limit; every model allows this one.
         "max_tokens": 32_000,
         "cache_control": {"type": "ephemeral"},
         **spec.extra_body,
@@ -275,10 +272,11 @@ def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, A
 
 
 def fit(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lower the limit of thinking to less than that of output, or turn thinking off.
+    """Lower the budget of thinking below the limit of output, or turn thinking off.
 
-    A run's budget may leave fewer tokens than the thinking that was asked for. The API demands at
-    least 1,024 tokens of it (platform.claude.com/docs/en/build-with-claude/extended-thinking).
+    A run's budget may leave fewer tokens than the request's budget of thinking. The API requires a
+    thinking budget of at least 1,024 tokens
+    (platform.claude.com/docs/en/build-with-claude/extended-thinking).
     """
     thinking, most = fields.get("thinking"), fields["max_tokens"]
     if not isinstance(thinking, Mapping) or thinking.get("type") != "enabled":
@@ -297,7 +295,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block of a part."""
+    """Return the block for a part; ``None``: the API does not accept the part."""
     if media.type == "image" and (media.url or media.media_type in _IMAGES):
         return {"type": "image", "source": _source(media)}
     is_pdf = media.media_type == "application/pdf"
@@ -308,7 +306,7 @@ def write_media(media: Media) -> dict[str, Any] | None:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; of a tool message only the blocks, for a turn of several."""
+    """Return the encoder of messages; a tool message becomes blocks for a turn of all results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 

@@ -77,7 +77,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
         fields=fields,
         head=encode_head(fields, spec),
         origin=origin,
-        key=f"{KEY} {origin}",  # other servers' state is not sent here
+        key=f"{KEY} {origin}",  # other servers have other encodings: without this server's state
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),
         form=_FORM,
@@ -96,7 +96,7 @@ def write(
     choice: Any = params.tool_choice
     if isinstance(choice, NamedTool):
         choice = {"type": "function", "function": {"name": name_of(choice.name)}}
-    # The API refuses these two without tools.
+    # The API refuses these two fields in a request without tools.
     of_tools = present(tool_choice=choice, parallel_tool_calls=params.parallel_tool_calls)
     return present(
         temperature=params.temperature,
@@ -117,7 +117,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block of a part."""
+    """Return the block for a part; ``None``: the API does not accept the part."""
     if media.type == "image":
         return {"type": "image_url", "image_url": {"url": media.data_url}}
     if media.type == "audio" and media.data is not None and media.media_type in _AUDIO:
@@ -161,7 +161,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
         return _results(message, files)
     state = state_for(origin, message)
     wire: dict[str, Any] = {"role": "assistant", "content": message.content, **state["message"]}
-    if blocks := state["message"].get("content"):  # beside the text
+    if blocks := state["message"].get("content"):  # blocks that the content has besides text
         wire["content"] = [*blocks, *([_text(message.content)] if message.content else ())]
     elif message.tool_calls:
         wire["content"] = message.content or None
@@ -172,7 +172,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 
 def _results(message: ToolMessage, files: Files) -> bytes:
-    """Encode results; images and the like go into a user's turn, since a result is only text."""
+    """Encode results. Images and other media go into a user's turn: a result is only text."""
     items = []
     shown: list[dict[str, Any]] = []
     for each in tool_outputs(message):
@@ -197,8 +197,8 @@ class ChatAnswer(AnswerBuilder):
     """Collects the chunks of one answer, or a complete answer of a server that does not stream.
 
     Args:
-        after_results: the request ends with results of tools.
-        origin: the server that answers, from :func:`.opaque.origin_of`.
+        after_results: true if the request ends with results of tools.
+        origin: identifies the server that answers; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -241,10 +241,10 @@ class ChatAnswer(AnswerBuilder):
         return text
 
     def _text_of(self, blocks: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of blocks, and keep the others.
+        """Return the text of the text blocks; keep other blocks for the state.
 
-        Mistral's reasoning models send thinking as blocks of the content, and want it back there
-        (docs.mistral.ai/capabilities/reasoning).
+        Mistral's reasoning models send thinking as blocks of the content, and require these blocks
+        in the content of later requests (docs.mistral.ai/capabilities/reasoning).
         """
         thoughts = [block for block in blocks if block["type"] != "text"]
         take(self._more, {"content": thoughts}, frozenset())
@@ -275,18 +275,20 @@ class ChatAnswer(AnswerBuilder):
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
         message = self._more
         if not (calls or self._after_results):
-            # DeepSeek requires reasoning in turns with tool calls. In other turns newer models
-            # ignore it and older ones refuse it (api-docs.deepseek.com/guides/thinking_mode).
+            # DeepSeek requires reasoning in turns with tool calls. In other turns, newer models
+            # ignore reasoning and older models refuse it
+            # (api-docs.deepseek.com/guides/thinking_mode).
             message = {name: value for name, value in message.items() if name != _REASONING}
         more = [call.more for call in self._calls]
         return state_of(self._origin, message, {c.id: m for c, m in zip(calls, more, strict=True)})
 
     def _call_of(self, index: tuple[Any, Any], call_id: Any, name: Any) -> PartialCall:
-        """Return the call of a piece: by index, unless the piece clearly begins another call.
+        """Return the call that a piece belongs to.
 
-        Some servers number every call 0, or none, and send each call in one piece; some give each
-        piece an id of its own. A piece without a name goes on with the call of its number, or with
-        the last one while its arguments are incomplete.
+        This is the call with the piece's index, unless the piece clearly begins another call. Some
+        servers give all calls the index 0, or no index, and send each call in one piece. Others
+        give each piece a new id. A piece without a name continues the call with its index, or the
+        last call while the arguments of that call are incomplete.
         """
         call = self._by_index.get(index)
         numbered = index[1] is not None
@@ -305,7 +307,7 @@ class ChatAnswer(AnswerBuilder):
 
 
 def _only_text(event: Any) -> str | None:
-    """Return the text of a chunk that holds nothing else; ``None``: it does."""
+    """Return the text of a chunk; ``None``: the chunk has something other than text."""
     if event.get("error") or event.get("usage"):
         return None
     (choice,) = event["choices"]
@@ -319,15 +321,15 @@ def _only_text(event: Any) -> str | None:
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
-    """Return true if a piece with a name belongs to another call than the one of its number."""
+    """Return true if a piece with a name begins a new call, although ``call`` has its index."""
     if call_id and call.id and call_id != call.id:
         return not _is_open(call) or name != call.name
     return bool(call.name and call.arguments) and not _is_open(call)
 
 
 def _is_open(call: PartialCall) -> bool:
-    """Return true if the arguments of a call have begun and are no JSON object yet."""
-    # After so many pieces one with a name begins no other call: each look reads them all.
+    """Return true if a call has arguments that are not a complete JSON object yet."""
+    # The check reads all pieces, so it is skipped for calls with many pieces.
     if len(call.arguments) > 100:
         return True
     return bool(call.arguments) and not _is_object("".join(call.arguments))

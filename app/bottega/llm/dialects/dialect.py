@@ -1,34 +1,34 @@
-"""A request to a model's API, as all dialects write it: parts, turns and the body.
+"""Requests to a model's API, the common part of all dialects: parts, turns and the body.
 
 A message is encoded once, when it is first sent. Later bodies reuse its bytes.
 
-Which parts a dialect takes:
+Parts that each dialect accepts:
 
 - chat: images; audio as wav or mp3; files as data (developers.openai.com/api/docs, "Images and
   vision", "Audio", "File inputs");
 - responses: images; files as data or URL;
 - anthropic: images (jpeg, png, gif, webp); PDF, as data or URL
   (platform.claude.com/docs/en/build-with-claude/vision and pdf-support);
-- gemini: all, as data or URL (ai.google.dev/gemini-api/docs/file-input-methods).
+- gemini: all parts, as data or URL (ai.google.dev/gemini-api/docs/file-input-methods).
 
-A file that is text is sent as text by all of them.
+All dialects send a text file as text.
 
-Arrangement of a history's messages into turns that every chat template accepts.
+This module also arranges a history's messages into turns that every chat template accepts.
+Templates and APIs differ, so a request satisfies the strictest of them:
 
-Templates and APIs differ, so a request satisfies the strictest:
-
-- One system message, at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message must
-  be at the beginning", github.com/vllm-project/vllm/issues/41114).
-- User and assistant in turn. A user follows only an assistant, never a tool, and the last message
-  is not the assistant's (github.com/mistralai/mistral-common/issues/169, and its ``validator.py``).
-- No empty content (Gemini's OpenAI-compatible endpoint, Anthropic).
-- All results of one turn's calls together, in the next turn, before its text (Anthropic and Gemini:
+- The only system message is at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message
+  must be at the beginning", github.com/vllm-project/vllm/issues/41114).
+- User and assistant alternate. A user's message follows only an assistant's message, not a tool's.
+  The last message is not the assistant's (github.com/mistralai/mistral-common/issues/169, and its
+  ``validator.py``).
+- No content is empty (Gemini's OpenAI-compatible endpoint, Anthropic).
+- The next turn after tool calls has all their results, before its text (Anthropic and Gemini:
   platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls,
   ai.google.dev/gemini-api/docs/function-calling).
 
-The history does not change. Instructions at its start form the system message. Context, which
-changes with each query, precedes its query in the same turn: prompts then share a prefix and prompt
-caches hit. All other text that is not the model's becomes the user's.
+The history itself does not change. Instructions at its start form the system message. Context
+changes with each query, so it goes into the query's turn, before the query. Then prompts have a
+common prefix, and prompt caches hit. All other text that is not the model's becomes the user's.
 """
 
 import re
@@ -57,7 +57,7 @@ _JOINT = b"\\n\\n"  # in JSON
 
 
 INSTRUCTION, CONTEXT, ASKED, ANSWER, CALLS, RESULTS = range(6)
-"""Kinds of messages in a request: plain numbers, since each call compares many."""
+"""Kinds of messages in a request. They are plain numbers, because each call compares many kinds."""
 
 
 class Blocks(bytes):
@@ -65,7 +65,7 @@ class Blocks(bytes):
 
 
 class ResultsAndBlocks(bytes):
-    """Results of tools, and content of theirs that only the user can show to the model."""
+    """Results of tools, and their content that the API accepts only in a user's turn."""
 
     blocks: Blocks
 
@@ -73,8 +73,9 @@ class ResultsAndBlocks(bytes):
 Piece = tuple[int, bytes]
 """A message's kind and encoding.
 
-For an instruction, context or a user's message: its text as the inside of a JSON string, or
-:class:`Blocks`. For others: all items, joined by commas. Empty: nothing to send.
+For an instruction, context or a user's message, the encoding is the text as the inside of a JSON
+string, or :class:`Blocks`. For other messages, it is all items, joined by commas. It is empty if
+there is nothing to send.
 """
 
 Items = Callable[[AssistantMessage | ToolMessage], bytes]
@@ -89,13 +90,13 @@ class Form:
     """Templates of the turns of an API; ``%b`` is the inside of a JSON string, or blocks.
 
     Attributes:
-        system: the instructions, up to the list of turns and including its opening.
-        user: the user's turn of one text.
-        user_blocks: the user's turn of blocks.
+        system: the instructions, and the opening of the list of turns.
+        user: a user's turn with one text.
+        user_blocks: a user's turn with blocks.
         text: a block of text.
-        results: a turn of results; ``None``: each result is an item by itself.
-        bridge: the model's turn between results and the user's text; ``None``: the text follows the
-            results in their turn.
+        results: a turn with results; ``None``: each result is an item by itself.
+        bridge: a model's turn between results and the user's text; ``None``: the text follows the
+            results in the same turn.
     """
 
     system: bytes
@@ -117,7 +118,7 @@ class Form:
         return self.user % (_JOINT.join(said) or GO_ON.encode())
 
     def tool_turns(self, results: list[bytes], said: Sequence[bytes]) -> list[bytes]:
-        """Return the turns between two of the model's."""
+        """Return the turns between two turns of the model."""
         if not results:
             return [self.turn(said)]
         if self.results is not None:
@@ -149,11 +150,11 @@ def piece_of(message: StandardMessage, items: Items, shown: Shown) -> Piece:
 def arranged(
     pieces: Sequence[Piece], asked: Piece | None, form: Form, demand: bytes = b""
 ) -> bytes:
-    """Return the instructions and the turns of a request.
+    """Return the encoded instructions and turns of a request.
 
     Args:
-        asked: the piece that the context precedes; ``None``: the user's last one.
-        demand: a last instruction, as the inside of a JSON string.
+        asked: the piece before which the context goes; ``None``: the user's last piece.
+        demand: a further instruction after all others, as the inside of a JSON string.
     """
     head = next((i for i, (kind, _) in enumerate(pieces) if kind > CONTEXT), len(pieces))
     system = [data for kind, data in pieces[:head] if kind == INSTRUCTION and data]
@@ -171,7 +172,7 @@ def arranged(
                 said.append(data.blocks)
         elif kind >= ANSWER:
             if data:
-                if results and not said and form.results is None:  # the usual case, at its price
+                if results and not said and form.results is None:  # a shortcut for the usual case
                     items += results
                 else:
                     items += form.tool_turns(results, said)
@@ -186,7 +187,7 @@ def arranged(
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
-    """Return the index of the piece that the context precedes; -1: there is none."""
+    """Return the index of the piece before which the context goes; -1: there is no such piece."""
     places = [i for i, (kind, _) in enumerate(pieces) if kind == ASKED]
     return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)
 
@@ -202,9 +203,9 @@ _LARGEST: Mapping[DialectName, int] = {
     "anthropic": 23_000_000,
     "gemini": 32_000_000,
 }
-"""Most bytes of files in a request, which base64 makes a third longer.
+"""Most bytes of files in a request. Base64 makes them a third longer.
 
-A request may have 32 MB at Anthropic (platform.claude.com/docs/en/api/overview), 50 MB at OpenAI
+Limits of a request: 32 MB at Anthropic (platform.claude.com/docs/en/api/overview), 50 MB at OpenAI
 (developers.openai.com/api/docs/guides/pdf-files), 100 MB at Google (ai.google.dev/gemini-api/docs/
 file-input-methods).
 """
@@ -213,16 +214,16 @@ _TEXTS = re.compile(r"text/|application/(json|xml|yaml|x-ndjson|toml)\b|.*\+(jso
 
 
 class MissingFilesError(Exception):
-    """A message holds stored files that are not loaded yet."""
+    """A message refers to stored files that are not loaded yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that is not text, with its content or its address.
+    """A part that is not text, with its content or its URL.
 
     Attributes:
         data: the content in base64.
-        media_type: empty if it is not known, which only a part with a URL may be.
+        media_type: empty if unknown; only a part with a URL may have an unknown type.
     """
 
     type: str
@@ -233,12 +234,12 @@ class Media:
 
     @property
     def data_url(self) -> str:
-        """The content as a URL, or its address."""
+        """The part's URL, or its content as a ``data:`` URL."""
         return self.url or f"data:{self.media_type};base64,{self.data}"
 
 
 WritePart = Callable[[Media], dict[str, Any] | None]
-"""Returns the block for a part; ``None``: the dialect has none."""
+"""Function that returns the block for a part; ``None``: the dialect does not accept the part."""
 
 WriteText = Callable[[str], dict[str, Any]]
 
@@ -265,8 +266,8 @@ def blocks_of(
         block = media(found)
         if block is None:
             raise InvalidInputError(
-                f"the dialect {dialect} takes no part '{part.type}' "
-                f"({found.media_type or 'of unknown type'}, by {'url' if found.url else 'data'})",
+                f"the dialect {dialect} does not accept a part '{part.type}' "
+                f"({found.media_type or 'of unknown type'}, as {'url' if found.url else 'data'})",
                 code="unsupported_part",
             )
         blocks.append(block)
@@ -280,14 +281,14 @@ def encoded_blocks(blocks: Iterable[dict[str, Any]]) -> Blocks:
 async def load_files(
     messages: Iterable[StandardMessage], load: FileLoader | None, dialect: DialectName
 ) -> Files:
-    """Load the stored files that messages hold.
+    """Load the stored files to which messages refer.
 
     Raises:
         InvalidInputError: ``unknown_file``, or ``files_too_large``.
     """
     wanted = {part.file: None for message in messages for part in _parts(message) if part.file}
     if load is None:
-        raise InvalidInputError("there are no stored files here", code="unknown_file")
+        raise InvalidInputError("this program has no store of files", code="unknown_file")
     found: dict[str, FileContent] = {}
     size = 0
     for name in wanted:
@@ -306,7 +307,7 @@ def size_as_text(size: int, messages: Iterable[StandardMessage], files: Files) -
     """Return the bytes of a text that has as many tokens as a request.
 
     Args:
-        size: of the request in bytes, with its media in base64.
+        size: bytes of the request, with media in base64.
     """
     for message in messages:
         for part in _parts(message):
@@ -324,7 +325,7 @@ def _parts(message: StandardMessage) -> Iterable[Part]:
 
 
 def loaded(part: Part, files: Files) -> Media | str:
-    """Return a part's content; text if it is a file of text."""
+    """Return a part's content, as text if the part is a text file."""
     media_type, data, name = part.media_type or "", part.data, part.name
     if part.file is not None:
         content = files.get(part.file)
@@ -360,20 +361,20 @@ class Dialect:
         spec: the server.
         path: the endpoint's path, below the base URL.
         fields: fields of every request.
-        head: these fields, encoded: an object that is still open.
-        origin: identifies the state of messages that go back; see :mod:`.opaque`.
-        key: key of cached encodings of messages; another key replaces them.
+        head: the encoded ``fields``: the start of an object, without the closing brace.
+        origin: identifies the server that may receive the state of messages; see :mod:`.opaque`.
+        key: cache key of encoded messages; a message encoded under another key is encoded again.
         encode: encodes a message without stored files.
-        encoder: returns the encoder of messages with these files.
+        encoder: returns an encoder of messages that refer to the given files.
         form: templates of turns.
         tools: template of the list of tools.
         encode_tool: encodes one tool.
-        write: returns the fields for parameters; its other arguments are the limit of output tokens
-            and whether there are tools.
+        write: returns the fields for parameters, for a limit of output tokens, and for a flag that
+            is true if the request has tools.
         write_schema: returns the fields for an output's schema.
-        new_answer: makes the builder of an answer; its flag says that the answer follows results
-            of tools.
-        fit: adapts all fields of a request to each other.
+        new_answer: makes the builder of an answer. Its flag is true if the request ends with
+            results of tools.
+        fit: removes contradictions between the fields of a request.
     """
 
     spec: ServerSpec
@@ -393,7 +394,7 @@ class Dialect:
     fit: Callable[[Fields], Fields] = _as_they_are
 
     def output(self, options: ModelOptions) -> Output | None:
-        """Return the form in which the schema of an answer is sent; ``None``: there is none."""
+        """Return the form in which the answer's schema is sent; ``None``: there is no schema."""
         schema = options.output_schema
         return None if schema is None else output_of(schema, self.spec)
 
@@ -408,13 +409,13 @@ class Dialect:
         """Return the body of a request.
 
         Args:
-            output: from :meth:`output`.
-            files: content of the stored files in messages.
+            output: result of :meth:`output`.
+            files: content of the stored files to which messages refer.
 
         Raises:
             HistoryError: a message cannot be sent.
             InvalidInputError: ``unsupported_part``, or fields of the caller cannot be sent.
-            MissingFilesError: a message holds a file that ``files`` lacks.
+            MissingFilesError: a message refers to a file that ``files`` lacks.
         """
         key = self.key
         encode = self.encoder(files) if files else self.encode
@@ -452,4 +453,4 @@ class Dialect:
 
 
 NewDialect = Callable[[ServerSpec, str, str], Dialect]
-"""Makes the dialect of a server's model; the last argument is the server's address."""
+"""Function (server, model, the server's address) → dialect."""

@@ -1,13 +1,8 @@
 """Gemini's API as a dialect: requests as bytes.
 
-Source: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
+Sources: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
 …/thought-signatures, and the types of Google's SDK 3.4. The SDK itself is not used: a call through
-it costs at least twice as much CPU, and its import 20 MB of each process (docs/guides/models.md).
-
-An answer of Gemini's API, from the chunks of its stream.
-
-Source: ai.google.dev/api/generate-content, ``GenerateContentResponse``, and
-…/gemini-api/docs/thought-signatures.
+it costs at least twice as much CPU, and its import costs each process 20 MB (docs/guides/models.md).
 """
 
 import re
@@ -55,13 +50,13 @@ _KNOWN = frozenset(("text", "thought", "functionCall"))
 class GeminiAnswer(AnswerBuilder):
     """Collects the chunks of one answer, or a complete answer of a server that does not stream.
 
-    Its state's ``message`` is ``{"order": …}``; see :mod:`.order`. A part with a signature stays a
-    part by itself, and is kept even if its text is empty. Thoughts are not sent back, their
-    signatures are on other parts. Each answer with calls has a state, so the dialect knows calls of
-    other models, which have no signature.
+    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. A part with a signature stays a
+    separate part, even if its text is empty. Thoughts are not kept, because their signatures are on
+    other parts. Each answer with calls has a state. So a message without a state must come from
+    another model, and its calls have no signature.
 
     Args:
-        origin: the server and model that answer, from :func:`.opaque.origin_of`.
+        origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -81,7 +76,7 @@ class GeminiAnswer(AnswerBuilder):
         candidates = event.get("candidates")
         if not candidates:
             return ""
-        candidate = candidates[0]  # the only one, unless the caller's fields ask for more
+        candidate = candidates[0]  # the only candidate, unless extra_body asks for more
         if candidate.get("index"):
             return ""
         parts = (candidate.get("content") or {}).get("parts") or ()
@@ -168,7 +163,7 @@ _FORM = Form(
     bridge=b'{"role":"model","parts":[{"text":"%b"}]}' % UNDERSTOOD.encode(),
 )
 _NOT_SIGNED = {"thoughtSignature": "skip_thought_signature_validator"}
-"""The documented signature of a call that this model did not make (…/thought-signatures, FAQ)."""
+"""The documented signature for calls that another model made (…/thought-signatures, FAQ)."""
 
 _FIRST = re.compile(r"[a-zA-Z_]")
 
@@ -229,7 +224,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any]:
-    """Return the block of a part."""
+    """Return the block for a part; the API accepts all parts."""
     if media.url:
         kind = {"mimeType": media.media_type} if media.media_type else {}
         return {"fileData": {"fileUri": media.url, **kind}}
@@ -237,13 +232,13 @@ def write_media(media: Media) -> dict[str, Any]:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; of a tool message only the parts, for a turn of several."""
+    """Return the encoder of messages; a tool message becomes parts for a turn of all results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
-    """Encode a tool; one without parameters has no schema, since the API refuses an empty one."""
+    """Encode a tool, without a schema if it has no parameters: the API refuses an empty schema."""
     found = {"name": _name(schema.name), "description": schema.description}
     if schema.parameters.get("properties"):
         return encode_json(found | {"parametersJsonSchema": fitted(schema.parameters, "gemini")})
@@ -293,7 +288,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 
 def _results(message: ToolMessage, files: Files) -> bytes:
-    """Encode results. Their parts hold data only, so links go into a user's turn."""
+    """Encode results. URLs go into a user's turn, because parts of results can only have data."""
     items = []
     shown: list[dict[str, Any]] = []
     for each in tool_outputs(message):

@@ -1,11 +1,11 @@
 """Fields of an answer that its server needs back, unchanged, with later requests.
 
-Such as ``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter,
+Examples are ``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter,
 MiniMax), ``extra_content.google.thought_signature`` of a tool call (Gemini's OpenAI-compatible
 endpoint), and other unknown fields of a message or a tool call.
 
-A message keeps them as JSON in ``state``: ``{"origin": …, "message": {field: value}, "calls": {id:
-{field: value}}}``. They go back only to the server of their origin.
+A message keeps these fields as JSON in ``state``: ``{"origin": …, "message": {field: value},
+"calls": {id: {field: value}}}``. Only the server that sent the fields gets them back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from typing import Any
 from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.llm.dialects.wire import encodable, encode_json
 
-# Fields that a later piece replaces. Other texts of a stream are joined.
+# Text fields whose later pieces replace earlier ones. Pieces of other text fields are joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 16  # newest items of a list that a later piece may continue
+_OPEN = 16  # number of newest items in a list that a later piece may continue
 
 Fields = dict[str, Any]
 
@@ -39,7 +39,7 @@ def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Field
 
 
 def state_for(origin: str, message: AssistantMessage) -> Fields:
-    """Return a message's state if it has this origin; else an empty one."""
+    """Return a message's state if it has this origin; otherwise an empty state."""
     if message.state.get("origin") == origin:
         return message.state
     return {"message": {}, "calls": {}}
@@ -48,9 +48,9 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
 def dropped_for(
     origin: str, messages: Sequence[StandardMessage], provider: str, model: str
 ) -> str | None:
-    """Return the model whose state a call loses that is the first one to lose it.
+    """Return the model whose reasoning state this call is the first to drop; ``None``: no model.
 
-    A call loses the state of another origin. Calls after an answer of this model lose nothing more.
+    A call drops state of another origin. After an answer of this model, nothing more is dropped.
     """
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage):
@@ -70,10 +70,10 @@ def size_of_fields(fields: Fields) -> int:
 
 
 def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Merge the unknown fields of a stream's piece into ``fields``, which keeps parts of the piece.
+    """Merge the unknown fields of a stream's piece into ``fields``, without a copy of values.
 
-    Texts are joined and objects merged. Items of a list are merged by ``type`` and ``index``, as
-    OpenRouter numbers ``reasoning_details``.
+    Texts are joined and objects are merged. Items of a list are merged by ``type`` and ``index``,
+    because OpenRouter numbers ``reasoning_details`` like this.
     """
     for name, value in delta.items():
         if name not in known and value not in (None, "", [], {}):
@@ -81,15 +81,15 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
 
 
 class _Pieces(list[str]):
-    """Pieces of one text, joined once at the end: a long text has many."""
+    """Pieces of one text. They are joined once, at the end, because a long text has many pieces."""
 
 
 class _Object(dict[str, Any]):
-    """An object of several pieces."""
+    """An object that was merged from several pieces."""
 
 
 class _Items(list[Any]):
-    """A list of several pieces, whose newest items a later piece may continue."""
+    """A list that was merged from several pieces; a later piece may continue its newest items."""
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(items)
@@ -98,8 +98,8 @@ class _Items(list[Any]):
         self._merged: set[int] = set()
 
     def take(self, piece: list[Any]) -> None:
-        """Merge items into those that they continue, and append the others."""
-        if len(piece) > _OPEN:  # no server goes on with so many at a time
+        """Merge each item into the item that it continues; append an item that continues none."""
+        if len(piece) > _OPEN:  # no server continues so many items in one piece
             self.extend(piece)
             return
         for item in piece:
@@ -119,9 +119,9 @@ class _Items(list[Any]):
         return items
 
     def _last(self, item: Any) -> int | None:
-        """Return the place of the last item, if one without an index continues it.
+        """Return the place of the last item if ``item`` continues it.
 
-        They have the same type and the same id, or the item has no id.
+        Both have no index and equal types, and ``item`` has an equal id or no id.
         """
         last = self[-1] if self else None
         if not (isinstance(last, dict) and isinstance(item, dict)) or "index" in last:
@@ -131,7 +131,7 @@ class _Items(list[Any]):
 
 
 def _key(item: Any) -> tuple[Any, Any] | None:
-    """Return what an item has in common with the pieces that continue it; ``None``: no index."""
+    """Return the key that an item shares with pieces that continue it; ``None``: no index."""
     if not isinstance(item, dict) or not isinstance(item.get("index"), int | str):
         return None
     kind = item.get("type")
@@ -141,7 +141,8 @@ def _key(item: Any) -> tuple[Any, Any] | None:
 def _merged(name: str, old: Any, new: Any) -> Any:
     """Return ``old`` merged with ``new``.
 
-    What has one piece is kept as it is, without a look at its parts: most of it is never continued.
+    A value of one piece is kept unchanged, and its parts are not examined, because most values are
+    never continued.
     """
     if old is None or new is None:
         return old if new is None else new

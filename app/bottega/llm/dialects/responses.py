@@ -1,9 +1,7 @@
-"""The Responses API as a dialect: requests as bytes. The server stores nothing.
+"""The Responses API as a dialect: requests as bytes, answers from streamed events.
 
-Each request holds the whole conversation (``store: false``). For a message's state see
-:class:`ResponsesAnswer`.
-
-An answer of the Responses API, from the events of its stream.
+Each request has the whole conversation, and the server stores nothing (``store: false``). See
+:class:`ResponsesAnswer` for a message's state.
 """
 
 import json
@@ -54,8 +52,8 @@ class _Item:
 
     Attributes:
         kind: the item's type; only ``message``, ``function_call`` and ``reasoning`` are used.
-        spoke: its text came in pieces.
-        done: the item is complete.
+        spoke: true if the item's text came in pieces.
+        done: true if the item is complete.
         body: the complete item.
     """
 
@@ -70,18 +68,18 @@ class _Item:
 class ResponsesAnswer(AnswerBuilder):
     """Collects the events of one answer, or a complete answer of a server that does not stream.
 
-    Its state's ``message`` is ``{"output": …}``, in the order of the answer's items. Texts and
-    calls are kept in the message itself:
+    The state's ``message`` is ``{"output": …}``, in the order of the answer's items. Texts and
+    calls are only in the message itself:
 
         [{"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
          {"type": "message", "phase": "commentary"},
          {"type": "function_call"}]
 
-    Reasoning is kept only with tool calls; the API ignores other reasoning. An answer without
-    reasoning and phase has no state.
+    Reasoning is kept only with tool calls, because the API ignores other reasoning. An answer
+    without reasoning and phase has no state.
 
     Args:
-        origin: the server and model that answer, from :func:`.opaque.origin_of`.
+        origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -153,7 +151,7 @@ class ResponsesAnswer(AnswerBuilder):
 
     def _begin(self, key: Any, body: dict[str, Any]) -> _Item:
         item = self._by_key.get(key)
-        if item is None or item.done:  # some servers number every item 0
+        if item is None or item.done:  # some servers give every item the index 0
             item = self._new(key, "")
         item.kind = str(body["type"])
         if item.kind == "function_call":
@@ -162,7 +160,7 @@ class ResponsesAnswer(AnswerBuilder):
         return item
 
     def _done(self, key: Any, body: dict[str, Any]) -> str:
-        """Take a complete item; return its text if it did not come in pieces."""
+        """Add a complete item; return its text if the text did not come in pieces."""
         item = self._begin(key, body)
         item.done = True
         item.body = body
@@ -186,10 +184,10 @@ class ResponsesAnswer(AnswerBuilder):
         return text
 
     def _take_end(self, response: dict[str, Any], event: str) -> str:
-        """Take the final response.
+        """Add the final response; return text that no earlier event had.
 
         Args:
-            event: the status in the event's type; empty if there is no event.
+            event: the status from the event's type; empty if the server did not stream.
         """
         status = response.get("status")
         if status not in _ENDS:
@@ -222,7 +220,7 @@ def _key(event: dict[str, Any]) -> Any:
 
 
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the item as a request may hold it: the API refuses some fields of an answer."""
+    """Keep only those fields of a reasoning item that the API accepts in a request."""
     kept = {"type": "reasoning", "summary": body.get("summary") or []}
     kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
     return kept
@@ -249,7 +247,7 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind the Responses API at ``address``.
 
     Args:
-        spec: its ``extra_body`` may set ``include``, since some models without reasoning refuse the
+        spec: ``extra_body`` may set ``include``, because some models without reasoning refuse the
             default.
 
     Raises:
@@ -300,7 +298,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block of a part."""
+    """Return the block for a part; ``None``: the API does not accept the part."""
     if media.type == "image":
         return {"type": "input_image", "image_url": media.data_url}
     if media.type in ("document", "file"):
@@ -360,7 +358,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 
 def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
-    """Return the items of the model's output, if this model made them."""
+    """Return the kept items of an answer if this model made it, else an empty list."""
     output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
     if not message.tool_calls:  # the API refuses reasoning without its calls
         output = [item for item in output if item["type"] != "reasoning"]
@@ -370,7 +368,7 @@ def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
 def _answer_items(
     message: AssistantMessage, spoken: dict[str, Any], output: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return text and calls in the order of ``output``; hooks may have changed them."""
+    """Return a message's text and calls, which hooks may change, in the order of ``output``."""
     calls = [
         {"type": "function_call", "call_id": call.id, **function_of(call)}
         for call in reversed(message.tool_calls)

@@ -1,14 +1,14 @@
-"""Schemas of answers, in the forms that models' servers take.
+"""Schemas of answers, in the forms that model servers accept.
 
 - OpenAI: ``strict`` needs ``additionalProperties: false`` and every property required, and refuses
   many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported schemas").
   Other schemas are sent without ``strict``. The root is an object.
 - Anthropic refuses most keywords, and objects that may have other properties
   (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations"). Its
-  SDK moves such keywords into descriptions; so does this.
-- Gemini takes the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
+  SDK moves such keywords into descriptions, and so does this module.
+- Gemini accepts the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
 
-The caller validates every answer, so a keyword that is left out is checked all the same.
+The caller validates every answer, also against keywords that the server did not receive.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ _NUMBERS = frozenset(("minimum", "maximum", "maxItems"))
 _STRICT_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
 )
-"""Formats of strict mode (platform.openai.com/docs/guides/structured-outputs)."""
+"""Formats that strict mode accepts (platform.openai.com/docs/guides/structured-outputs)."""
 _STRICT = _COMMON | _NUMBERS | {"const", "pattern", "multipleOf", "exclusiveMinimum"}
 _STRICT |= {"exclusiveMaximum"}
 _KEPT: Mapping[DialectName, frozenset[str]] = {
@@ -59,9 +59,9 @@ class Output:
     """The form in which a schema is sent.
 
     Attributes:
-        schema: for the server's own structured output.
-        tools: the tool that takes the answer.
-        demand: the instruction, as the inside of a JSON string.
+        schema: schema for the server's own structured output.
+        tools: the tool whose call is the answer.
+        demand: instruction to the model, as the inside of a JSON string.
     """
 
     schema: Schema | None = None
@@ -69,11 +69,11 @@ class Output:
     demand: bytes = b""
 
     def read(self, message: AssistantMessage, after_results: bool) -> AssistantMessage:
-        """Return the answer with its JSON as text, however the server was asked for it.
+        """Return the answer with its JSON as text, for each of the three forms.
 
         Args:
-            after_results: the request ended with results of tools. A turn without calls has no
-                state that a server wants back.
+            after_results: true if the request ended with results of tools. Otherwise the turn has
+                no calls, and servers need no state of such a turn.
         """
         given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
         if self.tools and given:
@@ -96,7 +96,7 @@ class Output:
 
 
 def output_of(schema: Schema, spec: ServerSpec) -> Output:
-    """Return the form in which a server gets a schema."""
+    """Choose the form in which a schema is sent to a server."""
     way = spec.structured_output
     if way == "native":
         try:
@@ -111,7 +111,7 @@ def output_of(schema: Schema, spec: ServerSpec) -> Output:
 
 
 def is_strict(schema: Schema) -> bool:
-    """Return true if OpenAI's strict mode takes this schema: it has only words that we know."""
+    """Return true if OpenAI's strict mode accepts this schema: it has only known keywords."""
     return "anyOf" not in schema and all(map(_is_strict_part, _parts(schema)))
 
 
@@ -138,15 +138,18 @@ def _is_strict_part(part: Schema) -> bool:
 
 
 def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
-    """Return a tool's schema with keywords that the server takes; others become descriptions."""
+    """Return a tool's schema with the keywords that the server accepts; others go to descriptions.
+
+    A schema that cannot be converted is returned unchanged.
+    """
     try:
         return _fitted(schema, dialect, 0)
-    except (_UnfitError, AttributeError, TypeError, ValueError):  # others' schemas have any form
+    except (_UnfitError, AttributeError, TypeError, ValueError):  # tools' schemas have any form
         return dict(schema)
 
 
 def json_in(text: str) -> str:
-    """Return the JSON of an answer that may have a fence or text around it; else the text."""
+    """Return the JSON in an answer, without text around it; if there is none, the whole text."""
     if _is_json(text):
         return text
     for opening, closing in ("{}", "[]"):
@@ -204,7 +207,7 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
         _close(found)
     left = {name: found.pop(name) for name in [*found] if name not in _KEPT[dialect]}
     left |= _unfit_values(found, dialect)
-    if isinstance(found.get("items"), list):  # of older drafts
+    if isinstance(found.get("items"), list):  # the form of older drafts of JSON Schema
         left["items"] = found.pop("items")
     left.pop("$schema", None)
     for name in ("properties", "$defs"):
@@ -223,7 +226,7 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
 
 
 def _rename(found: dict[str, Any], dialect: DialectName) -> None:
-    """Say what keywords that the server lacks say, by those that it has."""
+    """Replace keywords that the server does not know by equivalent keywords."""
     if dialect == "gemini" and "const" in found:
         found["enum"] = [found.pop("const")]
     if dialect == "anthropic" and "oneOf" in found:
@@ -231,22 +234,25 @@ def _rename(found: dict[str, Any], dialect: DialectName) -> None:
 
 
 def _refuse_old(found: Schema) -> None:
-    """Refuse references of older drafts, which servers do not follow."""
+    """Refuse references in the form of older drafts, because servers do not follow them."""
     if "definitions" in found or not str(found.get("$ref", "#/$defs/")).startswith("#/$defs/"):
         raise _UnfitError
 
 
 def _refuse_joint(found: Schema) -> None:
-    """Refuse objects that several schemas describe: closed, each forbids the others' properties."""
+    """Refuse objects that several schemas describe.
+
+    Each of these schemas, once closed, would forbid the properties of the others.
+    """
     if "allOf" in found and (len(found["allOf"]) > 1 or "properties" in found):
         raise _UnfitError
 
 
 def _close(found: dict[str, Any]) -> None:
-    """Forbid other properties, as Anthropic demands.
+    """Forbid other properties, because Anthropic requires it.
 
     Raises:
-        _UnfitError: the schema is there for other properties.
+        _UnfitError: the schema describes other properties.
     """
     if found.get("type") == "object" or "properties" in found:
         if found.get("additionalProperties") not in (None, True, False) or not found.get(
@@ -261,7 +267,7 @@ def _close(found: dict[str, Any]) -> None:
 
 
 def _unfit_values(found: dict[str, Any], dialect: DialectName) -> dict[str, Any]:
-    """Take out keywords with values that the server refuses."""
+    """Remove keywords whose values the server refuses; return them."""
     if dialect != "anthropic":
         return {}
     left = {}

@@ -1,6 +1,7 @@
-"""Encoding shared by the dialects: JSON, names, arguments, tool outputs.
+"""Encoding that all dialects use: JSON, names, arguments and tool outputs.
 
-Placeholder texts where a chat template requires a turn or a text and the history has none.
+It also has placeholder texts, for a turn or a text that chat templates require but the history does
+not have.
 """
 
 import re
@@ -16,22 +17,22 @@ from bottega.errors import HistoryError, InvalidInputError
 from bottega.llm.server import ServerSpec, reserved_in
 
 GO_ON = "Please go on."
-"""The user's, before a first answer or between two answers."""
+"""The user's placeholder, before a first answer or between two answers."""
 UNDERSTOOD = "Understood."
-"""The model's, between a tool's result and the user's next message."""
+"""The model's placeholder, between a tool's result and the user's next message."""
 EMPTY = "(empty)"
-"""The tool's, for an empty result."""
+"""The tool's placeholder for an empty result."""
 
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _RIVALS = {"thinkingBudget": "thinkingLevel", "thinkingLevel": "thinkingBudget"}
-"""Fields of which Gemini's API takes one."""
+"""Fields that exclude each other in Gemini's API."""
 _SCHEMAS = frozenset(("schema", "responseSchema", "responseJsonSchema"))
 _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[\w.-]+:\d+", re.ASCII)
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode any value as JSON; values unknown to JSON become text or null."""
+    """Encode any value as JSON; values without a form in JSON become text or null."""
     try:
         return to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -39,7 +40,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encodable(value: Any) -> Any:
-    """Return ``value`` without lone surrogates: as it is, if it has none."""
+    """Return ``value`` without lone surrogates; unchanged if it has none."""
     try:
         to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -50,14 +51,14 @@ def encodable(value: Any) -> Any:
 def encode_head(
     fields: Mapping[str, Any], spec: ServerSpec, extra: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the start of a request's body: an object that is still open.
+    """Return the start of a request's body: a JSON object without the closing brace.
 
     Args:
-        fields: all fields, including the caller's.
-        extra: the caller's fields; ``None``: those of the server.
+        fields: all fields, including ``extra``.
+        extra: the caller's ``extra_body``; ``None``: the server's.
 
     Raises:
-        InvalidInputError: the caller's fields are reserved, or not JSON.
+        InvalidInputError: ``extra`` has a reserved field, or a value that is not JSON.
     """
     if taken := reserved_in(spec.dialect, spec.extra_body if extra is None else extra):
         raise InvalidInputError(f"extra_body must not set: {', '.join(taken)}")
@@ -68,9 +69,9 @@ def encode_head(
 
 
 def merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` with ``more``, which counts where both have a field.
+    """Merge ``more`` into ``fields``; a value of ``more`` wins.
 
-    Objects are merged at every depth, but not schemas, nor objects of different ``type``.
+    Objects are merged at every depth, except schemas and objects of different ``type``.
     """
     found = dict(fields)
     for name, value in more.items():
@@ -94,23 +95,23 @@ def present(**fields: Any) -> dict[str, Any]:
 def function_of(call: ToolCall) -> dict[str, str]:
     """Return a call's name and arguments in a form that servers accept.
 
-    Servers refuse the whole history if arguments are not JSON or a name is invalid. The tool's
-    error quotes what the model wrote.
+    Servers refuse the whole history if arguments are not JSON or a name is invalid. The model still
+    sees what it wrote, because the tool's error quotes it.
     """
     return {"name": name_of(call.name), "arguments": encode_json(call.arguments).decode()}
 
 
 def name_of(name: str) -> str:
-    """Return the name of a tool in a form that servers accept."""
+    """Return a tool's name in a form that servers accept."""
     return _NOT_IN_NAMES.sub("_", name)[:64]
 
 
 def strict_id(call_id: str) -> str:
     """Return the id of a tool call in a form that every chat template accepts; deterministic.
 
-    Mistral's templates accept exactly nine letters or digits, even in place of the server's own
-    ids (github.com/vllm-project/vllm/issues/9019). An id of Kimi names the called function and is
-    kept: its template puts the id into the prompt.
+    Mistral's templates accept only ids of nine letters or digits, although the server itself makes
+    other ids (github.com/vllm-project/vllm/issues/9019). An id of Kimi names the called function
+    and is kept, because Kimi's template puts the id into the prompt.
     """
     if _STRICT_ID.fullmatch(call_id):
         return call_id
@@ -136,8 +137,8 @@ def tool_outputs(message: ToolMessage) -> list[ToolOutput]:
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
-    # The model reads the content. Of several results in one message, the content does not show
-    # which text belongs to which.
+    # The model reads the content. If a message has several results, the content does not show
+    # which text belongs to which result.
     if len(results) == 1 and message.content:
         texts = [message.content]
     else:
