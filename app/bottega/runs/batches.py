@@ -1,4 +1,4 @@
-"""Batches: many runs of one agent or graph, asked for at once; see ``db/sql/batches.sql``."""
+"""Batches: many runs of one agent or graph by one request; see ``db/sql/batches.sql``."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -34,12 +34,13 @@ _BATCHES = select(runs.c.id, _SHOWN).where(
 async def store_items(
     pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID, items: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Store the items of an accepted batch, a page in each transaction, and begin.
+    """Store the items of an accepted batch, a page in each transaction, and start the batch.
 
-    Repeating it goes on where it broke off; once the batch has begun it changes nothing.
+    After a failure, a repeated call goes on where the first one ended. Once the batch has started,
+    a call changes nothing.
 
     Args:
-        items: with ``input``, and perhaps ``metadata`` and ``key``.
+        items: mappings with ``input``, and perhaps ``metadata`` and ``key``.
     """
     for first in range(0, len(items), _ITEMS_AT_ONCE):
         page = to_json(storable([*items[first : first + _ITEMS_AT_ONCE]])).decode()
@@ -72,7 +73,7 @@ async def page(
 
 
 async def results(pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID) -> AsyncIterator[bytes]:
-    """Yield a line of JSON for each item, in order; a page is read at a time."""
+    """Yield a line of JSON for each item, in order. Reads a page at a time."""
     after = 0
     while True:
         about = tenant_id, batch_id, after, _RESULTS_AT_ONCE

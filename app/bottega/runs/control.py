@@ -1,6 +1,6 @@
 """Requests of clients about runs under way: cancellation of a run or task, and messages.
 
-Each is a stored request, and a row in the inbox of the run's worker.
+A request is stored together with a row in the inbox of the run's worker.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ async def request_cancel(
     """Store a request to cancel a run; return true if it was over already.
 
     Args:
-        calls: do nothing unless one of these interrupts waits; empty: cancel it anyway.
-        action: of the entry in the audit log.
+        calls: do nothing unless one of these interrupts is pending; empty: cancel in any case.
+        action: action of the entry in the audit log.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -91,16 +91,16 @@ class RunsHere(Protocol):
         """Cancel a run, or only one task of it. Idempotent."""
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Let runs have what was sent to them; return those that could take it."""
+        """Deliver new messages or decisions to runs; return the runs that are ready for them."""
 
     def child_ended(self, run_id: UUID) -> None:
-        """Let the parent of a child run know that it has ended. Idempotent."""
+        """Tell the parent run that a child run has ended. Idempotent."""
 
 
 class WorkerInbox:
     """A worker's inbox: cancellations, messages, decisions, and ends of child runs, for its runs.
 
-    A row of a run that cannot take it yet stays, as does a cancellation, until the run has ended.
+    A row stays in the inbox until its run is ready for it. A cancellation stays until the run ends.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:
@@ -108,12 +108,12 @@ class WorkerInbox:
         self._read: list[int] = []
 
     async def run(self) -> None:
-        """Read it several times a second, until cancelled."""
+        """Read the inbox several times a second, until cancelled."""
         while True:
-            await self._look()
+            await self._read_inbox()
             await asyncio.sleep(_PROBE_S)
 
-    async def _look(self) -> None:
+    async def _read_inbox(self) -> None:
         rows = await self._pool.fetch(_READ, self._worker_id, self._read, timeout=_PATIENCE_S)
         self._read = []
         for row in rows:
@@ -147,7 +147,7 @@ class SentMessage(NamedTuple):
 
     Attributes:
         content: a text or parts.
-        made_files: files that were made of data in it; they are deleted with the run.
+        made_files: files that were created from data in the message; they are deleted with the run.
     """
 
     content: Any

@@ -16,9 +16,9 @@ from bottega.errors import NotFoundError
 from bottega.runs import graphs
 
 MOST_CHARACTERS = 10_000
-"""Length to which an output is shown and compared."""
+"""Characters of an output that are shown and compared."""
 MOST_LINES = 400
-"""Number of lines to which an output is compared: the comparison's time grows with its square."""
+"""Lines of an output that are compared. The comparison's time grows with the square of them."""
 MOST_RECEIVED = 100
 """Number of sources that are listed per agent."""
 
@@ -96,7 +96,7 @@ ORDER BY CASE WHEN :descending THEN s.agent END DESC, s.agent
 )
 
 Side = Mapping[str, Any]
-"""Row of an agent in one run; empty if the agent did nothing in it."""
+"""Row of an agent in one run; empty if the agent did nothing in that run."""
 
 
 async def compare(
@@ -109,10 +109,10 @@ async def compare(
     descending: bool,
     limit: int,
 ) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
-    """Return two runs, and for each agent by name what both have of it.
+    """Return two runs, and a page of their agents by name, each with its row in both runs.
 
     Args:
-        place: the agent before the page.
+        place: name of the agent before the page.
 
     Raises:
         NotFoundError: one of them is unknown.
@@ -146,7 +146,7 @@ async def node_differences(
 async def _statuses(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, str]:
     try:
         found = await graphs.graph(connection, tenant_id, run_id)
-    except NotFoundError:  # it has no graph
+    except NotFoundError:  # the run has no graph
         return {}
     return {node["name"]: node["status"] for node in found["nodes"]}
 
@@ -190,7 +190,7 @@ def difference(agent: str, runs: Sequence[Side], sides: Sequence[Side]) -> dict[
 
 
 def totals(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the difference of two runs as wholes; ``None``: known once the run ends. Pure."""
+    """Return the difference of two runs' totals; ``None``: the run has not ended. Pure."""
     usages = [run["usage"] for run in (before, after)]
     return {
         "tokens": _both(*(usage and _tokens(usage) for usage in usages)),
@@ -202,9 +202,9 @@ def totals(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
 
 
 def output_difference(before: Side, after: Side) -> dict[str, Any]:
-    """Return two outputs with their difference in lines, as a unified diff. Pure.
+    """Return two outputs with a unified diff of their lines. Pure.
 
-    ``truncated``: an output is longer than what is shown, or than what is compared.
+    ``truncated`` is true if an output has more than ``MOST_CHARACTERS`` or ``MOST_LINES``.
     """
     outputs = [side.get("output") for side in (before, after)]
     lines = [(output or "").splitlines() for output in outputs]

@@ -1,8 +1,9 @@
-"""Forks: a new run repeats a part of an earlier one, and takes over what came before.
+"""Forks: a new run repeats a part of an earlier run, and takes over the steps before that part.
 
-From a node of its graph: that node and those that follow it are done again, or the node publishes
-what the fork gives. From an event: everything after it is done again. What is taken over costs no
-second call of a model or a tool: its events stand in the new run's log, and are replayed.
+A fork begins at a node of the graph or after an event. At a node, the new run executes the node and
+those that follow it again, or the node publishes a text that the fork gives. After an event, it
+repeats everything that follows. The steps that are taken over cost no second call of a model or a
+tool, because their events are copied into the new run's log and replayed.
 """
 
 import asyncio
@@ -44,11 +45,11 @@ class Fork:
     """The part of a run to repeat, and what differs in it.
 
     Attributes:
-        node: of the run's graph; ``None``: it begins after an event.
-        at_seq: the last event that it takes over, moved back to the end of a whole block.
-        publication: what the node publishes; ``None``: the node is asked.
-        agent: fields of the definition of the node's agent, or of the run's own, by name.
-        input: a message for the run's own agent; in a graph, the question of nodes that run.
+        node: node of the run's graph at which the fork begins; ``None``: it begins after an event.
+        at_seq: the last event that is taken over, moved back to the end of a complete block.
+        publication: text that the node publishes; ``None``: the node is executed.
+        agent: changed fields, by name, in the definition of the node's agent, or of the run's own.
+        input: a message for the run's own agent; in a graph, the question to nodes that run.
     """
 
     node: str | None = None
@@ -80,14 +81,16 @@ async def fork(
 
     Args:
         memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
-        principal: who starts the new run; ``limits``: of its API key.
-        may_give: raises an error if the caller may not answer for a node of a run of a user.
+        principal: who starts the new run.
+        limits: limits of the principal's API key.
+        may_give: raises an error if the caller may not answer for a node; arguments: the node, and
+            the run's user.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
-        ForbiddenError: ``beyond_limits``, or of ``may_give``.
+        ForbiddenError: ``beyond_limits``, or an error of ``may_give``.
         InvalidInputError: ``unknown_node``, ``node_skipped``, ``unknown_event``; the publication
-            does not fit the node's schema; the changes of an agent have no agent.
+            does not fit the node's schema; ``agent`` is given, but the node has no agent.
         ConflictError: ``not_final``, ``child_run``, ``no_graph``.
     """
     waits = () if wanted.node is not None else (RunStatus.WAITING,)
@@ -146,15 +149,15 @@ def _refuse_node(
     for event in events:
         if event.type == EventType.NODE_SKIPPED and event.data["node"] == name:
             raise InvalidInputError(
-                f"run {old['id']} skipped the node '{name}' ({event.data['reason']}), and so "
-                "would the new run: repeat from the node that decided it",
+                f"run {old['id']} skipped the node '{name}' ({event.data['reason']}), and the new "
+                "run would skip it too: repeat from the node that decided it",
                 code="node_skipped",
                 pointer="/node",
             )
 
 
 def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> list[Event]:
-    """Return the events up to one, without broken blocks."""
+    """Return the events up to a ``seq``, without incomplete blocks."""
     if seq > len(events):
         raise InvalidInputError(
             f"the last event of run {old['id']} has the seq {len(events)}: give one from 1 to "
@@ -168,13 +171,14 @@ def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> l
 def _done_again(
     nodes: NodeTasks, wanted: Fork, may_answer: Callable[[Mapping[str, Any]], bool]
 ) -> set[str]:
-    """Return the nodes of which a fork takes nothing over: the wanted one, and those below it.
+    """Return the nodes that a fork executes again: the wanted node, and those that follow it.
 
-    People answered for what they were shown. So they are asked again, with all that follows, if the
-    question is another one, or if the caller lets nodes run on an answer that it may not give.
+    Nodes that ask people are executed again, with all that follow them, in two cases: the fork has
+    another question than the one that people saw, or repeated nodes depend on the answer of people
+    and the caller may not answer for them.
 
     Args:
-        may_answer: whether the caller may answer for a node that asks people.
+        may_answer: returns true if the caller may answer for a node that asks people.
     """
     started = set() if wanted.node is None else {wanted.node}
     again = started | nodes.below(started)
@@ -205,14 +209,14 @@ async def _check_publication(
     node: Mapping[str, Any],
     text: str,
 ) -> None:
-    """Check that a text is what a node could have published."""
+    """Check that a text fits the schema of what a node publishes."""
     schema = await _schema_of(connection, old, nodes, node)
     if schema is None:
         return
     _, problems = await asyncio.to_thread(lambda: output_schema(schema).read(text))
     if problems:
         raise InvalidInputError(
-            f"it does not fit the node's schema: {problems[0].pointer or 'the whole'}: "
+            f"the text does not fit the node's schema: {problems[0].pointer or 'the whole'}: "
             f"{problems[0].message}",
             pointer="/publication",
         )
@@ -237,7 +241,10 @@ async def _schema_of(
 
 
 def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
-    """Return what nodes publish without being asked: those that are not done again, as before."""
+    """Return the texts that nodes publish without being executed, by node.
+
+    Texts of the old run stay for nodes that are not executed again.
+    """
     kept = {name: text for name, text in before.items() if name not in again}
     if wanted.node is not None and wanted.publication is not None:
         kept[wanted.node] = wanted.publication
@@ -247,13 +254,13 @@ def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> d
 def _with_changes(
     old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
 ) -> dict[str, Any]:
-    """Return a run's overrides with other fields of an agent's definition."""
+    """Return a run's overrides with the fork's changes of an agent."""
     name = old["agent"]
     if nodes is not None:
         name = None if wanted.node is None else nodes.node(wanted.node).get("agent")
     if name is None:
         raise InvalidInputError(
-            "nothing here has an agent to change: give the 'node' of one", pointer="/agent"
+            "there is no agent to change: name a 'node' that has an agent", pointer="/agent"
         )
     changes = dict(wanted.agent or {})
     if limits.models is not None and "model" in changes:
@@ -266,7 +273,7 @@ def _with_changes(
     except InvalidInputError as error:
         known = ", ".join(providers)
         raise InvalidInputError(
-            f"{error.detail}. A fork has the providers of run {old['id']}: {known}",
+            f"{error.detail}. A fork can only use the providers of run {old['id']}: {known}",
             code=error.code,
             pointer="/agent/model",
         ) from None

@@ -62,7 +62,7 @@ async def definition_of(
 async def whole_definition_of(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the definition of the graph that a run pinned, with those of its sub-graphs.
+    """Return the definition of the graph that a run pinned, with its sub-graphs' definitions.
 
     Raises:
         NotFoundError: ``no_graph``.
@@ -149,7 +149,7 @@ async def _node_states(
     definition: Mapping[str, Any],
     seq: int,
 ) -> _NodeStates:
-    """Return the states of the nodes of a run's graph at an event, by its replay."""
+    """Return the states of the nodes of a run's graph after an event, from a replay of the log."""
     decides = run["mode"] == "dag" and not is_plain(definition)
     events = await read_events(
         connection,
@@ -161,7 +161,7 @@ async def _node_states(
     replay = await asyncio.to_thread(replay_run, events)  # a log may be long
     if not decides:
         return _NodeStates(_statuses_by_agent(replay), {}, {})
-    # Nodes of a sub-graph come after its own, and their names begin with its name.
+    # Nodes of a sub-graph come after the node that has it; their names begin with that node's name.
     statuses: dict[str, str] = {}
     waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
@@ -177,7 +177,7 @@ async def _node_states(
 
 
 def _unended(replay: RunReplay, status: str | None) -> str:
-    """Return the status of a node that has not ended, by that of its task."""
+    """Return the status of a node that has not ended, from its task's status."""
     if replay.is_over:
         return "failed"
     return "waiting" if status == "waiting" else "running"
@@ -208,7 +208,7 @@ def _published() -> Select[Any]:
             run_events.c.seq <= until,
             run_events.c.step < until + STEP_EVENTS,
             run_events.c.type == EventType.MEMORY_PUBLISHED,
-            name.not_like("%/%"),  # not of the graphs in it
+            name.not_like("%/%"),  # without nodes of sub-graphs
         )
         .ext(distinct_on(name))
         .order_by(name, version.desc())
@@ -230,7 +230,7 @@ async def published_graph(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a run's graph as a definition, and the version that each node has published.
 
-    Nodes that were skipped have ``reason``.
+    Skipped nodes have a ``reason``.
 
     Raises:
         NotFoundError: unknown run, or its graph has another name.

@@ -23,7 +23,7 @@ from bottega.tenants import audit
 Place = tuple[datetime, UUID]
 """Time and id of an interrupt, by which they are listed."""
 _OF_FEW = ("run_id", "session_id", "user_id")
-"""Filters that have an index, of another order."""
+"""Filters that have an index, whose order differs from the list's."""
 
 _RESOLVE = text(
     "SELECT resolve_interrupt(:tenant, :id, 'resolved', CAST(:said AS jsonb), CAST(:by AS jsonb))"
@@ -90,15 +90,16 @@ async def of_client(
     run_id: UUID | None = None,
     session_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return calls of clients' tools in their order, each with what its run was started with.
+    """Return calls of clients' tools that meet one of the conditions, oldest first.
 
     Args:
-        ids: some of these calls; ``run_id``: or all of a run; ``session_id``: or those of a
-            session's that wait.
+        ids: the calls with these ids.
+        run_id: all calls of a run.
+        session_id: pending calls of a session.
 
     Returns:
-        ``id``, ``run_id``, ``tool``, ``tool_call_id``, ``arguments`` and ``status``, and of the run
-        ``agent``, ``graph``, ``principal``, ``user_id`` and ``last_seq``.
+        ``id``, ``run_id``, ``tool``, ``tool_call_id``, ``arguments`` and ``status`` of each call,
+        and ``agent``, ``graph``, ``principal``, ``user_id`` and ``last_seq`` of its run.
     """
     wanted: list[ColumnElement[bool]] = [_now.id.in_(ids)]
     wanted += [] if run_id is None else [_now.run_id == run_id]
@@ -135,15 +136,15 @@ async def resolve(
     by: Mapping[str, Any],
     actor: str,
 ) -> dict[str, Any]:
-    """Store what people decided, and let the run go on; return the interrupt.
+    """Store the decision on an interrupt, and let the run go on; return the interrupt.
 
     Args:
         said: see :class:`bottega.agents.approval.Resolution`.
-        by: ``key_id`` and ``name`` of the key.
+        by: ``key_id`` and ``name`` of the API key that decided.
 
     Raises:
-        InvalidInputError: it is no decision on an interrupt of this kind, or invalid.
-        ConflictError: ``resolved``, ``expired`` or ``cancelled``: it is too late.
+        InvalidInputError: ``said`` is no valid decision on an interrupt of this kind.
+        ConflictError: ``resolved``, ``expired`` or ``cancelled``: the decision comes too late.
     """
     if interrupt["status"] != "pending":
         raise _too_late(interrupt["status"])
@@ -165,7 +166,7 @@ def _too_late(status: str) -> ConflictError:
 
 
 async def _check(interrupt: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """Check that a decision is of the interrupt's kind, and fits its schema."""
+    """Check that a decision has the fields of the interrupt's kind, and fits its schema."""
     kind, schema = interrupt["kind"], interrupt["schema"]
     if other := sorted(set(said) - _FIELDS[kind]):
         expected = ", ".join(sorted(_FIELDS[kind]))
@@ -190,7 +191,7 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
-        return  # the schema of an MCP server or a client, which checks the arguments itself
+        return  # not our kind of schema: the MCP server or the client checks the arguments itself
     try:
         await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:

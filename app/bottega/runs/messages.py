@@ -40,7 +40,7 @@ SAID = (
     EventType.TOOL_FAILED,
     EventType.MESSAGE_DELIVERED,
 )
-"""Types of events about what the agent and others said."""
+"""Types of events with messages of the model, tools and users."""
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, *FINAL_EVENT.values())
 GIVEN = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
 """Types of events about shared context and memory."""
@@ -50,11 +50,11 @@ _TOLD = (*SAID, *GIVEN)
 def message_of(
     said: Said, event: Event, replay: RunReplay, heard: str | None = None
 ) -> dict[str, Any]:
-    """Return what somebody said as a message. Pure.
+    """Return a model's answer, a tool's result, context, or a user's text as a message. Pure.
 
     Args:
-        event: that has it.
-        heard: of a tool's answer what the model read, if the event does not say it.
+        event: the event that has ``said``.
+        heard: text that the model read of a tool's result, if it differs from the event.
     """
     match said:
         case AssistantMessage():
@@ -96,7 +96,7 @@ async def page(
     """List messages of a task (``None``: of the run's own agent), in the order of the log.
 
     Args:
-        types: of events; the question is always listed.
+        types: types of the events to list; the question is always listed.
         after: (``seq``, ``part``) of the message before the page.
 
     Raises:
@@ -142,9 +142,9 @@ async def page_of_turn(
     System messages are left out.
 
     Args:
-        run: its row.
-        agent: only this one's.
-        after: as of :func:`page`.
+        run: the run's row.
+        agent: list only messages of this agent; ``None``: of all.
+        after: as for :func:`page`.
     """
     which: ColumnElement[bool]
     if run["mode"] == "orchestrated":
@@ -187,7 +187,8 @@ async def _page(
     """List the messages of some of a run's events.
 
     Args:
-        first: type of the event that stands for the question, which ``asked`` returns.
+        first: type of the event in whose place the question is listed.
+        asked: returns the question's messages.
     """
     query = _conversation(run, which, (first, *types))
     places = (run_events.c.step, run_events.c.seq)
@@ -238,7 +239,7 @@ def _listed(
 
 
 def events_of_rows(run_id: UUID, rows: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """Return the events of rows; their data are not parsed as jsonb, which sorts the keys."""
+    """Return the events of rows. Reads ``body``, because ``data`` (jsonb) has its keys sorted."""
     return [
         Event(
             run_id=run_id,
@@ -269,7 +270,7 @@ _LAST = 2**31 - 1
 
 
 def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
-    """Return the condition for events with messages after a place, its own event included."""
+    """Return the condition for events with messages after a place, and for the place's event."""
     if after is None:
         return true()
     seq, part = after
@@ -282,7 +283,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut messages to a page, since the database does not measure those of a run's input."""
+    """Cut messages to a page, because the database does not measure the messages of an input."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
@@ -294,7 +295,7 @@ def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems
 def _conversation(
     run: Mapping[str, Any], which: ColumnElement[bool], types: Sequence[str]
 ) -> Select[Any]:
-    """Select some of a run's events, each with the text of the answer that it refers to."""
+    """Select some of a run's events, each with the text of the answer to which it refers."""
     events = run_events.c
     columns = events.seq, events.type, events.task_id, events.agent, events.at, events.body
     return read.with_answers(*columns, _heard().label("heard")).where(
@@ -306,9 +307,9 @@ def _conversation(
 
 
 def _heard() -> ColumnElement[Any]:
-    """Return what a model read of a tool's answer, by the next event about calls of its task.
+    """Select the text of a tool's result that the model read, from its task's next model call.
 
-    NULL: as the answer's own event says, or the model read nothing.
+    NULL: the text is that of the result's own event, or no model call followed.
     """
     own, later = run_events.c, run_events.alias("later").c
     told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
@@ -344,7 +345,7 @@ def events_of(
 async def _parent_of(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, task_id: UUID
 ) -> UUID | None:
-    """Return the task that called a task; ``None`` is the root."""
+    """Return the task above a task; ``None`` is the root."""
     query = select(tasks.c.parent_id).where(
         tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id, tasks.c.id == task_id
     )
@@ -370,7 +371,7 @@ def _input(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read_as(result: ToolResult, heard: str | None) -> ToolMessage:
-    """Return the message with a result that the model read."""
+    """Return the tool message as the model read it."""
     if heard is None:
         return ToolMessage.answering(result)
     if not result.parts:
@@ -409,7 +410,7 @@ async def _asked(
         for index, tool_call in enumerate(made or ()):
             if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
-            # The arguments of the actual call: a hook may have changed the model's.
+            # Read the arguments of the actual call, because a hook may have changed the model's.
             started = select(run_events.c.data["arguments"]).where(
                 *calls,
                 run_events.c.type == EventType.TOOL_STARTED,

@@ -1,7 +1,7 @@
 """Versions of agents and graphs that a new run pins, cached by each process.
 
-They come with checks before the run: its models have the parameters and take the parts of its
-input, and their prices are known if it may only cost so much.
+This module also checks a run before its start: its models have the parameters, take the parts of
+the input, and have known prices if the run has a cost budget.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ Dialects = Mapping[DialectName, Collection[str]]
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
-    """Return the dialects of an agent's models, each with the parameters that all of them have.
+    """Return the dialects of an agent's models, each with the parameters that its models share.
 
     Args:
         servers: dialect and headers of each model's server.
@@ -70,7 +70,7 @@ def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dia
 def refuse_unsupported(
     params: Mapping[str, Any] | None, dialects: Dialects, place: str, *, whose: str
 ) -> None:
-    """Check that every one of an agent's models takes its parameters.
+    """Check that each of an agent's models takes the agent's parameters.
 
     Args:
         place: JSON Pointer to the parameters.
@@ -107,12 +107,12 @@ def refuse_overrides(
     Args:
         own: the parameters of each of the run's agents.
         tools: the names of each agent's tools.
-        dialects: of each agent's models.
+        dialects: dialects of each agent's models.
 
     Raises:
         UnknownAgentError: an agent is not in the run.
-        InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a tool is named like
-            one of the agent; ``unknown_tool``: its ``tool_choice`` names one.
+        InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a tool has the name
+            of one of the agent's tools; ``unknown_tool``: ``tool_choice`` names one.
     """
     for name, change in overrides.items():
         if name not in own:
@@ -127,7 +127,7 @@ def refuse_overrides(
         for number, tool in enumerate(names):
             if tool in tools[name]:
                 raise InvalidInputError(
-                    f"the agent '{name}' has a tool '{tool}' of its own: give yours another name",
+                    f"the agent '{name}' has a tool named '{tool}' already: rename the request's",
                     code="duplicate_tool",
                     pointer=f"/overrides/{name}/tools/{number}/name",
                 )
@@ -141,7 +141,7 @@ def refuse_overrides(
 
 
 def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
-    """Check that every dialect has a form for each part of a stored input.
+    """Check that every dialect can express each part of a stored input.
 
     Raises:
         InvalidInputError: ``unsupported_part``, at the part.
@@ -153,7 +153,7 @@ def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
                 raise InvalidInputError(
                     f"a model of the dialect '{dialect}' takes no part '{part['type']}' of "
                     f"{kind} by {'url' if part.get('url') else 'file'}: name another model, or "
-                    "send it in another form",
+                    "send the part in another form",
                     code="unsupported_part",
                     pointer=f"/input{at}",
                 )
@@ -168,10 +168,10 @@ _WRITERS: Mapping[DialectName, WritePart] = {
 
 
 def takes(dialect: DialectName, part: Part, media_type: str | None = None) -> bool:
-    """Return true if a dialect has a form for a part.
+    """Return true if a dialect can express a part.
 
     Args:
-        media_type: of a part that is a stored file.
+        media_type: media type of a stored file, if the part refers to one.
     """
     if part.text is not None:
         return True
@@ -195,10 +195,10 @@ class UsedModel(NamedTuple):
 
     @classmethod
     def of(cls, provider: KnownProvider, model: str | None, default: str) -> "UsedModel":
-        """Build it from a reference.
+        """Build it from a reference to a provider's model.
 
         Args:
-            model: ``None``: the provider's first one, or ``default``.
+            model: ``None``: the provider's first model; ``default`` if the provider lists none.
         """
         name = model or (provider.models[0] if provider.models else default)
         address = provider.base_url or VENDORS[provider.dialect]
@@ -209,7 +209,7 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
     """Refuse models without a known price.
 
     Args:
-        models: of each agent.
+        models: models of each agent.
 
     Raises:
         InvalidInputError: ``unpriced_model``.
@@ -248,20 +248,21 @@ class Pins:
     """Versions that a run keeps.
 
     Attributes:
-        epoch: of the tenant's definitions, if it has any; the versions are current while it is.
+        epoch: epoch of the tenant's definitions, if it has any. The versions are current as long as
+            the epoch is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``, with the
             tenant's own providers that its agents use, and those of the operator. If the graph
             contains others, ``graph`` has ``below: {name: [the current version, others]}``. If the
             tenant has chosen a model for agents that name none, ``default_model`` has it.
-        first: the agents that the run starts with; each gets its input.
-        memory: the strictest mode of these.
-        memory_scope: of the agent that it starts with; None: that agent names none, or it is a DAG.
+        first: the agents with which the run starts; each gets the run's input.
+        memory: the strictest memory mode of the agents in ``first``.
+        memory_scope: scope of the root agent; None: the agent names none, or the run is a DAG.
         params: the parameters of each agent.
-        tools: names of the tools of each agent, its sub-agents among them.
-        dialects: of each agent's models.
-        models: of each agent, with their providers.
-        expose: the façades that the agent which it starts with is shown by; None: all.
+        tools: names of the tools of each agent, with its sub-agents.
+        dialects: dialects of each agent's models.
+        models: models of each agent, with their providers.
+        expose: the façades that show the root agent; None: all.
     """
 
     epoch: UUID | None
@@ -280,8 +281,8 @@ class PinCache:
     """Pins by tenant, agent and graph. They may be stale: every use compares the epoch.
 
     Args:
-        operators: the operator's providers, which the tenants' own replace.
-        default_model: of providers that list none.
+        operators: the operator's providers; a tenant's provider with an equal name replaces one.
+        default_model: model of providers that list none.
         shared: the operator lets agents read the memory of all sessions.
     """
 
@@ -308,11 +309,12 @@ class PinCache:
         """Return the pins of a run with this agent and graph, which may be stale.
 
         Args:
-            version: of the agent, or of the graph if there is no agent; None: the current one.
+            version: version of the agent, or of the graph if there is no agent; None: the current
+                one.
 
         Raises:
-            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. These are
-                never stale.
+            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. Errors
+                are never stale, because they are not cached.
         """
         key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:
@@ -327,7 +329,7 @@ class PinCache:
     async def of_draft(
         self, driver: asyncpg.Pool | asyncpg.Connection, tenant_id: UUID, draft: Mapping[str, Any]
     ) -> Pins:
-        """Return the pins of a run of a definition that is not stored, which they hold.
+        """Return the pins of a run of an unstored definition; the pins contain the definition.
 
         Args:
             draft: ``agent`` (its name), ``definition`` and ``model`` (``demo`` or ``real``).
@@ -363,7 +365,7 @@ def _pins(
     operators: Mapping[str, KnownProvider],
     default_model: str,
 ) -> Pins:
-    """Check what a run needs, as read from the database, and return its pins."""
+    """Check the definitions of a run, as read from the database, and return its pins."""
     if graph is not None and found["graph"] is None:
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
@@ -418,13 +420,13 @@ def _pins(
 
 
 def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Return the versions of the graphs in a graph, by name."""
+    """Return the versions of a graph's sub-graphs, by name."""
     versions: dict[str, dict[int, None]] = {}
     sizes: dict[GraphRef, GraphSize] = {}
     for each in graph["below"]:
         if each["version"] is None:
             raise InvalidInputError(
-                f"the graph contains '{each['name']}', of which there is no such version",
+                f"the graph contains a version of the graph '{each['name']}' that does not exist",
                 code="unknown_graph",
                 pointer="/graph",
             )
@@ -449,7 +451,7 @@ def _graph_size(read: Mapping[str, Any]) -> GraphSize:
 def _checked_agents(
     read: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
 ) -> dict[str, Reached]:
-    """Return a run's agents, if all exist and can call each other."""
+    """Return a run's agents; refuse agents that do not exist or cannot call each other."""
     agents = {name: _reached(each) for name, each in read.items()}
     _refuse_unknown(named_by, agents)
     _refuse_depth(root, agents)
@@ -472,7 +474,7 @@ def _memory(
 def _refuse_unknown_version(
     found: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
 ) -> None:
-    """Refuse a version without an agent, or without a graph if there is no agent."""
+    """Refuse a version that the agent, or without an agent the graph, does not have."""
     if version is None:
         return
     if agent is None and found["graph"] is None:
@@ -493,7 +495,7 @@ def _reached(read: Mapping[str, Any]) -> Reached:
 
 
 def _refuse_unfit(read: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Reached]) -> None:
-    """Refuse sub-agents that cannot be called, or not in this way."""
+    """Refuse sub-agents without a description, and stateful ones that are called asynchronously."""
     called = {child for each in agents.values() for child in each.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):
         raise InvalidInputError(
@@ -511,11 +513,7 @@ def _refuse_unfit_tools(
     servers: Mapping[str, Mapping[str, Any]],
     pointer: str,
 ) -> None:
-    """Refuse agents whose tools of MCP servers do not fit.
-
-    Raises:
-        InvalidInputError: as :func:`bottega.tools.mcp.refuse_unfit`.
-    """
+    """Refuse agents by :func:`bottega.tools.mcp.refuse_unfit`, with a pointer into the request."""
     for name, agent in agents.items():
         if any(tool["type"] == "mcp" for tool in agent["tools"]):
             try:
@@ -552,7 +550,7 @@ def _models(
     """Return an agent's models.
 
     Args:
-        default: that of an agent that names none, if the tenant has chosen one.
+        default: model of agents that name none, if the tenant has chosen one.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
@@ -562,17 +560,17 @@ def _models(
     except InvalidInputError as error:
         detail = f"the agent '{agent}': {error.detail}"
         if default is not None and not model:
-            detail += "; it is the default model: PUT /v1/default-model chooses another"
+            detail += ". This is the default model: PUT /v1/default-model chooses another"
         raise InvalidInputError(detail, code=error.code) from None
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
-    """Refuse names without an agent.
+    """Refuse names that no agent has.
 
     Args:
         named_by: the names in the request, each with the pointer to its field of a run. The
-            error's text leaves the pointer out: other APIs have other names for the field.
-        agents: existing ones, with their sub-agents.
+            error's text leaves the pointer out, because other APIs name the field differently.
+        agents: existing agents, with their sub-agents.
     """
     for name, agent in agents.items():
         named_by |= {
@@ -591,13 +589,14 @@ def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> 
 
 
 def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
-    """Refuse chains of sub-agents that are too deep to build, cycles among them."""
+    """Refuse chains of sub-agents that are too deep, and cycles."""
     level = set(agents) if root is None else {root}
     for _ in range(_MAX_CHAIN):
         level = {child for name in level if name in agents for child in agents[name].children}
         if not level:
             return
     raise InvalidInputError(
-        f"its sub-agents are nested more than {_MAX_CHAIN} deep: make the chain shorter",
+        f"sub-agents are nested more than {_MAX_CHAIN} levels deep: shorten the chain of agents "
+        "that call each other",
         code="too_deep",
     )

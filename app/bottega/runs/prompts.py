@@ -95,10 +95,10 @@ def composed(
 
     Args:
         own: the agent's system message.
-        order: what tells it the order of its sub-agents.
+        order: the message about the order of its sub-agents.
         opening: the question, shared context and memory, in the order of the log.
         said: the conversation, the newest message first.
-        before: ``seq`` of the call's start.
+        before: ``seq`` of the model call's start.
     """
     yield {"role": "system", "origin": "agent", "content": own}
     if order is not None:
@@ -122,14 +122,14 @@ def composed(
 
 
 def _fenced(given: Row) -> str:
-    """Return shared context as prompts have it."""
-    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # what was passed on is known
+    """Return shared context in the form that prompts have."""
+    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # without effect: the content is chosen already
     item = MemoryItem(given["source"], given["content"], given["at"], given["version"], policy)
     return shared_message(item).content
 
 
 def _own(definition: Row, dispatched: Row | None) -> str:
-    """Return an agent's system message; ``dispatched``: as an asynchronous task's."""
+    """Return an agent's system message; ``dispatched``: the dispatch of an asynchronous task."""
     told = (dispatched or {}).get("instructions")
     own: str = definition.get("system_message") or ""
     if not definition:
@@ -167,18 +167,19 @@ def _tool(tool: Row) -> dict[str, Any]:
 
 
 async def _begun(connection: AsyncConnection, run: Row, task_id: UUID | None) -> TaskReplay:
-    """Return the starts of a task's model calls, and its dispatch."""
+    """Return the replay of a task's dispatch and of the starts of its model calls."""
     of_task = run_events.c.task_id.is_not_distinct_from(task_id)
     types = run_events.c.type.in_((EventType.LLM_STARTED, EventType.SUBAGENT_DISPATCHED))
     return replay_run(await messages.read_events(connection, run, of_task, types)).task(task_id)
 
 
 def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]:
-    """Return the starts of a model call, the last one's if it is ``None``."""
+    """Return the start events of a model call; ``None``: of the last call."""
     number = max(task.calls, default=0) if call is None else call
     if number not in task.calls:
         which = "a model call" if call is None else f"the model call {call}"
-        raise NotFoundError(f"run {run_id} has not begun {which} there", code="no_model_call")
+        detail = f"this agent or task of run {run_id} has not begun {which}"
+        raise NotFoundError(detail, code="no_model_call")
     return task.calls[number].starts
 
 

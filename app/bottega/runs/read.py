@@ -1,7 +1,7 @@
 """Queries about runs, for the API.
 
-They read runs, tasks, deliveries of webhooks, sums of what runs spent, and what was learned from a
-run, with the outcomes that say its worth.
+They read runs, tasks, deliveries of webhooks, sums of usage, and what was learned from a run. This
+module also stores feedback and determines a run's outcome.
 """
 
 import math
@@ -126,14 +126,14 @@ async def give_feedback(
     score: float | None = None,
     comment: str | None = None,
 ) -> dict[str, Any]:
-    """Store feedback on a finished run beside its immutable episode, in place of earlier feedback.
+    """Store feedback on a finished run; it replaces earlier feedback, and the episode is unchanged.
 
-    The run is learned from again.
+    Learning then processes the run again.
 
     Args:
         by: the author, as in the audit log.
-        outcome: overrides the run's own.
-        score: 0 to 1, the best.
+        outcome: replaces the run's own outcome.
+        score: from 0 to 1 (best).
     """
     where = {"tenant": tenant_id, "run": run_id}
     said = {"outcome": outcome, "score": score, "comment": comment, "by": by}
@@ -154,16 +154,16 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
 
 
 class RunOutcome(NamedTuple):
-    """The outcome of a run; ``source`` is ``None`` if nobody judged it."""
+    """The outcome of a run; ``source`` is ``None`` if neither feedback nor checks decided it."""
 
     value: OutcomeValue
     source: OutcomeSource | None = None
 
 
 def outcome_of(status: str, feedback: OutcomeValue | None, passed: bool | None) -> RunOutcome:
-    """Return a run's outcome: feedback counts first, then its agent's checks.
+    """Return a run's outcome: from feedback, else from its agent's checks, else from its status.
 
-    A completed run that nobody judged is ``UNKNOWN``.
+    A completed run without feedback and checks is ``UNKNOWN``.
 
     Args:
         passed: whether all checks passed; ``None``: there are none, or they are not decided.
@@ -179,8 +179,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``outcome`` and ``success_check`` of a run's row, as the API shows them.
 
     Args:
-        row: with ``feedback_outcome`` and the columns of ``run_checks`` after ``check_``; both are
-            missing in the row of a run that was just accepted.
+        row: has ``feedback_outcome`` and the columns of ``run_checks`` with the prefix ``check_``,
+            unless the run was just accepted.
     """
     outcome = outcome_of(row["status"], row.get("feedback_outcome"), row.get("check_passed"))
     check = None
@@ -210,14 +210,14 @@ _HIDDEN = (
 )
 """Columns that lists leave out; some are large."""
 ABOVE_ROOTS = UUID(int=4 << 120)
-"""Above all ids of runs until the year 2109, but for most of child runs (UUIDv5)."""
+"""Bound above the ids of runs (UUIDv7) until 2109. Most ids of child runs (UUIDv5) are larger."""
 _BLOCKED_BY = func.blocked_by(
     runs.c.tenant_id, func.unfinished_in(runs.c.tenant_id, runs.c.conversation_id), type_=JSONB
 )
 
 
 def _runs(*but: str) -> Select[Any]:
-    """Select runs with what other tables have of them, without the columns ``but``."""
+    """Select runs, without the columns ``but``, joined with related rows of other tables."""
     ends = beside(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
     learning = beside(run_learning, _of_run(run_learning), "status")
     feedback = beside(episode_feedback, _of_run(episode_feedback), "outcome")
@@ -248,7 +248,7 @@ def _of_run(table: Table) -> ColumnElement[bool]:
 
 
 def _first_subagents() -> ScalarSelect[Any]:
-    """Select the ``subagents`` of a run's first agent: ``agent``, else its graph's first one."""
+    """Select ``subagents`` of a run's first agent: its ``agent``, or the first one of its graph."""
     graphs, agents = graph_versions.c, agent_versions.c
     of_graph = (
         select(func.jsonb_path_query_first(graphs.definition, _AGENT_OF_NODE, type_=JSONB))
@@ -274,7 +274,7 @@ def _first_subagents() -> ScalarSelect[Any]:
 
 
 _AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
-# Statements of frequent requests are made once: that costs more than the rest of such a request.
+# Statements of frequent requests are built once, because building takes longer than such a request.
 _RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
 )
@@ -305,12 +305,12 @@ class RunFilter:
     """Conditions on listed runs; ``None`` and empty mean any.
 
     Attributes:
-        parent_run_id: the run for which child runs work; ``None``: only runs that work for none.
-        created_after, created_before: exclusive.
+        parent_run_id: the run whose child runs are listed; ``None``: only runs without a parent.
+        created_after, created_before: exclusive bounds.
         metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
             string, or the number, boolean or null that it spells.
         draft: whether only drafts are listed, or only runs of stored definitions.
-        search: what else must hold, of the newest runs that meet all other conditions.
+        search: conditions on the newest ``SEARCHED_RUNS`` runs that meet all other conditions.
     """
 
     status: str | None = None
@@ -332,11 +332,11 @@ class RunSearch:
 
     Attributes:
         text: part of the question, whatever its case and accents.
-        error_code: of the run's error.
-        outcome: as :func:`outcome_of` decides it.
-        longer_than_s: seconds since its start, until its end if it is over.
-        cost_over: US dollars.
-        version: of its first agent, or of its graph.
+        error_code: code of the run's error.
+        outcome: outcome by :func:`outcome_of`.
+        longer_than_s: least duration: from its start to its end, or to now.
+        cost_over: least cost in US dollars.
+        version: version of its first agent, or of its graph.
         retrying: its last model call failed, and is about to be repeated.
         rated: a person gave feedback.
     """
@@ -352,11 +352,11 @@ class RunSearch:
 
 
 SEARCHED_RUNS = 20_000
-"""Of the runs that meet a list's other conditions, a search reads these newest ones."""
+"""A search reads this number of the newest runs that meet the list's other conditions."""
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return one run: its row, and as ``webhook`` the state of its delivery.
+    """Return one run: its row, with the state of its webhook's delivery as ``webhook``.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -367,9 +367,9 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
 async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
     """Return one run, the ``subagents`` of its first agent, and its ``tasks``.
 
-    ``tasks`` counts the dispatched ones and estimates the time that they still take: ``waiting``,
-    ``running``, ``done``, ``failed`` and ``estimated_ms``, if the ends so far tell; ``None``: it
-    has dispatched none.
+    ``tasks`` has counts of dispatched tasks (``waiting``, ``running``, ``done``, ``failed``) and
+    ``estimated_ms``, an estimate of the time that they still take, if enough tasks have ended.
+    ``tasks`` is ``None`` if the run has dispatched none.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -428,7 +428,7 @@ async def page(
     limit: int,
     full: bool,
 ) -> PageItems[dict[str, Any]]:
-    """List runs by age: the page after ``after``; ``full``: with input and output."""
+    """List the page of runs after the run ``after``, by age; ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES))
     conditions = [runs.c.tenant_id == tenant_id]
     if wanted.parent_run_id is None:
@@ -472,15 +472,15 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield runs.c.parent_run_id == wanted.parent_run_id
         return
     yield and_(runs.c.parent_run_id.is_(None), runs.c.mode != "batch")
-    # A run's id (UUIDv7) begins with a time within the transaction that starts at created_at.
-    # So the primary key can serve as the index for both bounds.
+    # A run's id (UUIDv7) begins with a time in the transaction that started at created_at. So the
+    # primary key can serve as the index for both bounds.
     if after is not None:
         yield runs.c.id >= first_id(after)
     yield runs.c.id < (ABOVE_ROOTS if before is None else first_id(before + MOST_SKEW))
 
 
 def _search(conditions: Iterable[ColumnElement[bool]], wanted: RunSearch) -> Select[Any]:
-    """Select the ids of the newest runs with some conditions for which a search holds too."""
+    """Select the ids of the newest runs that meet some conditions and a search."""
     newest = (
         select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS).subquery()
     )
@@ -528,8 +528,8 @@ async def _with_metadata(
 ) -> Sequence[UUID]:
     """Return the ids of a page of runs, found by their metadata.
 
-    Row-level security keeps ``@>`` from using its index, except inside this SQL function, which
-    itself restricts the search to the transaction's tenant.
+    Under row-level security, ``@>`` cannot use its index. So the search runs inside an SQL function
+    without row-level security, which restricts the search to the transaction's tenant itself.
     """
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
@@ -581,7 +581,7 @@ async def tasks_page(
     """List a run's tasks in the order of their creation, each with its accepted answer.
 
     Args:
-        status: ``None``: of all statuses.
+        status: ``None``: tasks of all statuses.
     """
     await require(connection, tenant_id, run_id)
     values: dict[str, object] = {"tenant": tenant_id, "run": run_id}
@@ -596,7 +596,7 @@ async def tasks_page(
 
 @cache
 def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
-    """Select a run's tasks; ``on``: those after a place."""
+    """Select a run's tasks; ``on``: only those after a place."""
     data = event_data(tasks, tasks.c.answer_seq).label("data")
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
@@ -639,7 +639,7 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
 
 
 def _positions() -> Subquery:
-    """Select the waiting tasks of a run, with the number of those before each."""
+    """Select the queued tasks of a run, each with the number of tasks before it."""
     order = tasks.c.priority, tasks.c.created_at, tasks.c.id
     position = func.row_number().over(order_by=order) - 1
     return (
@@ -657,17 +657,17 @@ async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) ->
 
 
 def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return the data of a log's event, NULL without it; ``of``: a table of parts of runs."""
+    """Select the data of an event, NULL without a ``seq``; ``of``: a table with ``run_id``."""
     return func.event_data(of.c.tenant_id, of.c.run_id, seq, type_=JSONB)
 
 
 def answer_in(of: FromClause, data: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return the text of an answer that a log's event has, or refers to; NULL without it."""
+    """Select the text of the answer that an event has or refers to; NULL without an event."""
     return func.answer_in(of.c.tenant_id, of.c.run_id, data, type_=Text)
 
 
 def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
-    """Select events, each with the text of the answer that it refers to as ``output``."""
+    """Select events, each with ``output``: the text of the answer to which the event refers."""
     answer = event_data(run_events, run_events.c.data["answer_seq"].as_integer())
     return select(*columns, answer_in(run_events, answer).label("output"))
 
@@ -702,7 +702,7 @@ async def context(
 
 
 Place = tuple[UUID, int]
-"""Run and ``seq`` of a delivery, by which they are listed: runs by age."""
+"""Run and ``seq`` of a delivery; deliveries are listed by the age of runs, then by ``seq``."""
 
 _same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
 _run = beside(runs, _same_run, "status", "user_id")
@@ -721,13 +721,11 @@ async def deliveries_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of deliveries; ``filters``: values of ``status`` and ``run_id``, ``None``: any.
+    """List a page of deliveries. Their ``url`` has no query, because a query may hold a secret.
 
     Args:
-        user: only of this user's runs.
-
-    A delivery has the ``event`` that it tells of, and ``url`` without its query, which may hold a
-    secret.
+        filters: values of ``status`` and ``run_id``; ``None``: any.
+        user: list only deliveries of this user's runs.
     """
     own = webhooks.c
     query = (
@@ -745,12 +743,12 @@ async def deliveries_page(
     if user is not None:
         query = query.where(_run.c.user_id == user)
     query = paged(query, own.run_id, own.seq, after=after, descending=descending)
-    few = filters.get("status") == "pending"  # their index has another order
+    few = filters.get("status") == "pending"  # the index of pending ones has another order
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
 USAGE_BY = "agent", "model", "session", "day", "key", "user", "batch"
-"""What usage is summed up by, besides the values of a key of metadata."""
+"""Groupings of usage, besides the grouping by the values of a key of metadata."""
 
 _USUAL = timedelta(days=30)
 _LONGEST = timedelta(days=366)
@@ -760,12 +758,13 @@ _COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Limits of what usage is summed up; ``None``: there is none.
+    """Conditions on the usage that is summed up; ``None``: any.
 
     Attributes:
-        agent, model: of model calls.
-        metadata: pairs of key and value that a run has.
-        key: of the metadata by whose values is summed up.
+        agent, model: agent and model of the model calls.
+        user, session: user and session of the runs.
+        metadata: (key, value) pairs that a run's metadata must have.
+        key: key of the metadata whose values group the sums, for ``metadata``.
     """
 
     agent: str | None = None
@@ -788,15 +787,16 @@ async def usage_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, object]]:
-    """List sums of ended runs that were created in a time, by name, after the name ``after``.
+    """List sums of the usage of ended runs that were created in a time, by name of the group.
 
-    The name is under the key ``by``; ``None``: of runs without a session, a user, a batch, or the
-    key of metadata.
+    Each sum has its group's name under the key ``by``. ``None`` is the group of runs without a
+    session, a user, a batch, or the key of metadata.
 
     Args:
-        by: one of `USAGE_BY`, or ``metadata``.
-        until: ``None``: now.
+        by: the grouping: one of `USAGE_BY`, or ``metadata``.
         since: ``None``: 30 days before ``until``.
+        until: ``None``: now.
+        after: name of the group before the page.
 
     Raises:
         InvalidInputError: the time is longer than a year.
@@ -806,7 +806,7 @@ async def usage_page(
     since = since or until - _USUAL
     if until - since > _LONGEST:
         raise InvalidInputError(
-            f"from since to until there are more than {_LONGEST.days} days: ask for less",
+            f"from since to until are more than {_LONGEST.days} days: choose a shorter time",
             pointer="/since",
         )
     bounds = since, until, first_id(since), first_id(until + MOST_SKEW)

@@ -1,6 +1,7 @@
-"""Repetition of a run as a new run: from the start, or with a part of the earlier one's steps.
+"""Repetition of a run as a new run: from the start, or with a part of the earlier run's steps.
 
-A retry takes over all good steps, a fork those before a place (see :mod:`bottega.runs.forks`).
+A retry takes over all good steps. A fork takes over the steps before a place in the run (see
+:mod:`bottega.runs.forks`).
 """
 
 from collections import defaultdict
@@ -93,10 +94,11 @@ async def retry(
     """Submit a run that repeats a finished one, with the same pinned versions.
 
     Args:
-        from_last_step: copy the finished steps of the old run into the new run's log. Their model
-            calls and tools are not paid for again.
+        from_last_step: copy the finished steps of the old run into the new run's log, so that their
+            model calls and tools are not paid for again.
         memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
-        principal: who starts the new run; ``limits``: of its API key.
+        principal: who starts the new run.
+        limits: limits of the principal's API key.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -127,13 +129,13 @@ async def repeatable(
     """Return a run that may be repeated, locked.
 
     Args:
-        unfinished: statuses in which it may not.
+        unfinished: statuses in which a run may not be repeated.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
         ConflictError: ``not_final``; ``child_run``: it does a task of another run.
     """
-    # Who deletes the run's session or user waits for this lock, and then finds the new run too.
+    # A deletion of the run's session or user waits for this lock, and then finds the new run too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)
@@ -159,7 +161,7 @@ async def repeated_values(
     memory: str,
     limits: StoredLimits,
 ) -> dict[str, Any]:
-    """Return what a repetition has in common with the old run.
+    """Return the values that a repetition has in common with the old run.
 
     Args:
         memory, limits: see :func:`retry`.
@@ -174,18 +176,18 @@ async def repeated_values(
 
 
 def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``turn`` of a run that comes after the same turns as the old one."""
+    """Return the ``turn`` of a new run that follows the same turns as the old run."""
     return old["turn"] and {"base": old["turn"]["base"]}
 
 
 def task_root_of(old: Mapping[str, Any]) -> UUID:
-    """Return the id that the ids of a run's tasks are derived from."""
+    """Return the id from which the ids of a run's tasks are derived."""
     root: UUID = old["task_root"] or old["id"]
     return root
 
 
 def same_tasks(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what lets a run see the same session and derive the same task ids as the old one."""
+    """Return the values by which a new run has the old run's session memory and task ids."""
     return {"session_base": old["session_base"], "task_root": task_root_of(old)}
 
 
@@ -193,8 +195,8 @@ class NodeTasks(NamedTuple):
     """The nodes of a run's graph.
 
     Attributes:
-        definition: of the graph, with those of its sub-graphs.
-        ids: of their tasks, by name.
+        definition: definition of the graph, with those of its sub-graphs.
+        ids: ids of the nodes' tasks, by name.
     """
 
     definition: Mapping[str, Any]
@@ -220,7 +222,7 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def people(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the definitions of the nodes that ask people, by the run's node they are in."""
+        """Return the definitions of nodes that ask people, by the run's node that contains them."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 
@@ -230,7 +232,7 @@ class NodeTasks(NamedTuple):
 
 
 def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a node if it asks people, else those in its sub-graph that do."""
+    """Yield a node if it asks people, and the nodes in its sub-graph that ask people."""
     if node.get("type") == "human":
         yield node
     for inner in node.get("definition", {}).get("nodes", ()):
@@ -238,12 +240,12 @@ def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object]:
-    """Return what the new run pins, if the limits of the key that starts it permit it."""
+    """Return the versions that the new run pins; refuse versions beyond the key's limits."""
     limits.need_names(pinned["agents"], ())
     if limits.models is not None:
         raise ForbiddenError(
-            "the limits of this key name models, and a repeated run has those of long ago: start "
-            "a new run",
+            "the limits of this key name models, but a repeated run keeps the models of the old "
+            "run: start a new run",
             code="beyond_limits",
         )
     return limits.pinned(pinned)
@@ -255,19 +257,19 @@ def carry_over(
     nodes: NodeTasks | None = None,
     again: Collection[str] = (),
 ) -> Carried:
-    """Return the steps of a run that its repetition need not do again. Pure.
+    """Return the steps of a run that its repetition does not execute again. Pure.
 
     They are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
 
     - failures that no later step used, and their consequences;
     - work that began and did not finish;
-    - what people decided on calls without a result: they are asked again;
+    - decisions of people on calls without a result, so that they are asked again;
     - messages of users that no agent got.
 
     Args:
-        task_root: the id that the ids of the run's tasks are derived from.
-        nodes: of the graph that decides its course, if one does.
-        again: nodes that are done again from their start.
+        task_root: the id from which the ids of the run's tasks are derived.
+        nodes: nodes of the run's graph, if it is a DAG.
+        again: nodes that are executed again from their start.
     """
     whole = events
     settled: set[UUID | None] = set()
@@ -311,7 +313,7 @@ def carry_over(
 
 
 def until(events: Sequence[Event], seq: int) -> list[Event]:
-    """Return the events up to a ``seq``, without blocks that are not whole there. Pure.
+    """Return the events up to a ``seq``, without blocks that are incomplete there. Pure.
 
     A block is a model's message with the results of all its tool calls.
     """
@@ -343,11 +345,11 @@ def until(events: Sequence[Event], seq: int) -> list[Event]:
 def _without(
     events: Sequence[Event], nodes: NodeTasks, again: Collection[str], undecided: Collection[str]
 ) -> list[Event]:
-    """Return a run's events without some nodes.
+    """Return a run's events without the events of some nodes.
 
     Args:
         again: nodes whose work is dropped.
-        undecided: nodes whose edges are dropped.
+        undecided: nodes whose decisions on outgoing edges are dropped.
     """
     parents = {event.task_id: event.parent_task_id for event in events}
     dropped = {nodes.ids[name] for name in again}
@@ -364,12 +366,12 @@ def _without(
 
 
 def _node_of(name: str) -> str:
-    """Return the run's node to which a name in the log belongs, such as ``draft/2/write``."""
+    """Return the run's node in a name of the log: ``draft`` for ``draft/2/write``."""
     return name.partition("/")[0]
 
 
 def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
-    """Return the tasks of nodes whose failures do not count: they completed, or the run goes on."""
+    """Return the tasks of nodes that completed, or after whose failure the run went on."""
     rules = nodes.rules.nodes
     return {
         event.task_id
@@ -384,9 +386,10 @@ def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
 
 
 def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Event]:
-    """Return events without nodes that ended the run, and without what follows unfinished ones.
+    """Return events without failed nodes, and without the nodes that follow unfinished nodes.
 
-    A node in which something failed, and that has not ended, is done again from its start.
+    A failed node after which the run went on stays. A node that has not ended, but in which an
+    inner node failed, is executed again from its start.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for event in events:
@@ -423,16 +426,16 @@ def _undone(
 ) -> set[int]:
     """Return the indexes of failures that no later step used, and of their consequences.
 
-    A failure that a model received and answered stays. A task that is done again keeps its dispatch
-    and its finished steps; so does a task without an end. If an agent read the state of its tasks
-    and made no step afterwards, it reads the state again.
+    A failure that a model received and answered stays. A task that is executed again, or that has
+    no end, keeps its dispatch and its finished steps. If an agent read the state of its tasks and
+    made no step afterwards, it reads the state again.
 
     Args:
         settled: tasks whose failures stay.
     """
     log = _Log(events, parents, settled)
     failed: dict[UUID | None, int] = {}  # by task: from this index on, its events are dropped
-    again: set[UUID | None] = set()  # tasks whose end events are dropped
+    again: set[UUID | None] = set()  # tasks that are executed again: their end events are dropped
     for index, event in enumerate(events):
         failure = _is_failure(event) or log.is_no_answer(event, index)
         if failure and not log.built_upon(event.task_id, index):
@@ -448,7 +451,7 @@ def _undone(
         if index >= failed.get(event.task_id, never)
         or (event.type in _ENDS and event.task_id in again)
         or (_is_of_attempt(event) and event.task_id not in done)
-        or (_came_of_call(event) and _call_of(event) in calls)
+        or (_follows_call(event) and _call_of(event) in calls)
         or (_is_look(event) and log.is_last(event.task_id, index) and event.task_id not in done)
         or (event.type == EventType.AGENT_FAILED and _code(event) == "predecessor_failed")
     }
@@ -488,7 +491,7 @@ class _Log:
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
-        """Check if a task failed because its last answer was cut off, refused, empty or invalid."""
+        """Check if an event is the last answer of a failed task: cut, refused, empty or invalid."""
         task = event.task_id
         if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
             return False
@@ -499,10 +502,10 @@ class _Log:
         return is_invalid or ending_of(answer_of(LlmCompleted.of(event.data))) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
-        """Check if an agent above a failed task used its failure, or ended well after it.
+        """Check if an agent above a failed task used the failure, or succeeded after it.
 
-        The caller of a synchronous task learns of its end at once. The caller of an asynchronous
-        one learns of it when it reads the task's state.
+        The caller of a synchronous task gets its end at once. The caller of an asynchronous task
+        gets the end when it reads the task's state.
         """
         if not self._settled.isdisjoint((task, *_above(task, self._parents))):
             return True
@@ -521,7 +524,7 @@ class _Log:
 
 
 def _ends_reported(look: Event) -> Iterator[UUID]:
-    """Yield the tasks that the result of one of ``_LOOKS`` reports as ended."""
+    """Yield the tasks that the result of a tool in ``_LOOKS`` reports as ended."""
     result = look.data["result"]
     for task in result.get("tasks", ()) if isinstance(result, Mapping) else ():
         if task["status"] in ENDS.values():
@@ -529,7 +532,7 @@ def _ends_reported(look: Event) -> Iterator[UUID]:
 
 
 def _is_failure(event: Event) -> bool:
-    """Check if an event is the bad end of a task."""
+    """Check if an event is a task's failure, timeout or cancellation, or a failed model call."""
     beside = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
     return beside or _is_final_failure(event) or _was_cancelled(event)
 
@@ -539,17 +542,17 @@ def _is_of_attempt(event: Event) -> bool:
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
         EventType.SUBAGENT_MESSAGE_SENT,
-        EventType.SUBAGENT_BACKPRESSURE,  # about the task's own dispatches
+        EventType.SUBAGENT_BACKPRESSURE,  # belongs to the task that dispatched
     )
 
 
 def _is_look(event: Event) -> bool:
-    """Check if an event is a call of one of ``_LOOKS``."""
+    """Check if an event is a call of a tool in ``_LOOKS``, which read the state of tasks."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
     return is_call and tool_name_of(event.data) in _LOOKS
 
 
-def _came_of_call(event: Event) -> bool:
+def _follows_call(event: Event) -> bool:
     """Check if an event is the end of a tool call, or memory recalled because the call failed."""
     if event.type == EventType.CONTEXT_RECALLED:
         return ContextReceived.of(event.data).tool_call_id is not None
@@ -589,9 +592,9 @@ def _was_cancelled(event: Event) -> bool:
 
 
 def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
-    """Check if a published or received text stands in an event that is not kept.
+    """Check if a published or received text refers to an event that is not kept.
 
-    Nodes that say the same are independent, but logs may name the answer of one for the other.
+    Logs may refer to the answer of another node with an equal text.
     """
     seq = event.data.get("answer_seq")
     return event.type in _TEXTS and seq is not None and seq not in numbers
@@ -603,8 +606,8 @@ def _row(
     """Return an event as the new run's row.
 
     Args:
-        numbers: of the events that are kept, by their old ``seq``.
-        texts: of answers by their old ``seq``; one that is dropped stands in place of its number.
+        numbers: new ``seq`` of the kept events, by their old ``seq``.
+        texts: texts of answers by their old ``seq``; they replace references to dropped events.
     """
     data = dict(event.data)
     if _names_dropped(event, numbers):
@@ -623,7 +626,7 @@ def _row(
 
 
 def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the task rows after some events; ``rows`` are the events as the new run's rows."""
+    """Return the rows of tasks after some events; ``rows`` has the events in their new form."""
     tasks: dict[UUID, dict[str, Any]] = {}
     for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
         if event.task_id is None:
@@ -640,6 +643,6 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
         )
         change = row_change(event.type, row["data"], seq)
         if event.type == EventType.AGENT_STARTED:
-            del change["status"]  # without an end, it is as it was before: queued if asynchronous
+            del change["status"]  # a task without an end goes back to its status before the start
         task |= change
     return list(tasks.values())

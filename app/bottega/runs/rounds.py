@@ -1,7 +1,7 @@
-"""Rounds of a run: what it said and spent until its end, or until it asked its client for results.
+"""Rounds of a run: messages and usage until its end, or until it asks its client for results.
 
-A run without tools of its client has one round. Others have one more for each time that the client
-answers. The log says it all, so a round of long ago is read like the last one.
+A run without client tools has one round. Another run has one more round for each answer of its
+client. Rounds are read from the log, so that an old round is read in the same way as the last one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ class Round:
     Attributes:
         until: ``seq`` of its last event.
         said: the messages of the root's model that were not rejected, in order.
-        calls: interrupts that its client is to answer; empty: the run ended, or goes on.
+        calls: interrupts that the client has to answer; empty: the run ended, or goes on.
         usage: tokens as the run's ``usage`` has them; ``None``: not known yet.
     """
 
@@ -69,11 +69,11 @@ async def round_of(tx: AsyncConnection, run: Mapping[str, Any], after: int) -> R
 
 
 class Checks(NamedTuple):
-    """Checks of the answers of a run's agent.
+    """Kinds of checks that the answer of a run's agent has to pass.
 
     Attributes:
-        schema: the answer is JSON by a schema, the run's or the agent's.
-        policy: the agent must have called some tools.
+        schema: the answer must fit a JSON Schema, the run's or the agent's.
+        policy: the agent must have called certain tools.
     """
 
     schema: bool
@@ -81,7 +81,7 @@ class Checks(NamedTuple):
 
 
 async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
-    """Return what the run's answer has to pass."""
+    """Return the kinds of checks that the run's answer has to pass."""
     versions = AGENTS.versions.c
     names = ("output_schema", "tool_policy")
     query = select(*(versions.definition[name].label(name) for name in names)).where(
@@ -95,7 +95,7 @@ async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
 
 
 def _since(after: int) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for what a round has: the root's answers, and the run's waits."""
+    """Return the conditions for a round's events: the root's answers, and the run's waits."""
     of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
     own = and_(_e.type.in_(of_root), _e.task_id.is_(None))
     return _e.step > after, _e.seq > after, or_(own, _e.type == EventType.RUN_WAITING)

@@ -58,13 +58,13 @@ from bottega.runs import messages
 from bottega.runs.read import ABOVE_ROOTS, spelled
 
 SHOWN_TEXT = 200
-"""Characters of a title that nobody gave, and of a last message."""
+"""Characters of a title that was made from the first question, and of a last message."""
 RECENT_RUNS = 20_000
-"""A search for sessions, and their order by time, reads the newest of their runs."""
+"""A search for sessions, or a list of them by time, reads this number of their newest runs."""
 
 
 def _sessions() -> Select[Any]:
-    """Select sessions with what their first and last runs say."""
+    """Select sessions, each with a title, state and last message from its first and last run."""
     first, last = _run_of_session(descending=False), _run_of_session(descending=True)
     for_people = exists().where(
         run_waits.c.tenant_id == sessions.c.tenant_id,
@@ -131,16 +131,16 @@ SELECT sessions_by_metadata(
 
 
 def session_user(session_id: str) -> ConflictError:
-    """Return the error for a user who is not the session's."""
+    """Return the error for a request whose user is not the session's user."""
     return ConflictError(
-        f"session '{session_id}' belongs to another user, or to none: name the user that it has "
-        "had from its beginning, or use another session",
+        f"session '{session_id}' belongs to another user, or to none: name the user with whom it "
+        "began, or use another session",
         code="session_user",
     )
 
 
 def conversation_busy(run_id: str) -> BusyError:
-    """Return the error for a run that must not wait for another one."""
+    """Return the error for a run that must not wait until another run ends."""
     return BusyError(
         f"run {run_id} of this conversation is not over: wait for its end, or let if_busy be "
         "'queue', 'interrupt' or 'steer'",
@@ -151,7 +151,7 @@ def conversation_busy(run_id: str) -> BusyError:
 async def create(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Begin a session.
+    """Create a session.
 
     Args:
         new: ``id`` (``None``: a new one), ``user``, ``title`` and ``metadata``.
@@ -159,7 +159,7 @@ async def create(
     Raises:
         ConflictError: ``exists``.
         LimitedError: ``storage_quota``.
-        UserErasingError: its user is being erased.
+        UserErasingError: the user is being erased.
     """
     await require_room(connection, tenant_id)
     await hold_user(connection, tenant_id, new["user"])
@@ -204,11 +204,11 @@ async def fork(
     *,
     new_id: str | None = None,
 ) -> dict[str, Any]:
-    """Begin a session with the conversations, user, metadata and memory of another one.
+    """Create a session with the conversations, user, metadata and memory of another session.
 
     Args:
-        run_id: the last turn that it takes over; ``None``: all turns so far.
-        new_id: of the new session; ``None``: a new one.
+        run_id: the last turn to take over; ``None``: all turns so far.
+        new_id: id of the new session; ``None``: a generated one.
 
     Raises:
         NotFoundError: an unknown session.
@@ -245,7 +245,7 @@ async def change(
 
     Raises:
         NotFoundError: unknown, or another tenant's.
-        LimitedError: ``storage_quota``, unless it becomes smaller.
+        LimitedError: ``storage_quota``, unless the session becomes smaller.
     """
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     query = update(sessions).where(own).values(**values, updated_at=func.now()).returning(_GREW)
@@ -262,7 +262,7 @@ def unknown_session(session_id: str) -> NotFoundError:
 
 
 async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | None) -> None:
-    """Let no erasure of a user end before the transaction, which stores something of the user.
+    """Keep an erasure of a user from ending before this transaction, which stores user data.
 
     Raises:
         UserErasingError: the user is being erased.
@@ -276,7 +276,7 @@ async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | No
 async def hold_owner(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, user: str | None
 ) -> None:
-    """Check that a session, if there is one, is of this user or of nobody; hold the user.
+    """Check that a session, if it exists, belongs to this user; hold the user.
 
     Raises:
         ConflictError: ``session_user``.
@@ -325,8 +325,8 @@ async def page(
     """List sessions by id, or by their last run.
 
     Args:
-        by_time: only sessions with runs, in the order of their last one.
-        after: the place before the page: an id, or that of a last run.
+        by_time: list only sessions with runs, in the order of their last runs.
+        after: the place before the page: a session's id, or the id of its last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     searches = by_time or wanted.searches
@@ -356,7 +356,7 @@ async def page(
 
 
 def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
-    """Select the sessions of the newest runs, and if one of these meets a search."""
+    """Select the sessions of the newest runs, and whether one of their runs meets a search."""
     own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
     query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
     query = query.where(*own, runs.c.parent_run_id.is_(None))
@@ -423,9 +423,9 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
 async def clear_memory(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, agent: str | None
 ) -> int:
-    """Remove what a session's agents published, or one of them; return the number removed.
+    """Remove the publications of a session's agents, or of one; return the number removed.
 
-    What a run that is under way publishes later is stored as always.
+    Runs under way may publish again afterwards.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -468,7 +468,7 @@ async def message_page(
     """List the messages of a session's conversations by run, then in the order of its log.
 
     Args:
-        agent: only conversations of this one.
+        agent: list only conversations of this agent.
         after: the message before the page.
 
     Raises:
@@ -502,7 +502,7 @@ async def message_page(
 
 
 def _is_node(agent: str) -> ColumnElement[bool]:
-    """Return the condition for runs whose graph has an agent: the logs of others are not read."""
+    """Return the condition for runs whose graph has an agent, so that no other logs are read."""
     version = runs.c.pinned["graph"]["version"].as_integer()
     return exists().where(
         runs.c.mode == "dag",
@@ -515,7 +515,7 @@ def _is_node(agent: str) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The runs whose messages a list has: a session's own, and those that it began with."""
+    """The runs whose messages are listed: those of a session, and those that it took over."""
 
     tenant_id: UUID
     session_id: str
@@ -523,7 +523,7 @@ class _Wanted:
     descending: bool
 
     def runs(self, after: UUID | None, *, inclusive: bool) -> Select[Any]:
-        """Select some of the runs in order, after one."""
+        """Select some of the runs in order, after a run."""
         named = forked_turns.c
         of_session = and_(named.tenant_id == self.tenant_id, named.session_id == self.session_id)
         shared = self._some(named.run_id, after, inclusive=inclusive).where(

@@ -1,10 +1,10 @@
 """Acceptance of a run: its row, pinned versions, first event and queue entry.
 
-All is stored in one transaction, so a run is queued exactly if the client's request succeeds.
+One transaction stores all of it, so that a run is queued exactly if the client's request succeeds.
 
 A repeated request with an ``Idempotency-Key`` creates nothing, and gets the first answer. The
-answer is stored in the transaction that creates, so a crash leaves both or neither. The sweep
-deletes old answers.
+transaction that creates the run also stores the answer, so that a crash leaves both or neither. The
+sweep deletes old answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def first_answer(found: Mapping[str, Any] | None) -> Any:
 
 
 def refused_key(reason: str) -> BottegaError:
-    """Return the error of a key that is refused."""
+    """Return the error for an ``Idempotency-Key`` that is refused."""
     if reason == "in_flight":
         return ConflictError(
             "a request with this Idempotency-Key is in progress: repeat it in a moment",
@@ -103,11 +103,12 @@ class NewRun:
 
     Attributes:
         conversation: ``continue``, ``new`` or ``none``.
-        if_busy: while another run of its conversation is not over: ``queue``, ``reject``,
-            ``interrupt`` it, or ``steer``: the input is a message for that one.
+        if_busy: what to do while another run of the conversation is not over: ``queue`` or
+            ``reject`` this run, ``interrupt`` the other one, or ``steer``: send the input to the
+            other one as a message.
         user: the integrator's name for its end user; a session's runs have the session's user.
         timeout_s: wall time from the first start on.
-        queue_timeout_s: longest wait for that start.
+        queue_timeout_s: longest wait for the first start.
         token_budget: input and output tokens of all model calls; ``None``: no limit.
         cost_budget: ``amount`` and ``currency`` of all model calls; ``None``: no limit.
         webhook_url: called when the run has ended.
@@ -116,12 +117,13 @@ class NewRun:
         goals, constraints, success_criteria: texts that its agents read beside the input.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
-        traceparent, tracestate: of the request; ``None``: it belongs to no trace.
-        version: of its agent, or of its graph if there is no agent; ``None``: the current one.
-        way: the façade by which it comes, which must show its agent; ``None``: our own API.
-        made_files: files that were made of data in its input; they are deleted with it.
-        batch: of a batch: ``concurrency``, ``on_error`` and ``total``.
-        draft: of a draft: see :meth:`bottega.runs.pins.PinCache.of_draft`.
+        traceparent, tracestate: trace of the request; ``None``: it belongs to no trace.
+        version: version of its agent, or of its graph if there is no agent; ``None``: the current
+            one.
+        way: the façade of the request, which must show the agent; ``None``: our own API.
+        made_files: files that were created from data in its input; they are deleted with it.
+        batch: ``concurrency``, ``on_error`` and ``total`` of a batch.
+        draft: the unstored definition of a draft: see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
 
     mode: str
@@ -168,7 +170,7 @@ class NewRun:
 
         Args:
             timeout_s, queue_timeout_s: the server's defaults.
-            memory: the server's mode; the body can only make it stricter.
+            memory: the server's memory mode; the body can only make it stricter.
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
         usual = "none" if asked.get("session_id") is None else "continue"
@@ -178,7 +180,7 @@ class NewRun:
             "conversation": asked.get("conversation") or usual,
             "if_busy": asked.get("if_busy") or "queue",
         }
-        # a stored body may have other fields
+        # A stored body may have other fields.
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
         trace = trace_context.current.get()
         own: dict[str, str | None] = {"principal": principal}
@@ -195,9 +197,9 @@ class Carried:
     """Steps that a run copies from the run that it repeats.
 
     Attributes:
-        events: of the log, from ``seq`` 2 on.
-        tasks: rows that result from the events.
-        usage: of the events, which the other run paid.
+        events: events of the log, from ``seq`` 2 on.
+        tasks: rows of tasks that result from the events.
+        usage: usage of the events, which the other run paid.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
@@ -219,17 +221,16 @@ async def submit(
 
     Args:
         pool: a pool or a connection without a transaction: the run is committed at once.
-        once: a repeated request with the same key returns the run of the first.
-        limits: of the API key that starts it.
+        once: key of the request; a repeated request with this key returns the first one's run.
+        limits: limits of the API key that starts the run.
 
     Raises:
-        UnknownAgentError: an agent that it needs does not exist.
-        InvalidInputError: its graph does not exist (``unknown_graph``), a sub-agent has no
-            description (``missing_description``), its sub-agents nest too deep (``too_deep``), or
-            a model lacks a parameter (``unsupported_param``), takes no such part
-            (``unsupported_part``) or, with a ``cost_budget``, has no known price
-            (``unpriced_model``); ``idempotency_key_reused``,
-            ``message_too_large``.
+        UnknownAgentError: an agent that the run needs does not exist.
+        InvalidInputError: the graph does not exist (``unknown_graph``); a sub-agent has no
+            description (``missing_description``); sub-agents nest too deep (``too_deep``); a model
+            lacks a parameter (``unsupported_param``), does not take a part of the input
+            (``unsupported_part``) or has no known price for a ``cost_budget``
+            (``unpriced_model``); ``idempotency_key_reused``, ``message_too_large``.
         ForbiddenError: ``beyond_limits``.
         LimitedError, ConflictError: see :func:`accept`; ``in_flight``, ``too_many_messages``.
     """
@@ -238,7 +239,7 @@ async def submit(
         try:
             values, epoch = await _checked(pool, pins, tenant_id, new, limits)
         except BottegaError:
-            # What the first request needed may be gone since.
+            # A definition may have been deleted since the first request with this key.
             first = None if once is None else await pool.fetchval(_EARLIER, tenant_id, *once)
             if first is None:
                 raise
@@ -257,14 +258,14 @@ async def _checked(
     new: NewRun,
     limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
-    """Return a run's values with its pinned versions, and the epoch of those."""
+    """Return a run's values with its pinned versions, and the epoch of these versions."""
     if new.draft is None:
         found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
     else:
         found = await pins.of_draft(pool, tenant_id, new.draft)
     if new.way is not None and found.expose is not None and new.way not in found.expose:
         raise UnknownAgentError(
-            f"no such agent: '{new.agent}' (its `expose` does not name {new.way})",
+            f"no such agent here: '{new.agent}' (its `expose` does not name {new.way})",
             pointer="/agent",
         )
     models = [each.name for used in found.models.values() for each in used]
@@ -297,7 +298,7 @@ async def accept(
     """Store and queue a run whose values are complete and checked.
 
     Args:
-        new: columns of its row, with ``pinned``.
+        new: columns of the run's row, with ``pinned``.
         carried: steps copied from another run.
 
     Raises:

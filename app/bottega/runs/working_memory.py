@@ -1,8 +1,8 @@
 """A run's working memory as the API shows it, derived from its log.
 
-The intermediate results are the answers of the root agent's tools and sub-agents (in a DAG, of its
-agents). Each has a reference by which the agent can recall it. Only the newest results are read
-whole, so that the cost does not grow with the run.
+The intermediate results are the answers of the root agent's tools and sub-agents, or in a DAG the
+answers of its agents. Each result has a reference by which the agent can recall it. Only the newest
+results are read with their texts, so that the cost does not grow with the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from bottega.runs import messages, read
 
 NEWEST = 50
 """Number of results that are read and listed."""
-_LONGEST = 40_000  # characters read of a result; more than fit into its section
+_LONGEST = 40_000  # characters read of a result; the section of results has room for fewer
 _EXCERPT_TOKENS = 60
 
 _e = run_events.c
@@ -84,8 +84,8 @@ def in_order(results: Mapping[tuple[int, str], Result], calls: Mapping[int, Any]
     """Return results in the order in which the agent's history has them. Pure.
 
     Args:
-        results: by (model call, id of the tool call).
-        calls: by model call, the ids of its tool calls as the model wrote them.
+        results: results by (model call, id of the tool call).
+        calls: ids of tool calls as the model wrote them, by model call.
     """
     found: list[Result] = []
     for call, ids in sorted(calls.items()):
@@ -107,12 +107,12 @@ def fold_working(
     """Return the working memory of a run in the form of the API. Pure.
 
     Args:
-        definition: of its agent; ``None`` in a DAG.
-        results: all; the newest with their texts.
-        retrieved: memory of earlier runs that it got.
-        spent: tokens and model calls.
+        definition: definition of the root agent; ``None`` in a DAG.
+        results: all results, the newest with their texts.
+        spent: (tokens, model calls) of the run.
+        retrieved: memory of earlier runs that the run got.
         prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it had to be cut.
-        plan: of its agent, if it wrote one.
+        plan: plan of the root agent, if it wrote one.
     """
     memory = _filled(run, definition, results, spent)
     memory.load_task_context(plan=plan)
@@ -232,7 +232,7 @@ async def working_memory(
 
 
 def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for what the root was told, its last plan and its last model call."""
+    """Return the conditions for the root's recalled memory, last plan and last model call."""
     of_root = _e.tenant_id == run["tenant_id"], _e.run_id == run["id"], _e.task_id.is_(None)
 
     def last(*where: ColumnElement[bool]) -> ColumnElement[bool]:
