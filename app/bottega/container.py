@@ -315,7 +315,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             secrets=secrets,
             runtime=runtime,
             sources=sources,
-            left_work=checks.then(episode_stored),
+            on_run_finished=checks.run_end_hook(episode_stored),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=memory_services.budgets,

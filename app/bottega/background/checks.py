@@ -1,16 +1,14 @@
 """Success checks of completed runs, in the background.
 
-The statement that ends a run with checks orders them, by a row in ``run_checks``. A worker leases
-due rows, decides the checks without a transaction, stores the verdicts and labels the run's
-episode. If it dies, another one does them when the lease is over.
+The statement that ends a run with checks adds a row to ``run_checks``. A worker leases due rows,
+decides the checks without a transaction, stores the verdicts and labels the run's episode. If the
+worker dies, another worker does the checks when the lease is over.
 
-A round has three stages, each with places of its own: the checks that we decide ourselves, those
-of plugins, those of models. So no check waits for one of a later stage. If some cannot be decided,
-such as a judge that is down, the next round tries them again, after growing pauses. A check that
-fails decides at once: nobody is asked about the later ones. If only judges are left that the
-tenant's day cannot pay, they are asked on the next day, for a week.
-
-Decisions on a run's result, one for each of its agent's success checks.
+A round has three stages, each with places of its own: checks that we decide ourselves, checks of
+plugins, and checks of models. So no check waits for a check of a later stage. If a check cannot be
+decided, for example because a judge is down, the next round tries it again, after growing pauses. A
+check that fails decides the run's outcome at once, without later stages. If only judges are left
+that the tenant's daily budget cannot pay, they are asked on the next day, for a week.
 """
 
 import asyncio
@@ -73,7 +71,7 @@ class CheckVerdict:
     Attributes:
         passed: ``None``: it could not be decided.
         reason: empty for a simple check that passed.
-        signature: of the check's failure; see :mod:`bottega.memory.text.signature`.
+        signature: signature of the check's failure; see :mod:`bottega.memory.text.signature`.
     """
 
     type: str
@@ -82,21 +80,21 @@ class CheckVerdict:
     signature: str = ""
 
     def clean(self, remove_secrets: Callable[[str], str]) -> "CheckVerdict":
-        """Return it without secrets, with a reason of bounded length."""
+        """Return the verdict without secrets, with a reason of bounded length."""
         # PostgreSQL stores no NUL in JSON.
         reason = remove_secrets(self.reason.replace("\x00", " "))
         return replace(self, reason=reason[:500], signature=remove_secrets(self.signature)[:200])
 
 
 Ask = Callable[[Check, EndResult], Awaitable[tuple[bool, str]]]
-"""Function (check, result) → (passed, reason), of something outside: a model, a plugin."""
+"""Function (check, result) → (passed, reason) that asks a model or a plugin."""
 
 
 async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) -> CheckVerdict:
     """Decide a check.
 
     Args:
-        outside: by type of check.
+        outside: functions for the types of checks that models and plugins decide.
     """
     kind = check["type"]
     try:
@@ -126,13 +124,13 @@ def _signature(check: Check) -> str:
 MOST_TRIES = 6
 
 JUDGED_WITHIN_S = 150.0
-"""For each judge, its wait for the provider's limits included."""
+"""Time limit for each judge, including its wait for the provider's limits."""
 _OURS, _PLUGINS, _JUDGES = range(3)
 _STAGE_OF = {"python": _PLUGINS, "judge": _JUDGES}
 _UNPAID_FOR = timedelta(days=7)
-"""So long after a run's end its judges wait for a day that pays them."""
+"""Time after a run's end for which its judges wait for a daily budget that pays them."""
 UNPAID = "budget"
-"""Reason of checks that no day could pay."""
+"""Reason of checks that no daily budget could pay."""
 _CHANNEL = "run_checks"
 
 _READ = """
@@ -160,7 +158,7 @@ ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
 PluginCheck = Callable[[Mapping[str, Any]], Any]
 """A plugin's ``check_success``; ``docs/guides/agents-in-python.md`` describes it."""
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +182,12 @@ class _EndedRun:
 
 
 class _Unpaid(NamedTuple):
-    """Judges that could not be paid.
+    """The state of judges that could not be paid.
 
     Attributes:
         is_all: no other check is undecided.
         is_busy: the budget may pay soon.
-        is_old: no day will pay them.
+        is_old: the run is too old to wait for another day.
     """
 
     reason: str
@@ -199,12 +197,12 @@ class _Unpaid(NamedTuple):
 
 
 class SuccessChecks:
-    """Does the success checks of all tenants' runs. Any number of processes may do so concurrently.
+    """Decides the success checks of all tenants' runs; processes may do so concurrently.
 
     Args:
-        models_for: the models of judges.
-        plugins: by name.
-        known: returns what removes a tenant's secrets from reasons.
+        models_for: returns the models of judges.
+        plugins: checks of plugins, by plugin's name.
+        known: returns the redactor of a tenant's secrets, for reasons.
 
     Attributes:
         stages: the work of each stage.
@@ -228,7 +226,7 @@ class SuccessChecks:
                 pool=pool,
                 name=name,
                 columns="run_id uuid, stage smallint, tries integer",
-                # Longer than a stage takes: its checks begin at once, each with a time limit.
+                # Longer than a stage: its checks run at the same time, each with a time limit.
                 lease_s=180.0,
                 share=8,
                 places=places,
@@ -238,29 +236,33 @@ class SuccessChecks:
             for name, places in (("check", 64), ("plugin", None), ("judge", None))
         ]
 
-    def then(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
-        """Return a function to call after a run's end with (it stored an episode, it has checks).
+    def run_end_hook(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
+        """Return a function that wakes this process's background work after a run's end.
 
-        It makes this process look soon for what the run left, if it left something.
+        Call it with two flags: whether the run stored an episode, and whether its success checks
+        are due.
+
+        Args:
+            episode_stored: called after a run that stored an episode.
         """
 
-        def left_work(episode: bool, checks: bool) -> None:
-            if episode:
+        def on_run_finished(has_episode: bool, has_checks: bool) -> None:
+            if has_episode:
                 episode_stored()
-            if checks:
+            if has_checks:
                 self.stages[_OURS].loop.wake_soon()
 
-        return left_work
+        return on_run_finished
 
     async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
-        """Do a stage of a run's checks, or store why that failed."""
+        """Decide a stage of a run's checks, or store the error that prevented this."""
         (claimed,) = rows
         try:
             await self._check_run(claimed)
         except Exception as error:
-            if is_transient(error):  # the lease ends by itself
+            if is_transient(error):  # the lease runs out, and another worker tries again
                 raise
-            log.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
+            logger.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
             why = f"an internal error ({type(error).__name__}); see the worker's log"
             await self._store(claimed, [], error=why)
 
@@ -299,7 +301,7 @@ class SuccessChecks:
         await self._store(claimed, verdicts, left, unpaid=unpaid)
 
     async def _ended(self, claimed: asyncpg.Record, row: asyncpg.Record) -> _EndedRun:
-        """Return the run, with the definitions that it was pinned to."""
+        """Return the run, with the definitions that it pinned."""
         tenant_id, agent = claimed["tenant_id"], row["agent"]
         pinned = from_json(row["pinned"])
         pins = tuple(pins_of(tenant_id, pinned))
@@ -354,7 +356,7 @@ class SuccessChecks:
         try:
             said = await bounded(self._plugins[name], about, timeout_s=30.0)
         except Exception as error:
-            log.warning("plugin.failed", name=name, run_id=str(run.run_id), exc_info=error)
+            logger.warning("plugin.failed", name=name, run_id=str(run.run_id), exc_info=error)
             raise PluginError(
                 f"the plugin '{name}' failed ({type(error).__name__}); the worker's log says more"
             ) from error
@@ -374,12 +376,13 @@ class SuccessChecks:
         *,
         unpaid: _Unpaid | None = None,
     ) -> None:
-        """Store the verdicts of a stage; none: only the error.
+        """Store the verdicts of a stage, or only the error if there are no verdicts.
 
         Args:
-            left: stages of checks that are not decided. A later one is next; if there is none, or
-                a check failed, the round is over.
-            unpaid: as soon as only they are left, or no tries, the row waits for their budget.
+            left: stages with undecided checks. The next later one of these follows; if there is
+                none, or a check failed, the round is over.
+            unpaid: judges that could not be paid. The row waits for their budget if no other check
+                is undecided, or if no tries are left.
         """
         stage, tries = claimed["stage"], claimed["tries"]
         good, later = passed(verdicts) if verdicts else None, None

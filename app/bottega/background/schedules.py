@@ -1,10 +1,8 @@
 """Schedules: runs that start at times of a cron expression.
 
-The first free worker locks a due schedule, starts its run and moves its next time, in one
+The first free worker locks a due schedule, starts its run and sets its next time, in one
 transaction. So each tick starts one run, even if a worker dies. The database's clock decides what
-is due.
-
-Due times of cron expressions in a time zone. Pure.
+is due. This module also calculates the due times of cron expressions in a time zone.
 """
 
 import re
@@ -85,9 +83,10 @@ def check_cron(cron: str) -> str:
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     """Return the first due time of a checked ``cron`` in ``zone`` after ``after``, in UTC.
 
-    An expression with a list, a range or a step of hours or minutes is due as often as the clocks
-    show its times: twice what occurs twice, and not what they skip. One for a single time of the
-    day is due once: what the clocks skip is due later by the length of the skip.
+    If clocks change, an expression with a list, a range or a step of hours or minutes is due as
+    often as the clocks show its times: twice for a repeated time, never for a skipped time. An
+    expression for a single time of the day is due once: a skipped time is due later, by the length
+    of the skip.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -97,7 +96,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     offsets = {before.utcoffset(), here.utcoffset(), tick.utcoffset()}
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
-    # The clocks change about now: check all local times nearby, each as often as it occurs.
+    # The clocks change near this time: check all local times nearby, each as often as it occurs.
     is_once = all(len(each) == 1 and each != ["*"] for each in croniter.expand(cron)[0][:2])
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
@@ -134,7 +133,7 @@ MARK = "schedule"
 KIND = "schedule"
 """Kind of definition, as in the audit log and in :data:`applied_definitions`."""
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 MOST_SCHEDULES = 1000
 
@@ -152,7 +151,7 @@ def _named(tenant_id: UUID, name: str) -> Any:
 async def create(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Store a schedule; it is first due at its next time from now.
+    """Store a schedule; it is first due at the next time of its expression.
 
     Args:
         new: a validated body of ``POST /v1/schedules``.
@@ -160,7 +159,7 @@ async def create(
     Raises:
         ConflictError: ``exists``, ``too_many`` or ``session_user``.
         LimitedError: ``storage_quota``.
-        UserErasingError: its runs' user is being erased.
+        UserErasingError: the user of its runs is being erased.
     """
     await require_room(connection, tenant_id)
     values = await _values(connection, tenant_id, new)
@@ -178,17 +177,17 @@ async def create(
 async def put(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """Store a schedule as :func:`create` does, or replace the one of its name.
+    """Store a schedule as :func:`create` does, or replace the schedule with this name.
 
-    The next time stays if the times are the same, so that one that is due is not lost.
+    If expression and time zone are unchanged, the next time stays, so that no due run is lost.
 
     Returns:
         The schedule, and whether its name is new.
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.
-        LimitedError: ``storage_quota``, unless the one that it replaces is at least as large.
-        UserErasingError: its runs' user is being erased.
+        LimitedError: ``storage_quota``, unless the replaced schedule is at least as large.
+        UserErasingError: the user of its runs is being erased.
     """
     values = await _values(connection, tenant_id, new)
     query = insert(schedules).values(values)
@@ -263,7 +262,7 @@ async def page(
     """List schedules by name: the page after ``after``; ``full``: with their runs' inputs.
 
     Args:
-        user: only those whose runs name this user.
+        user: list only schedules whose runs name this user.
     """
     column = _columns.name
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
@@ -279,7 +278,7 @@ async def page(
 async def pause(
     connection: AsyncConnection, tenant_id: UUID, name: str, paused: bool
 ) -> dict[str, Any]:
-    """Pause a schedule, or resume it with its next time from now.
+    """Pause a schedule, or resume it; then it is due at the next time of its expression.
 
     Raises:
         NotFoundError: no schedule of this name.
@@ -324,10 +323,7 @@ class Limits:
 
 
 class Ticker:
-    """The scheduler of due runs.
-
-    Several missed ticks of a schedule start one run together.
-    """
+    """Starts the runs of due schedules. For several missed ticks, a schedule starts one run."""
 
     def __init__(self, database: Database, limits: Limits, pins: PinCache) -> None:
         self.loop = WorkLoop(CHANNEL, self._start_due)
@@ -390,7 +386,7 @@ class Ticker:
         except Exception as error:
             if is_transient(error):
                 raise
-            log.exception("schedule.broken", schedule=row["name"])
+            logger.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
             changes["paused"] = "next_at" not in changes  # otherwise it would stay due

@@ -1,7 +1,8 @@
 """Webhooks about runs that ended or wait for people (Standard Webhooks).
 
-The transaction that ends the run, or lets it wait, queues the delivery. A worker leases it, see
-:mod:`bottega.leased_work`: if the worker dies, the next one sends again, under the same id.
+The transaction that ends the run, or lets it wait, queues the delivery. A worker leases the
+delivery, see :mod:`bottega.leased_work`. If the worker dies, another worker sends the message again
+with the same id.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 _MAX_OUTPUT = 102_400
 _GONE = 410
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 _TO = """
 SELECT w.url, t.name AS tenant, now() AS at FROM webhooks w JOIN tenants t ON t.id = w.tenant_id
@@ -91,7 +92,7 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any]) -> bytes:
-    """Return the body of the message of a run's end. Pure; the same at every try."""
+    """Return the body of the message about a run's end. Pure; equal at every try."""
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
@@ -107,12 +108,12 @@ _JSON = ("output", "output_json", "error", "usage", "metadata")
 
 
 def waiting_message(tenant: str, run: Mapping[str, Any], waited: Mapping[str, Any]) -> bytes:
-    """Return the body of the message of a run that waited for people. Pure.
+    """Return the body of the message about a run that waited for people. Pure.
 
-    The same at every try, though the run may go on meanwhile.
+    It is equal at every try, although the run may go on meanwhile.
 
     Args:
-        waited: ``at`` and ``interrupts`` of its event.
+        waited: ``at`` and ``interrupts`` of the event ``run.waiting``.
     """
     shown = {name: run[name] for name in _OF_WAITING}
     shown |= {"metadata": from_json(run["metadata"]), "path": f"/v1/runs/{run['id']}"}
@@ -141,9 +142,9 @@ class Webhooks:
     Args:
         secret: the first secret of the tenant ``default``.
         retries_s: seconds from each failed try to the next.
-        timeout_s: for reading the run, and again for the reply.
-        lease_s: how long a try belongs to its worker; more than twice ``timeout_s``.
-        jitter: a factor for the time until the next try.
+        timeout_s: time limit for reading the run, and again for the reply.
+        lease_s: seconds for which a try belongs to its worker; more than twice ``timeout_s``.
+        jitter: returns a factor for the time until the next try.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class Webhooks:
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_STORE, tenant_id, run_id, seq, tries, *stored)
         if what.error is not None:
-            log.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)
+            logger.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)
 
     async def _post(
         self,

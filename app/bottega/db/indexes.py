@@ -20,7 +20,7 @@ _LOCK = 4_871_019_230
 _EVERY = timedelta(hours=12)  # less than a day: nights are not all of the same length
 _SHARE = 0.5
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 # Skips a table that is locked for too long, until another night.
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
@@ -68,7 +68,7 @@ async def maintain_indexes(
     try:
         connection = await connect()
     except UnavailableError as error:
-        log.warning("indices.skipped", error=error.detail)
+        logger.warning("indices.skipped", error=error.detail)
         return {"skipped": error.detail}
     try:
         await connection.execute(_PATIENCE, f"{round(1000 * patience_s)}ms")
@@ -94,7 +94,7 @@ async def _maintained(
         try:
             await connection.execute(f"ANALYZE {name}")
         except asyncpg.LockNotAvailableError:
-            log.info("indices.not_analysed", table=name)
+            logger.info("indices.not_analysed", table=name)
             continue
         analysed += 1
         if changes - before > max(least_changes, _SHARE * table["rows"]):
@@ -115,7 +115,7 @@ async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> li
         try:
             await connection.execute(f"REINDEX INDEX CONCURRENTLY {index}")
         except asyncpg.LockNotAvailableError:
-            log.info("indices.not_rebuilt", index=index)
+            logger.info("indices.not_rebuilt", index=index)
         else:
             rebuilt.append(index)
     return rebuilt

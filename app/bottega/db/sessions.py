@@ -22,7 +22,7 @@ from bottega.clock import monotonic
 from bottega.db.conninfo import Server
 from bottega.db.signals import SIGNAL, NotifySender
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 _CLOSE_S = 2.0
 _SOCKET_OPTIONS = {
@@ -152,7 +152,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             end = from_json(fields["D"])
             mode, trace_id = end.pop("mode"), trace_context.trace_id(end.pop("traceparent"))
             metrics.runs.labels(end["status"], mode).inc()
-            say = log.info if end["error"] is None else log.warning
+            say = logger.info if end["error"] is None else logger.warning
             say("run.ended", task_id=None, trace_id=trace_id, **end)
 
     async def probe(self) -> None:
@@ -191,7 +191,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         async with asyncio.timeout(self.trust.silence.cancel_s) as bound:
             await super()._cancel(*arguments)
         if bound.expired():
-            log.warning("database.silent")
+            logger.warning("database.silent")
             self.terminate()
             await self.trust.lose()
 

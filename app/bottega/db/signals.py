@@ -26,7 +26,7 @@ ARRIVALS = "bottega_arrivals"
 _ARRIVE = "SELECT arrive($1, $2)"
 _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 Notify = Callable[[str | None], None]
 """A function that gets a signal's payload; ``None``: some may have been missed."""
@@ -72,7 +72,7 @@ class NotifySender:
                 try:
                     await self._deliver(pending)
                 except Exception as error:
-                    log.warning("signals.lost", error=str(error), kind=type(error).__name__)
+                    logger.warning("signals.lost", error=str(error), kind=type(error).__name__)
                 await asyncio.sleep(_TOGETHER_S)
         finally:
             self._sending = None

@@ -91,7 +91,7 @@ class Executor:
         secrets: secrets of tenants, which are removed from runs' logs; ``None``: there are none.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
-        left_work: called after a run's end with (it stored an episode, its success checks are due).
+        on_run_finished: called with (an episode was stored, success checks are due).
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: daily budgets of tenants; ``None``: no limits.
         files: store of all tenants' files; ``None``: runs have no files.
@@ -108,7 +108,7 @@ class Executor:
     secrets: SecretLookup | None = None
     runtime: SubagentRuntime | None = None
     sources: MemorySources | None = None
-    left_work: Callable[[bool, bool], None] = lambda episode, checks: None
+    on_run_finished: Callable[[bool, bool], None] = lambda episode, checks: None
     prompt_tokens: int = 20_000
     day_budgets: DayBudgets | None = None
     files: FileStore | None = None
@@ -370,7 +370,7 @@ class Executor:
         await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
         for observer in journal.observers:
             observer.ended(end)
-        self.left_work(journal.episode is not None, journal.checks(end))
+        self.on_run_finished(journal.episode is not None, journal.checks(end))
 
     async def _close_day_budgets(self, recorder: JournalRecorder) -> None:
         accounts = recorder.accounts

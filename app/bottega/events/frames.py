@@ -1,4 +1,4 @@
-"""A run's events in the form clients receive, encoded once for all, and the clients' filters."""
+"""A run's events in the form that clients receive, encoded once for all, and clients' filters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ LLM_DELTA = "llm.delta"
 """Live text of a model call. It is not stored, so it has no ``seq``."""
 
 OUTPUT_CHUNK = "subagent.output_chunk"
-"""The same text for an asynchronous task, for clients whose filter names this type."""
+"""Live text of an asynchronous task, for clients whose filter names this type."""
 
 TOOL_PROGRESS = "tool.progress"
-"""Progress of a call of an MCP tool, not stored either."""
+"""Progress of a call of an MCP tool. It is not stored, so it has no ``seq``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A client's choice of events; the final one always passes.
+    """A client's choice of events; ``None``: any. The final event always passes.
 
     Attributes:
-        agents: only theirs.
-        types: only these.
-        depth: only the root's, and those of tasks up to this depth (0: the root's own).
+        agents: names of the agents whose events pass.
+        types: types of the events that pass.
+        depth: greatest depth of tasks whose events pass (0: tasks of the root); the root's events
+            pass, too.
     """
 
     agents: frozenset[str] | None = None
@@ -68,14 +69,18 @@ class Filter:
         )
 
     def kinds_of_text(self, agent: str | None, depth: int, *, is_async: bool) -> list[str]:
-        """Return the types for live text; ``is_async``: of an asynchronous task."""
+        """Return the types in which the client wants the live text of a model call.
+
+        Args:
+            is_async: the call belongs to an asynchronous task.
+        """
         by_name = is_async and self.types is not None
         kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)
         return [kind for kind in kinds if self.wants(kind, agent, depth)]
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """Return the frame of an event's row. Its ``data`` is JSON, and kept but for one field."""
+    """Return the frame of an event's row. Its ``data`` is JSON; the model server's state goes."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(public_data(from_json(data)))
@@ -106,7 +111,7 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """Return a frame that is not stored: of live text, or of a tool's progress."""
+    """Return the frame of an event that is not stored: live text, or a tool's progress."""
     envelope = {
         "seq": None,
         "type": kind,

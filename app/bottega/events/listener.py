@@ -1,11 +1,11 @@
-"""The one connection of a process that listens for notifications, for all who wait for some.
+"""Notifications of PostgreSQL: one listening connection for a process, and wake-ups about runs.
 
-Each NOTIFY is work for every listening connection of the database, whatever its channel.
+A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
+connection of the database, whatever its channel.
 
-Wake-ups between processes: "run X has news". They are only hints; the log has the facts.
-
-A process sends its wake-ups after the commit, as all signals (see :mod:`bottega.db.signals`), and
-for many runs at a time.
+A wake-up tells other processes that a run has news. :class:`Notifier` sends wake-ups, and
+:class:`WakeupFeed` receives them. They are only hints; the log has the facts. A process sends its
+wake-ups after the commit, as all signals (see :mod:`bottega.db.signals`), for many runs at a time.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
 from bottega.db.signals import Notify
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 Connect = Callable[[], Awaitable[ListenSession]]
 
 
 class NotifyListener:
-    """Receiver of notifications, which it hands to the subscribers of their channel."""
+    """Receives notifications and hands them to the subscribers of their channel."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -51,7 +51,7 @@ class NotifyListener:
         self._changed.set()
 
     async def run(self) -> None:
-        """Listen until cancelled; reconnects by itself."""
+        """Listen until cancelled; connect again after a lost connection."""
         await keep_connected(self._connect, self._listen)
 
     async def _listen(self, connection: ListenSession) -> None:
@@ -96,7 +96,7 @@ async def keep_connected(
     use: Callable[[ListenSession], Awaitable[None]],
     longest_s: float = 5.0,
 ) -> None:
-    """Call ``use`` with a connection, and again with a new one when it is lost.
+    """Call ``use`` with a connection, and again with a new one when the connection is lost.
 
     Args:
         longest_s: longest pause between two tries, give or take half of it.
@@ -113,13 +113,13 @@ async def keep_connected(
         except Exception as error:
             if not is_transient(error):
                 raise
-            log.warning("events.reconnect", error=str(error) or repr(error))
+            logger.warning("events.reconnect", error=str(error) or repr(error))
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
         delay = min(delay * 2, longest_s)
 
 
 async def _close(connection: ListenSession) -> None:
-    """Close a connection; if this is cancelled, end it at once, so that nothing of it remains."""
+    """Close a connection; if the caller is cancelled, terminate it, so that nothing remains."""
     closing = asyncio.ensure_future(connection.close())
     try:
         await asyncio.shield(closing)
@@ -130,18 +130,18 @@ async def _close(connection: ListenSession) -> None:
 
 
 CHANNEL = "bottega_events"
-"""Channel for ids of runs that began, or have news after a silence."""
+"""Channel of wake-ups; the payload is the ids of runs that began, or have news after a silence."""
 AWAKE_S = 2.0
-"""Seconds for which subscribers poll a run after each of its events and notices."""
+"""Seconds for which subscribers poll a run after each of its events and wake-ups."""
 QUIET_S = 0.8
-"""Silence of a run, in seconds, after which its next event needs a notice.
+"""Silence of a run, in seconds, after which its next event needs a wake-up.
 
-It is shorter than ``AWAKE_S`` by more than the time until a worker knows that its step is stored.
+The difference to ``AWAKE_S`` is longer than a worker waits for the answer that its step is stored.
 """
 
 
 class Notifier:
-    """Sender of wake-ups. New ones during a send go with the next."""
+    """Sends wake-ups. Those that come during a send are sent together afterwards."""
 
     def __init__(self, pool: asyncpg.Pool, *, clock: Callable[[], float] = monotonic) -> None:
         self._pool = pool
@@ -158,9 +158,9 @@ class Notifier:
         self._notified.set()
 
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
-        """Notify of the start of a run, unless it was accepted only ``quiet_s`` seconds before.
+        """Notify of the start of a run, unless it was accepted a short time ago (``quiet_s``).
 
-        Its subscribers began after that, and so poll it still.
+        In that case subscribers still poll the run, because they began after its acceptance.
         """
         if quiet_s is None or quiet_s >= QUIET_S:
             self.wake(run_id)
@@ -168,7 +168,7 @@ class Notifier:
             self._awake[run_id] = self._clock() + QUIET_S
 
     def wrote(self, run_id: UUID) -> None:
-        """Notify of events or live text just stored, unless the run was not quiet before."""
+        """Notify of newly stored events or live text, if the run was quiet before."""
         now = self._clock()
         if self._awake.get(run_id, now) <= now:
             self.wake(run_id)
@@ -182,7 +182,7 @@ class Notifier:
             self._sent.clear()
 
     async def run(self) -> None:
-        """Send until cancelled; a failed notice goes with the next."""
+        """Send until cancelled; failed wake-ups are sent again with the next."""
         while True:
             if not self._pending:
                 await self._notified.wait()
@@ -192,7 +192,7 @@ class Notifier:
             self._sent.set()
             now = self._clock()
             self._awake = {run: until for run, until in self._awake.items() if until > now}
-            # To batch wake-ups, since each makes every listening process read.
+            # Collect wake-ups, because each makes every listening process read.
             await asyncio.sleep(0.01)
 
     async def _send(self) -> None:
@@ -209,10 +209,10 @@ class Notifier:
 
 
 class WakeupFeed:
-    """Receiver of wake-ups, which it hands to the watchers of the run in this process.
+    """Receives wake-ups and hands them to the watchers of the run in this process.
 
     Attributes:
-        handed_over: a new process accepts what comes now; this one finishes what it has.
+        handed_over: a new process accepts new requests; this process only finishes its own.
     """
 
     def __init__(self, listener: NotifyListener) -> None:
@@ -220,12 +220,12 @@ class WakeupFeed:
         self._closed = asyncio.Event()
         self._resumable: set[Callable[[], None]] = set()
         self.handed_over = False
-        listener.subscribe(CHANNEL, self._on_notice)
+        listener.subscribe(CHANNEL, self._on_wakeup)
 
     def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call ``notify`` when a run may have news, until the function returned is called.
+        """Call ``notify`` when a run may have news; return the function that ends this.
 
-        Start by reading its log.
+        Read the run's log after this call, because earlier news cause no call.
         """
         self._watchers[run_id].append(notify)
 
@@ -247,7 +247,7 @@ class WakeupFeed:
 
     @contextmanager
     def resumable(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call ``end`` when a new process replaces this one: the client goes on there."""
+        """Call ``end`` when a new process replaces this one, so that the client goes on there."""
         self._resumable.add(end)
         try:
             if self.handed_over:
@@ -257,7 +257,7 @@ class WakeupFeed:
             self._resumable.discard(end)
 
     def hand_over(self) -> None:
-        """End the streams that go on in the process that replaces this one; others finish here."""
+        """End resumable streams, which go on in the new process; other streams finish here."""
         self.handed_over = True
         for end in list(self._resumable):
             end()
@@ -265,10 +265,10 @@ class WakeupFeed:
     def close(self) -> None:
         """Wake all watchers for the last time."""
         self._closed.set()
-        self._on_notice(None)
+        self._on_wakeup(None)
 
-    def _on_notice(self, payload: str | None) -> None:
-        if payload is None:  # notices may have been missed
+    def _on_wakeup(self, payload: str | None) -> None:
+        if payload is None:  # wake-ups may have been lost
             for run_id in list(self._watchers):
                 self._wake(run_id)
             return

@@ -1,8 +1,8 @@
 """The log of a run in the database: written by the worker that owns the run, read by all.
 
 A row holds consecutive events, one JSON object a line. A line has no ``seq``, ``at`` and
-``run_id``: its row gives them. ``type`` comes first, ``data`` last, and what is ``None`` is left
-out. So a reader can take a line apart without parsing ``data``.
+``run_id``, because its row has them. In a line, ``type`` comes first and ``data`` last, so that a
+reader can split the line without parsing ``data``. Fields that are ``None`` are left out.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ STEP_EVENTS = 100
 
 _KEYS = ("type", "task_id", "parent_task_id", "agent", "depth", "data")
 _DATA = ',"data":'
-"""The place in a line where its data begin: in a string before it, the quotes are escaped."""
+"""Text before the data in a line. Strings in the line before cannot have it: quotes are escaped."""
 _MAX_DEPTH = 100
 _TOO_DEEP = "(nested too deeply to be stored)"
 
@@ -41,11 +41,11 @@ class Step(NamedTuple):
 
     Attributes:
         attempt: the fence.
-        after: ``seq`` of the last event before it.
-        length: number of its events.
-        events: their lines.
+        after: ``seq`` of the last event before the step.
+        length: number of the step's events.
+        events: lines of the events.
         tasks, interrupts, publications, outcome: JSON.
-        session: of the run.
+        session: the run's session.
     """
 
     tenant_id: UUID
@@ -79,8 +79,8 @@ class Step(NamedTuple):
         """Encode a step.
 
         Args:
-            known: redacts secrets. External text is clean already; this is for other text, such as
-                a model server's error that quotes its key.
+            known: redacts secrets. Texts from outside are clean already; this cleans other texts,
+                such as a model server's error that quotes the key.
         """
         return cls(
             tenant_id,
@@ -146,11 +146,10 @@ def _id(value: str | None) -> UUID | None:
 
 
 def encoded(value: Any, known: Redactor) -> str:
-    """Encode as JSON, replacing what ``jsonb`` or our decoder cannot hold, and secrets.
+    """Encode as JSON; replace secrets, and what ``jsonb`` or our decoder cannot hold.
 
     ``jsonb`` holds neither NUL nor lone surrogates, and our decoder refuses deep nesting. The API
-    refuses them in users' input. Here they can only come from a model or a tool, and must not fail
-    the run.
+    refuses these in users' input, so they come from a model or a tool, and must not fail the run.
     """
     encoded = _storable_json(value) or _json(storable(value))
     text = encoded.decode()
@@ -201,12 +200,13 @@ def storable(value: Any, depth: int = 0) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-# Without a limit of rows: the planner expects few of a run, and would sort all that are left.
+# Has no LIMIT: the planner expects few rows of a run, so it would read and sort all later ones.
 _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
 WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 AND last_seq <= $4 ORDER BY last_seq
 """
-# An event's step is the last seq of its row: at least its own, and less than STEP_EVENTS above it.
+# An event's step is the last seq of its row: at least the event's seq, and less than STEP_EVENTS
+# above it.
 _PAGE = f"""
 SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent,
        with_answer(e.tenant_id, e.run_id, e.type, e.body) AS data
@@ -257,7 +257,7 @@ async def read_all(
     """Return the whole log, in order. Waits while the database is away.
 
     Args:
-        on: see :func:`acting_as`; who has a transaction must not wait for a second connection.
+        on: see :func:`acting_as`. A caller in a transaction must not wait for another connection.
     """
     events: list[Event] = []
     after = 0
@@ -278,13 +278,13 @@ async def read_all(
 
 
 async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
-    """Store steps of different runs in one transaction; answer each. Safe to repeat.
+    """Store steps of different runs in one transaction. Safe to repeat.
 
     Returns:
-        For each ``stored``, ``due`` (it ended a run, and its tenant has due ones), ``repeated``
-        (it was stored before), ``refused`` (the run belongs to a newer attempt, or is over),
-        ``pending`` (it would complete a run for which a message or its cancellation waits) or
-        ``busy`` (send it alone; then it waits for the run's locks).
+        An answer for each step: ``stored``, ``due`` (it ended a run, and the tenant has due runs),
+        ``repeated`` (it was stored before), ``refused`` (the run belongs to a newer attempt, or is
+        over), ``pending`` (it would complete a run that has an unread message or a requested
+        cancellation) or ``busy`` (send it alone, so that it waits for the run's locks).
     """
     columns = map(list, zip(*steps, strict=True))
     answers: list[str] = await pool.fetchval(_APPEND, *columns)
@@ -294,7 +294,7 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
 async def append_step(
     pool: asyncpg.Pool, step: Step, turn: AbstractAsyncContextManager[None] | None = None
 ) -> bool:
-    """Store one step; return whether its tenant's due runs may be claimed now.
+    """Store one step; return false if its tenant has no due runs that may be claimed now.
 
     Waits while its rows are locked, and while the database is away.
 
@@ -303,7 +303,8 @@ async def append_step(
 
     Raises:
         FencedError: the run belongs to a newer attempt, or is over.
-        PendingRequestError: it completes a run for which a message or its cancellation waits.
+        PendingRequestError: the step would complete a run that has an unread message or a
+            requested cancellation.
     """
 
     async def ask() -> list[str]:
@@ -326,7 +327,7 @@ def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
 
 
 SHOW_AFTER_S = 0.08
-"""Longest time for which an event waits for the next step, so that people see it."""
+"""Longest time for which an event waits for the next step before subscribers see it."""
 
 _GROUP_STEPS = 50
 _GROUP_CHARACTERS = 1024 * 1024
@@ -342,9 +343,9 @@ class _Waiting(NamedTuple):
 
 
 class StepWriter:
-    """The writer of the steps of all runs of a worker: those that are ready together share a group.
+    """Writes the steps of all runs of a worker. Steps that are ready together share a group.
 
-    A group is stored by one call of SQL's ``append_steps``, which fences each step by itself. A
+    One call of the SQL function ``append_steps`` stores a group; it fences each step separately. A
     step that cannot be stored with others is sent alone, so that it neither fails nor delays them.
     """
 
@@ -359,15 +360,15 @@ class StepWriter:
         self._show_at: asyncio.TimerHandle | None = None
 
     async def store(self, step: Step) -> bool:
-        """Store a step, in a group if others are ready too. At most one of each run at a time.
+        """Store a step, in a group if others are ready too. A run may store one step at a time.
 
         Returns:
-            Whether due runs of its tenant may be claimed now, since it ended one.
+            False if the tenant has no due runs that may be claimed now.
 
         Raises:
             FencedError: the run belongs to a newer attempt, or is over.
-            PendingRequestError: the step completes a run for which a message or its
-                cancellation waits.
+            PendingRequestError: the step would complete a run that has an unread message or a
+                requested cancellation.
             DatabaseAwayError: the database was away for too long.
         """
         loop, began = asyncio.get_running_loop(), monotonic()
@@ -417,7 +418,7 @@ class StepWriter:
             self._begin()
 
     async def _send_again(self, group: list[_Waiting]) -> None:
-        """Repeat a group while the database is away: it is unknown if it was stored."""
+        """Repeat a group while the database is away, because the group may not have been stored."""
         steps = [each.step for each in group]
 
         async def send() -> list[str]:
@@ -458,7 +459,7 @@ class StepWriter:
                 waiting.stored.set_result(others_due)
 
     def show_later(self, show: Callable[[], None]) -> None:
-        """Call ``show`` within :data:`SHOW_AFTER_S`, together with those of other runs."""
+        """Call ``show`` within :data:`SHOW_AFTER_S`, together with the functions of other runs."""
         self._unshown[show] = monotonic()
         if self._show_at is None:
             self._show_at = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)

@@ -1,9 +1,9 @@
 """Reading runs' logs and live text for their subscribers, many runs with one query.
 
-A text stands in a log once, and other events refer to its place: ``agent.completed`` refers by
-``answer_seq`` to the ``llm.completed`` with the same text, and the end of a sub-agent's call or
-task to its ``agent.completed``. Clients get the text with each of them: it is copied as JSON,
-without decoding.
+A log has each text only once, and other events refer to it: by ``answer_seq``, ``agent.completed``
+refers to the ``llm.completed`` with the text, and the end of a sub-agent's call or task refers to
+its ``agent.completed``. Clients get the text in each of these events. It is copied as JSON, without
+decoding.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ LogRow = dict[str, Any]
 
 
 def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
-    """Add the texts to rows of one run that refer to others of them, in order.
+    """Add texts to the rows of one run that refer to another one of these rows.
 
     Returns:
-        The rows whose text is elsewhere, each with the ``seq`` of its event.
+        The rows whose text is not in these rows, each with the ``seq`` of the event that has it.
     """
     by_seq: dict[int, LogRow] = {}
     missing = []
@@ -91,15 +91,15 @@ async def fill_from(
     run_bytes: int,
     total_bytes: int,
 ) -> dict[UUID, int]:
-    """Add the texts that are elsewhere in the logs of a tenant's runs, up to some size.
+    """Add texts from other events of the logs of a tenant's runs, up to some size.
 
     Args:
-        missing: run, row, and ``seq`` of the event with its text.
-        run_bytes: texts of a run with so many bytes are enough, but one is read.
-        total_bytes: likewise for all runs together.
+        missing: run, row, and ``seq`` of the event that has the row's text.
+        run_bytes: read no more texts of a run after so many bytes; at least one text is read.
+        total_bytes: read no more texts of all runs after so many bytes; at least one is read.
 
     Returns:
-        The runs with texts still missing; of each, the ``seq`` of the first row without its text.
+        The ``seq`` of the first row that still lacks its text, by run.
     """
     asked = missing[:_MOST]
     runs, seqs = [run for run, _, _ in asked], [seq for _, _, seq in asked]
@@ -131,11 +131,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunCursor:
-    """A run at the start of watching.
+    """The state of a run when a client begins to watch it.
 
     Attributes:
-        over: its event ``last_seq`` is the final one.
-        waits: it waits for people.
+        over: the event ``last_seq`` is the run's final event.
+        waits: the run waits for people.
     """
 
     tenant_id: UUID
@@ -150,9 +150,9 @@ class NewEvents:
     """A run's events after a place.
 
     Attributes:
-        after: that place.
-        rows: in order; their ``data`` is JSON.
-        more: whether there may be more of them.
+        after: ``seq`` of the event before ``rows``.
+        rows: events in order; their ``data`` is JSON.
+        more: whether there may be more events.
         gone: whether the run was deleted.
     """
 
@@ -189,7 +189,7 @@ def _size(step: Row) -> int:
 
 
 class LogReader:
-    """The queries of streams.
+    """Queries for the streams of runs.
 
     Args:
         closed: set when this process is about to stop.
@@ -213,7 +213,7 @@ class LogReader:
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
         """Return the events of each run after its place.
 
-        The size is bounded; the last runs may get less than they have, and then have ``more``.
+        The total size is bounded, so that the last runs may get only a part; it then has ``more``.
         """
         found = [NewEvents(after) for _, after in places]
         total = 0
@@ -250,7 +250,7 @@ class LogReader:
             new.bound(left.get(run.run_id))
 
     async def page(self, run: RunCursor, after: int) -> Sequence[Row]:
-        """Return a page of a run's events; none if it was deleted, or if this process stops.
+        """Return a page of a run's events; an empty one if the run was deleted or this stops.
 
         Waits while the database is away.
         """
@@ -270,7 +270,7 @@ class LogReader:
         return rows
 
     async def text(self, places: Sequence[tuple[RunCursor, int]]) -> list[list[Row]]:
-        """Return pieces of live text of each run, after the given ids."""
+        """Return the pieces of live text of each run that follow the given ids."""
         most = min(500, 5000 // len(places) + 1)
         found: list[list[Row]] = [[] for _ in places]
         for row in await self._pool.fetch(

@@ -1,17 +1,16 @@
-"""The newest events of each watched run, read from its log once for all its subscribers.
+"""Streams of watched runs: newest events, read from a run's log once for all its subscribers.
 
-A subscriber is only a cursor, a ``seq``. It takes newer events from the run's tail. If the tail no
-longer reaches back far enough (the subscriber came late or reads slowly), it reads pages from the
-log until it has caught up. So no subscriber delays another, and a slow one costs no memory.
-
-Live text of model calls, and progress of calls of MCP tools, are here as far as this process has
-received them.
+A subscriber is only a cursor, a ``seq``. It takes newer events from the run's stream, which keeps
+the newest ones in memory. A subscriber that came late or reads slowly may need older events; it
+reads pages from the log until it has caught up. So no subscriber delays another, and a slow one
+costs no memory. A stream also has the live text of model calls, and the progress of calls of MCP
+tools, as far as this process has received them.
 
 One loop reads the logs of all watched runs of a process, with one query. A run is *awake* for some
-seconds after each of its events and notices. Runs that are awake are read every few milliseconds,
-less often the more of them wait for a model or show a model's text; the others every few seconds,
-in case a notice was lost. At a notice its run alone is read. Workers send notices only for runs
-that may not be awake (:class:`bottega.events.listener.Notifier`).
+seconds after each of its events and wake-ups. Runs that are awake are read every few milliseconds,
+but less often if many of them wait for a model or show a model's text. Other runs are read every
+few seconds, in case a wake-up was lost. At a wake-up, only its run is read. Workers send wake-ups
+only for runs that may not be awake (:class:`bottega.events.listener.Notifier`).
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
 from bottega.events.types import EventType, LlmStarted, is_repeated
 
 MAX_CHARACTERS = 500_000
-"""Limit for all open calls of a run; the rest is shown with the complete answer."""
+"""Limit of live text for all open calls of a run; the complete answers have the rest."""
 
 _TEXT_ENDS = frozenset(
     [
@@ -51,9 +50,9 @@ _TEXT_ENDS = frozenset(
 
 @dataclass(slots=True, eq=False)
 class PartialCompletion:
-    """The live text of one model call; ``is_async``: of an asynchronous task.
+    """The live text of one model call; ``is_async``: the call belongs to an asynchronous task.
 
-    Text that replaces other text is a new object.
+    If a try fails, the text of the next try is a new object.
     """
 
     run_id: UUID
@@ -69,7 +68,7 @@ class PartialCompletion:
     _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
 
     def is_of(self, row: Row) -> bool:
-        """Return true if a row of text belongs to this call."""
+        """Return true if a row of live text belongs to this call."""
         return bool(self.call == row["call"] and self.attempt == row["attempt"])
 
     def same_call(self, other: "PartialCompletion") -> bool:
@@ -77,7 +76,7 @@ class PartialCompletion:
         return (self.call, self.attempt) == (other.call, other.attempt)
 
     def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
-        """Return the text from ``offset`` on; encoded once for all subscribers at that offset."""
+        """Return a frame of the text from ``offset`` on; subscribers at equal offsets share it."""
         assert self.at is not None
         end = len(self.text)
         known = self._frames.get(kind)
@@ -110,7 +109,7 @@ class PartialCompletions:
         self._open: dict[UUID | None, PartialCompletion] = {}
 
     def open(self) -> Iterable[PartialCompletion]:
-        """Return those with text."""
+        """Return the open calls that have text."""
         return [call for call in self._open.values() if call.at is not None]
 
     @property
@@ -141,17 +140,17 @@ class PartialCompletions:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the newest such event of each task whose events were not seen in order."""
+        """Process the newest event about model calls of each task whose events were not seen."""
         for row in rows:
             if row["task_id"] not in self._open:
                 self.see(row)
 
     def covers(self, rows: Iterable[Row]) -> bool:
-        """Return true if all rows of text belong to open calls."""
+        """Return true if all rows of live text belong to open calls."""
         return all((call := self._open.get(row["task_id"])) and call.is_of(row) for row in rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
-        """Add rows of text, in order. Text of closed calls and older tries is dropped."""
+        """Add rows of live text, in order. Text of closed calls and older tries is dropped."""
         room = MAX_CHARACTERS - sum(len(call.text) for call in self._open.values())
         for row in rows:
             call = self._open.get(row["task_id"])
@@ -182,7 +181,7 @@ class PartialCompletions:
 
 
 _MARK = "__"
-"""Part of the names of all MCP tools; the calls of no others report progress."""
+"""Part of the names of all MCP tools. Calls of other tools report no progress."""
 _CALL_ENDS = frozenset([EventType.TOOL_COMPLETED, EventType.TOOL_FAILED])
 Key = tuple[UUID | None, str]
 
@@ -230,7 +229,7 @@ class OpenToolCalls:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the starts of the calls under way, whose events were not seen in order."""
+        """Process the starts of open calls whose events were not seen."""
         for row in rows:
             if row["type"] == EventType.TOOL_STARTED:
                 self.see(row)
@@ -240,7 +239,7 @@ class OpenToolCalls:
         return all((row["task_id"], row["tool_call_id"]) in self._open for row in rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
-        """Add reports, in order. Those of closed calls are dropped."""
+        """Add reports, in order. Reports of closed calls are dropped."""
         newest = {(row["task_id"], row["tool_call_id"]): row for row in rows}
         for key, row in newest.items():
             if (call := self._open.get(key)) is not None:
@@ -263,22 +262,22 @@ _BATCH = 100
 
 
 class RunStream:
-    """The open end of a watched run's log.
+    """The newest events and live text of a watched run.
 
     Attributes:
         last: ``seq`` of the newest event read.
         over: whether that event is the final one.
         gone: whether the run was deleted.
         closed: set when this process is about to stop.
-        changed: set, and replaced by a new event, at every change here.
+        changed: set, and replaced by a new ``asyncio.Event``, at every change of the stream.
         watchers: number of subscribers.
-        completions: live text of the model calls under way, in step with the events here.
-        tool_calls: progress of the MCP tools' calls under way, in step as well.
+        completions: live text of the model calls that are open after the event ``last``.
+        tool_calls: progress of the MCP tools' calls that are open after the event ``last``.
         text_id: id of the newest piece of live text added.
         text_at: time from which the next live text is read.
         text_seen_at: time when live text was last read.
-        event_at: time of the newest event, or notice of one, here.
-        unwatch: ends the notices about this run.
+        event_at: time when this process got the newest event or wake-up.
+        unwatch: ends the wake-ups about this run.
     """
 
     def __init__(self, reader: LogReader, cursor: RunCursor, after: int) -> None:
@@ -313,7 +312,7 @@ class RunStream:
     def since(self, after: int) -> list[Frame] | None:
         """Return some events after ``after``; ``None``: they are only in the log."""
         if self._failure is not None:
-            # Many subscribers raise it; each would add to its traceback without this.
+            # Many subscribers raise this error; without a reset, each lengthens its traceback.
             raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
@@ -323,8 +322,8 @@ class RunStream:
     async def page(self, after: int) -> list[Frame]:
         """Return events after ``after`` from the log, at most a page.
 
-        Subscribers at the same place share one query. Waits while the database is away; returns
-        nothing when this process is about to stop.
+        Subscribers with an equal ``after`` share one query. Waits while the database is away.
+        Returns an empty list when this process is about to stop.
         """
         reading = self._pages.get(after)
         if reading is None:
@@ -334,12 +333,12 @@ class RunStream:
 
     async def _read_page(self, after: int) -> list[Frame]:
         rows = await self._reader.page(self.cursor, after)
-        if not (rows or self.closed.is_set()):  # but there were events after it
+        if not (rows or self.closed.is_set()):  # the run has newer events, so it was deleted
             self._forget()
         return [of_row(self.cursor.run_id, row) for row in rows]
 
     def take(self, new: NewEvents) -> None:
-        """Add events that follow the newest one here."""
+        """Add events that follow the event ``last``."""
         self._is_behind = new.more
         if new.gone:
             self._forget()
@@ -351,7 +350,7 @@ class RunStream:
             self.wake()
 
     def fail(self, error: Exception) -> None:
-        """End with an error, which is raised for each subscriber."""
+        """End the stream with an error, which each subscriber raises."""
         self._failure, self._failed_at = error, error.__traceback__
         self.wake()
 
@@ -366,21 +365,21 @@ class RunStream:
 
     @property
     def may_have_text(self) -> bool:
-        """True if a model call or an MCP tool's is under way, as far as is known."""
+        """True if calls of models or of MCP tools are under way, or if that is not known yet."""
         any_open = self.completions.any_open or self.tool_calls.any_open
         return not self._has_calls or any_open
 
     def shows_text(self, since: float) -> bool:
-        """Return true if the text of a model call under way was read after a time."""
+        """Return true if text of an open model call was read after the time ``since``."""
         return self.text_seen_at > since and self.completions.any_open
 
     def add_text(self, rows: list[Row]) -> None:
-        """Add live text rows of the run, in order; :meth:`show_text` uses them."""
+        """Add rows of live text, in order; :meth:`show_text` shows them."""
         self._text += rows
         self.text_id = rows[-1]["id"]
 
     async def show_text(self) -> None:
-        """Show the added text, if all events before it were read."""
+        """Show the added text to subscribers, if all events before it were read."""
         if not self._text or self._is_behind or self.ended:
             return
         text = [row for row in self._text if row["tool_call_id"] is None]
@@ -415,7 +414,7 @@ class RunStream:
 
 
 HEARTBEAT_S = 15.0
-"""Longest silence on a stream: below the 30 to 60 s after which proxies close idle ones."""
+"""Longest silence on a stream. Proxies close idle connections after 30 to 60 s."""
 
 
 class Subscriber:
@@ -426,13 +425,13 @@ class Subscriber:
 
     Attributes:
         place: all events up to this ``seq`` were returned or filtered out.
-        stopped: no more is returned, even if there is more.
+        stopped: no more events are returned, even if there are some.
     """
 
-    def __init__(self, tail: RunStream, after: int, only: Filter) -> None:
+    def __init__(self, stream: RunStream, after: int, only: Filter) -> None:
         self.place = after
         self.stopped = False
-        self._tail = tail
+        self._stream = stream
         self._only = only
         self._sent: dict[UUID | None, tuple[PartialCompletion, int]] = {}
         self._reported: dict[Key, int] = {}
@@ -440,28 +439,28 @@ class Subscriber:
 
     @property
     def finished(self) -> bool:
-        """True if a final event was returned, or the run is over and there is none to return."""
-        return self._ended or (self._tail.over and self.place >= self._tail.last)
+        """True if the final event was returned, or an ended run has no more events."""
+        return self._ended or (self._stream.over and self.place >= self._stream.last)
 
     @property
     def orphaned(self) -> bool:
-        """True if the run was deleted: a client need not reconnect."""
-        return self._tail.gone
+        """True if the run was deleted, so that a client need not reconnect."""
+        return self._stream.gone
 
     def stop(self) -> None:
         """Return no more events from now on."""
         self.stopped = True
-        self._tail.wake()
+        self._stream.wake()
 
     async def next(self) -> list[Frame] | None:
-        """Return the next frames; none: a heartbeat is due; ``None``: no more will follow."""
-        tail = self._tail
+        """Return the next frames; an empty list: send a heartbeat; ``None``: the stream is over."""
+        stream = self._stream
         due = monotonic() + HEARTBEAT_S
-        while not (tail.closed.is_set() or tail.gone or self.stopped):
-            changed = tail.changed
-            found = tail.since(self.place)
+        while not (stream.closed.is_set() or stream.gone or self.stopped):
+            changed = stream.changed
+            found = stream.since(self.place)
             if found is None:
-                found = await tail.page(self.place)
+                found = await stream.page(self.place)
             if self._ended:
                 return None
             if found:
@@ -480,7 +479,7 @@ class Subscriber:
         return None
 
     def _until_final(self, found: list[Frame]) -> list[Frame]:
-        """Return frames up to the first final event; a batch that was retried goes on behind it."""
+        """Return frames up to the first final event; a retried batch has more events after it."""
         for number, frame in enumerate(found, 1):
             if frame.is_final:
                 self._ended = True
@@ -490,14 +489,14 @@ class Subscriber:
     def _text(self) -> list[Frame]:
         """Return new live text, if all earlier events were returned.
 
-        After a page from the log, the subscriber may be ahead of the tail, which then knows less
-        about the calls. It gets no text then.
+        After a page from the log, the subscriber may be ahead of the stream, which then does not
+        know all open calls. The subscriber gets no text in that case.
         """
-        if self.place > self._tail.last:
+        if self.place > self._stream.last:
             return []
         frames = []
         sent, self._sent = self._sent, {}
-        for call in self._tail.completions.open():
+        for call in self._stream.completions.open():
             kinds = self._only.kinds_of_text(call.agent, call.depth, is_async=call.is_async)
             if not kinds:
                 continue
@@ -511,12 +510,12 @@ class Subscriber:
         return frames
 
     def _progress(self) -> list[Frame]:
-        """Return the newest progress of each tool call, on the terms of :meth:`_text`."""
-        if self.place > self._tail.last:
+        """Return the newest progress of each tool call, if :meth:`_text` would return text."""
+        if self.place > self._stream.last:
             return []
         frames = []
         before, self._reported = self._reported, {}
-        for key, call, frame in self._tail.tool_calls.reported():
+        for key, call, frame in self._stream.tool_calls.reported():
             self._reported[key] = call.number
             if before.get(key, 0) < call.number and self._only.passes(frame):
                 frames.append(frame)
@@ -524,23 +523,24 @@ class Subscriber:
 
 
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
-"""Time between two reads of the runs that are awake: least and most, if they are quick."""
+"""Least and most time between two reads of the runs that are awake, if the reads are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
-"""Shortest time between two reads of a run's live text, after one with text and one without."""
+"""Least time between two reads of a run's live text: after a read with text, and without."""
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 def pause_of(awake: int, quiet: int, streaming: int) -> float:
     """Return the seconds between two reads of the runs that are awake.
 
     Args:
-        quiet: of them, those without a new event for a moment.
-        streaming: of them, those whose model's text comes in: it is read less often, and an event
-            follows only at its end.
+        awake: number of runs that are awake.
+        quiet: number of those that have had no new event for a moment.
+        streaming: number of those that receive a model's text. They may be read less often, because
+            their next event follows only at the text's end.
     """
     text_s = (TEXT_S - POLL_S) * streaming / max(1, awake)
     return min(LONGEST_POLL_S, POLL_S + text_s + quiet * _PER_QUIET_S)
@@ -550,7 +550,7 @@ class RunStreams:
     """The streams by run.
 
     Args:
-        poll_s: longest delay of an event by a lost notice, in seconds.
+        poll_s: longest delay of an event by a lost wake-up, in seconds.
     """
 
     def __init__(
@@ -567,7 +567,7 @@ class RunStreams:
         self._clock = clock
         self._streams: dict[tuple[UUID, UUID], RunStream] = {}
         self._awake: dict[RunStream, float] = {}
-        self._noticed: dict[RunStream, None] = {}
+        self._with_news: dict[RunStream, None] = {}
         self._news = asyncio.Event()
         self._awake_at = 0.0
         self._all_at = 0.0
@@ -591,13 +591,13 @@ class RunStreams:
 
     @contextmanager
     def watching(self, cursor: RunCursor, after: int) -> Iterator[RunStream]:
-        """Yield the run's stream, which lives as long as it has subscribers."""
+        """Yield the run's stream, which exists as long as it has subscribers."""
         key = cursor.tenant_id, cursor.run_id
         stream = self._streams.get(key)
         if stream is None or (stream.over and not cursor.over):
             stream = self._streams[key] = RunStream(self._reader, cursor, after)
-            stream.unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_notice(stream))
-            self._on_notice(stream)
+            stream.unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_wakeup(stream))
+            self._on_wakeup(stream)
         stream.watchers += 1
         try:
             yield stream
@@ -607,10 +607,10 @@ class RunStreams:
                 if self._streams.get(key) is stream:
                     del self._streams[key]
                 self._awake.pop(stream, None)
-                self._noticed.pop(stream, None)
+                self._with_news.pop(stream, None)
                 stream.unwatch()
 
-    def _on_notice(self, stream: RunStream) -> None:
+    def _on_wakeup(self, stream: RunStream) -> None:
         stream.event_at = monotonic()
         if self._reader.closed.is_set():
             stream.wake()
@@ -622,11 +622,11 @@ class RunStreams:
         self._awake[stream] = monotonic() + AWAKE_S
 
     def _read_soon(self, stream: RunStream) -> None:
-        self._noticed[stream] = None
+        self._with_news[stream] = None
         self._news.set()
 
     async def run(self) -> None:
-        """Read until cancelled; if it is started again, it reads all."""
+        """Read until cancelled. A new start begins with all streams."""
         took_s = self._all_at = 0.0
         while True:
             await self._rest(took_s)
@@ -644,8 +644,8 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams to read; those awake for long enough are read for the last time."""
-        due, self._noticed = dict(self._noticed), {}
+        """Return the streams to read now; end the time awake of streams that are quiet."""
+        due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
             quiet = sum(stream.event_at < now - _QUIET_S for stream in self._awake)
@@ -660,7 +660,7 @@ class RunStreams:
     async def _read(self, due: Sequence[RunStream]) -> None:
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
-            await self._read_text(some)  # first: its calls' beginnings are in the log then
+            await self._read_text(some)  # before the log, which then has the calls' starts
             await self._read_logs(some)
             for stream in some:
                 try:
@@ -679,11 +679,11 @@ class RunStreams:
             if len(due) == 1:
                 due[0].fail(error)
                 return
-            for stream in due:  # keep the others' streams
+            for stream in due:  # only the streams that cause the error must fail
                 await self._read_logs([stream])
             return
         for stream, new in zip(due, found, strict=True):
-            if new.rows and stream.last >= stream.cursor.last_seq:  # not of its past
+            if new.rows and stream.last >= stream.cursor.last_seq:  # not events from before
                 latency_s = (self._clock() - new.rows[-1]["at"]).total_seconds()
                 metrics.wakeup_latency.observe(max(0.0, latency_s))
             stream.take(new)
@@ -694,7 +694,7 @@ class RunStreams:
             if stream.ended:
                 self._awake.pop(stream, None)
             elif new.more:
-                self._on_notice(stream)
+                self._on_wakeup(stream)
 
     async def _read_text(self, due: Sequence[RunStream]) -> None:
         now = monotonic()

@@ -1,8 +1,8 @@
 """Types of the events in a run's log, and their envelope. Pure.
 
-Data that several modules read or write are typed values. ``of`` knows which fields are optional,
-and their defaults. It copies no value and parses none, so that it may be called for each event of a
-running agent. A field that is absent is ``None``.
+Data that several modules read or write have a class here. Its method ``of`` knows the optional
+fields and their defaults; without a default, an absent field is ``None``. ``of`` neither copies nor
+parses values, so that it can be called for each event of a running agent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class RunStatus(StrEnum):
 UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
 MemoryMode = Literal["off", "read", "full"]
-"""Use of memory by a run: none, reading only, or reading and storing the run; least first."""
+"""Use of memory by a run: none, reading alone, or reading and storing the run; strictest first."""
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
 """Reasons of waits that stop the run's clock: for a person's decision, or the client's tools."""
@@ -97,7 +97,7 @@ FINAL_EVENT = {
 """The last event of a run, by its final status."""
 
 STATE = "server_state"
-"""Field of ``llm.completed`` for the model's server; clients never see it."""
+"""Field of ``llm.completed`` with state for the model's server; it is hidden from clients."""
 
 FINAL_EVENT_TYPES = frozenset(
     (
@@ -156,11 +156,11 @@ Data = Mapping[str, Any]
 """The data of an event, as it is stored."""
 
 _new = tuple.__new__
-"""Builds the tuples of frequent events in half the time of a call of their class."""
+"""Builds the tuples of frequent events; it takes half the time of a call of their class."""
 
 
 class EventError(NamedTuple):
-    """The ``error`` of a failed model call, agent or task; a text of a cancelled one."""
+    """The ``error`` of a failed model call, agent or task; a cancelled task only has a message."""
 
     code: str | None
     message: str | None
@@ -174,11 +174,11 @@ class EventError(NamedTuple):
 
 
 TOOL_ERROR = "tool_error"
-"""Type of an error that a tool does not tell from others."""
+"""Type of the error of a tool that gives its errors no type."""
 
 
 class ToolError(NamedTuple):
-    """The ``error`` of ``tool.failed``; ``status`` is that of HTTP."""
+    """The ``error`` of ``tool.failed``; ``status`` is an HTTP status."""
 
     type: str
     message: str
@@ -190,12 +190,12 @@ class ToolError(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The error as the event has it."""
+        """The error as JSON of the event."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class LlmStarted(NamedTuple):
-    """Data of ``llm.started``; ``beside``: in an asynchronous task."""
+    """Data of ``llm.started``; ``beside``: the call belongs to an asynchronous task."""
 
     call: int
     attempt: int
@@ -207,7 +207,7 @@ class LlmStarted(NamedTuple):
 
 
 class LlmCompleted(NamedTuple):
-    """Data of ``llm.completed``; ``state`` is the server's, as JSON."""
+    """Data of ``llm.completed``; ``state``: the model server's state, as JSON."""
 
     call: int
     message: Data
@@ -272,8 +272,8 @@ class ToolStarted(NamedTuple):
 class ToolEnded(NamedTuple):
     """Data of ``tool.completed`` and ``tool.failed``.
 
-    A sub-agent's result is not in it: ``answer_seq`` refers to the answer. ``parts`` are images
-    and other content, by reference; ``annotations`` are for the agent's publication.
+    The data of a sub-agent's call have no result: ``answer_seq`` refers to the answer. ``parts``
+    are images and other content, by reference; ``annotations`` are for the agent's publication.
     """
 
     call: int
@@ -332,7 +332,7 @@ class AgentFailed(NamedTuple):
 
 
 class MemoryPublished(NamedTuple):
-    """Data of ``memory.published``; without ``content``, the text is the agent's answer."""
+    """Data of ``memory.published``; ``content`` is ``None`` if the text is the agent's answer."""
 
     version: int
     content: str | None
@@ -348,7 +348,7 @@ class ContextReceived(NamedTuple):
 
     Attributes:
         content: ``None`` if ``answer_seq`` refers to it.
-        call, tool_call_id: of the failed call that it helps with.
+        call, tool_call_id: the failed call for which memory was recalled.
     """
 
     source: str
@@ -401,8 +401,8 @@ class SubagentDispatched(NamedTuple):
 
     Attributes:
         agent: ``None`` for a helper without a definition.
-        shared: the part of the metadata that the task reads too.
-        child_run_id: the run that does it; ``None``: its parent's.
+        shared: the part of the metadata that the task's agent can read.
+        child_run_id: the child run that does the task; ``None``: the task is done in this run.
     """
 
     agent: str | None
@@ -450,7 +450,7 @@ class SubagentEnded(NamedTuple):
 
     Attributes:
         output: ``None`` if ``answer_seq`` refers to it.
-        usage: of the child run that did the task.
+        usage: usage of the child run that did the task.
     """
 
     duration_ms: int
@@ -504,7 +504,7 @@ def llm_failed(
 
     Args:
         retry: number of the failed try, and milliseconds until the next one; ``None``: no other
-            follows.
+            try follows.
     """
     error = {"code": failure.code, "message": failure.detail}
     data: dict[str, Any] = {"call": call, "attempt": attempt, "error": error}

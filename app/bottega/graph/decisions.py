@@ -1,8 +1,8 @@
 """Decisions in a graph that runs by itself: which nodes run, and which edges are taken. Pure.
 
-:class:`GraphCourse` holds the states of a run's nodes and edges. Each new fact, a node's end, is
-given to it, and it returns what follows: decided edges, nodes that are skipped, nodes that may
-start. It needs neither database nor event loop; the engine, dry runs and tests call it.
+:class:`GraphCourse` holds the states of a run's nodes and edges. A caller reports each node's end,
+and gets the decisions that follow: decided edges, nodes that are skipped, nodes that may start. It
+needs neither database nor event loop; the engine, dry runs and tests call it.
 """
 
 from collections import defaultdict, deque
@@ -32,7 +32,7 @@ class NodeRule:
     """Part of a node that decisions need.
 
     Attributes:
-        agent: of a node of type ``agent``.
+        agent: name of the agent of a node of type ``agent``.
         needs_all: it starts only if all its incoming edges are taken, not any.
         goes_on: its failure does not end the run.
         is_router: its answer ``{"route": TARGET}`` takes one edge.
@@ -84,10 +84,10 @@ class GraphRules:
     """The nodes and edges of a graph, as decisions need them.
 
     Attributes:
-        nodes: by name, as defined.
-        incoming, outgoing: the edges of each node, as defined.
-        output: the node whose answer is the run's; ``None``: the sinks'.
-        is_plain: nothing is decided in it: each node runs once all its sources have answered.
+        nodes: nodes by name, in the order of the definition.
+        incoming, outgoing: the edges of each node, in the order of the definition.
+        output: the node whose answer is the run's; ``None``: the answers of the sinks are.
+        is_plain: the graph has no decisions: each node runs once all its sources have answered.
     """
 
     nodes: Mapping[str, NodeRule]
@@ -109,13 +109,13 @@ class GraphRules:
 
     @property
     def answering(self) -> Sequence[str]:
-        """The nodes whose answers are the run's: the chosen one, or the sinks."""
+        """The nodes whose answers are the run's: the node ``output``, or the sinks."""
         if self.output is not None:
             return (self.output,)
         return [name for name, edges in self.outgoing.items() if not edges]
 
     def below(self, name: str) -> Iterator[EdgeRule]:
-        """Yield the edges that lead on from a node, nearest first; each target once."""
+        """Yield the edges that are reached from a node, nearest first; each target once."""
         seen, waiting = {name}, deque([name])
         while waiting:
             for edge in self.outgoing[waiting.popleft()]:
@@ -126,7 +126,7 @@ class GraphRules:
 
 
 def is_plain(content: Mapping[str, Any]) -> bool:
-    """Return true for a definition that has nothing to decide, and only agents."""
+    """Return true for a definition without decisions, whose nodes are all agents."""
     return (
         content.get("output") is None
         and all(_NEW_IN_NODES.isdisjoint(node) for node in content["nodes"])
@@ -135,10 +135,10 @@ def is_plain(content: Mapping[str, Any]) -> bool:
 
 
 class NodeEnd(NamedTuple):
-    """The fact that a node has ended.
+    """The end of a node.
 
     Attributes:
-        output: its text.
+        output: text of its answer.
         output_json: its answer, parsed, if it has a schema.
     """
 
@@ -158,7 +158,7 @@ class EdgeDecided(NamedTuple):
 
 
 class NodeSkipped(NamedTuple):
-    """A node does not run; ``source`` is the node that decided it."""
+    """A node does not run; ``source`` is the node because of which it is skipped."""
 
     name: str
     reason: str
@@ -180,10 +180,10 @@ class GraphCourse:
 
     Attributes:
         about: the run's ``input``, a text, and ``metadata``, for conditions.
-        recorded: decisions of earlier attempts, which hold.
-        statuses: of nodes, by name.
-        taken: decided edges.
-        reasons: why nodes were skipped.
+        recorded: decisions on edges by earlier attempts, which stay valid.
+        statuses: statuses of nodes, by name.
+        taken: decided edges; true: taken.
+        reasons: reasons of skipped nodes, by name.
     """
 
     rules: GraphRules
@@ -237,7 +237,7 @@ class GraphCourse:
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
     def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
-        """Return if a node starts or is skipped; ``None``: it is known, or not yet."""
+        """Return whether a node starts or is skipped; ``None``: decided before, or not yet."""
         incoming = self.rules.incoming[name]
         found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
         if self.statuses[name] != "pending" or None in found:
@@ -302,14 +302,17 @@ def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
 
 
 def is_last_turn(until: Condition, end: NodeEnd) -> bool:
-    """Return true if a loop ends with a turn: it failed unnoticed, or the condition holds."""
+    """Return true if a turn of a loop is the last one, because the loop's condition holds.
+
+    A failed turn is also the last one, unless the condition reads ``status``.
+    """
     if end.is_failed and "status" not in named(until):
         return True
     return holds(until, lambda feature: feature_of(feature, end, {}))
 
 
 def route_schema(targets: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a router's answer. Models' servers take only objects."""
+    """Return the JSON Schema of a router's answer: an object, because models' servers need one."""
     route = {"type": "string", "enum": list(targets)}
     reason = {"type": "string", "description": "Why, in one sentence."}
     return {
@@ -327,7 +330,7 @@ def label_of(edge: Mapping[str, Any]) -> str | None:
 
 
 def note_of(node: Mapping[str, Any]) -> str | None:
-    """Return what a stored node runs, and how often, in words; ``None``: itself, once."""
+    """Return in words what a stored node runs, and how often; ``None``: only itself, once."""
     each, loop = node.get("for_each"), node.get("loop")
     words = [] if node.get("graph") is None else [f"graph {node['graph']}"]
     if each is not None:
@@ -366,7 +369,7 @@ def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
         outputs: the parsed output of each node that has one, ``run``, and ``item``, the element.
 
     Raises:
-        MissingArgumentError: a reference leads to nothing.
+        MissingArgumentError: a reference names a value that does not exist.
     """
     return {
         name: referred(value, outputs) if is_reference(value) else value
@@ -375,10 +378,10 @@ def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
 
 
 def referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
-    """Return the value that a reference ``from``, ``pointer`` leads to.
+    """Return the value that a reference with ``from`` and ``pointer`` names.
 
     Raises:
-        MissingArgumentError: it leads to nothing.
+        MissingArgumentError: the value does not exist.
     """
     node, pointer = reference["from"], reference.get("pointer", "")
     found = outputs.get(node)

@@ -1,8 +1,8 @@
-"""Publications of agents, and their form for a reader.
+"""Publications of agents, and their text for another agent's prompt.
 
-Tool results and messages become text for another agent's prompt. The inputs are plain text, or
-objects like the messages of ``bottega.agents`` (this layer does not import them). Rendering happens
-only when an edge's policy needs it.
+Tool results and messages are rendered as text. They are plain text already, or objects like the
+messages of ``bottega.agents`` (this layer does not import them). They are rendered only when an
+edge's policy needs it.
 """
 
 import json
@@ -102,7 +102,7 @@ class Publication:
 
     Attributes:
         content: the accepted final answer.
-        metadata: about it, of JSON values; no reader's prompt has it.
+        metadata: JSON values about the publication; no reader's prompt has them.
         version: 1 for the agent's first publication, plus one for each further one.
         tool_results: the query's tool results, as text or objects like tool results.
         messages: the query's messages without the final answer, as text or message-like objects.

@@ -28,10 +28,10 @@ from bottega.graph.publication import (
 
 
 def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
-    """Check that edges form no cycle, in time linear in their number.
+    """Check that edges form no cycle. The time is linear in their number.
 
     Raises:
-        CycleError: they do; the path begins with the cycle's last edge.
+        CycleError: they form one; the path begins with the cycle's last edge in the given order.
     """
     import networkx as nx
 
@@ -71,7 +71,7 @@ def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Published:
-    """A publication, and how readers of each policy see it."""
+    """A publication, with its item for readers of each policy."""
 
     publication: Publication
     items: dict[PropagationPolicy, MemoryItem] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class _Published:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An agent with its last publication, its own TTL, and the TTL in effect (``lifetime_s``)."""
+    """An agent with its last publication, its own TTL, and the TTL that applies, ``lifetime_s``."""
 
     ttl_s: float | None = None
     published: _Published | None = None
@@ -127,7 +127,7 @@ def mermaid(
 
     Args:
         labels: conditions of edges, in words.
-        notes: what nodes run, and how often.
+        notes: texts about nodes: what they run, and how often.
     """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
@@ -175,7 +175,7 @@ Source = tuple[Node, PropagationPolicy]
 
 
 class SharedMemoryGraph:
-    """A directed acyclic graph of agents that pass on their final answers, and the publications.
+    """A directed acyclic graph of agents that pass on their final answers, with the publications.
 
     Args:
         ttl_s: seconds until a publication expires; ``None``: never. A node's own ``ttl_s``
@@ -183,10 +183,11 @@ class SharedMemoryGraph:
         clock: source of the publications' times.
 
     Attributes:
-        labels, skipped: for drawings: conditions of edges, and why nodes were skipped.
-        notes: for drawings: what nodes run, and how often.
-        relays: nodes whose readers get what these nodes get, in place of their own answers.
-        received: what those nodes read that read from no other: what the graph itself got.
+        labels: conditions of edges in words, for drawings.
+        skipped: reasons of skipped nodes, for drawings.
+        notes: texts about nodes (what they run, and how often), for drawings.
+        relays: nodes that pass on what they read in place of their own answers.
+        received: items that the graph itself got; nodes without sources read them.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -197,7 +198,7 @@ class SharedMemoryGraph:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
         self._nodes: dict[str, Node] = {}
         self._lock = threading.RLock()
-        self._shares = False  # its structure is another graph's too: copy it before a change
+        self._shares = False  # true: another graph has this structure, too; copy before a change
         self.relays: frozenset[str] = frozenset()
         self.received: Sequence[MemoryItem] = ()
         self.labels: dict[tuple[str, str], str] = {}
@@ -208,8 +209,8 @@ class SharedMemoryGraph:
 
     @locked
     def without_publications(self) -> Self:
-        """Return a graph of the same structure, which nothing was published to; O(nodes)."""
-        self._ranks()  # once for all copies
+        """Return a graph with this structure and no publications; O(nodes)."""
+        self._ranks()  # now, so that the copies need not compute them
         new = copy(self)
         new._shares = self._shares = True
         new._nodes = {name: Node(node.ttl_s) for name, node in self._nodes.items()}
@@ -280,7 +281,7 @@ class SharedMemoryGraph:
     def _may_reach(self, start: str, goal: str) -> bool:
         if start not in self._nodes or goal not in self._nodes:
             return False
-        # If a graph is built along its edges, one of these is empty and no search is needed.
+        # If edges are added in their direction, one of these is empty, and no search is needed.
         if not self._graph.succ[start] or not self._graph.pred[goal]:
             return False
         import networkx as nx
@@ -341,8 +342,8 @@ class SharedMemoryGraph:
     def get_topological_order(self, ids: Iterable[str] | None = None) -> list[str]:
         """Return the agents, each after its ancestors; ties in the order of addition.
 
-        With ``ids``, filters the order of the whole graph: a subgraph would lose the dependencies
-        through other nodes. Unknown ids are dropped.
+        With ``ids``, the order of the whole graph is filtered, because a subgraph would lose the
+        dependencies through other nodes. Unknown ids are dropped.
         """
         order = self._ranks()
         if ids is None:
@@ -353,7 +354,7 @@ class SharedMemoryGraph:
     def _ranks(self) -> dict[str, int]:
         """Return each node's rank in the topological order; the dict has the same order.
 
-        Kahn's algorithm; of the free nodes it takes the one added first.
+        Uses Kahn's algorithm, which here takes the free node that was added first.
         """
         if self._rank is None:
             names = list(self._nodes)
@@ -388,9 +389,9 @@ class SharedMemoryGraph:
         """Publish an agent's answer to its readers; an unknown id adds the node.
 
         Args:
-            version: set it to repeat an old publication; it replaces an older version only.
+            version: version of a repeated publication, which replaces only older versions;
                 ``None``: the next version.
-            timestamp: of a repeated publication; ``None``: now.
+            timestamp: time of a repeated publication; ``None``: now.
             tool_results: tool results of the answered query; for edges with ``tool_results``.
             messages: messages of that query; for edges with ``full_history``.
         """
@@ -439,13 +440,13 @@ class SharedMemoryGraph:
 
     @locked
     def close_edge(self, src: str, dst: str) -> None:
-        """Let an edge pass nothing on; the order of the nodes stays."""
+        """Stop an edge from passing on answers; the order of the nodes stays."""
         self._closed |= {(src, dst)}
         self._sources.clear()
 
     @locked
     def withdraw(self, agent_id: str) -> None:
-        """Delete a node's publication, so that nobody reads it."""
+        """Delete a node's publication, so that no node reads it."""
         self._nodes[agent_id].put(None, self.ttl_s)
 
     def pull_for(self, agent_id: str, only: Collection[str] | None = None) -> list[MemoryItem]:
@@ -509,7 +510,7 @@ class SharedMemoryGraph:
         return sources
 
     def _read_by(self, agent_id: str) -> dict[str, PropagationPolicy]:
-        """Return the nodes that a node reads directly, in topological order, with the policies."""
+        """Return the policies of the nodes that a node reads directly, in topological order."""
         edges = self._graph.pred.get(agent_id, {})
         found: dict[str, PropagationPolicy] = {}
         for name in self.predecessors(agent_id):

@@ -1,9 +1,10 @@
 """SVG drawing of a graph that marks the agents with a publication.
 
-The columns are the waves in which the agents can run. An edge that skips columns goes round all
-boxes, on a track that it shares with the edges of its policy from its agent. Agents without edges
-stand in rows below. All lengths are px. The drawing has no background, follows the viewer's light
-or dark mode, and uses no ids, so a page can contain several drawings.
+Each column has the agents that can run at the same time, after those of the columns before. An edge
+that skips columns goes round all boxes, on a track; edges with equal source and policy share a
+track. Agents without edges stand in rows below. All lengths are in px. The drawing has no
+background, follows the viewer's light or dark mode, and uses no ids, so that a page can contain
+several drawings.
 """
 
 import re
@@ -139,7 +140,7 @@ def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Bo
 
 
 def _columns(digraph: "nx.DiGraph[int]") -> list[list[int]]:
-    """Return the waves, each box near the mean place of its neighbours (barycentre sweeps)."""
+    """Return the columns, each box near the mean place of its neighbours (barycentre sweeps)."""
     import networkx as nx
 
     columns = [sorted(column) for column in nx.topological_generations(digraph)]
@@ -177,7 +178,7 @@ def _edges(
     labels: Sequence[str],
     conditions: Mapping[tuple[int, int], str],
 ) -> Iterator[str]:
-    """Draw the edges; those of a box arrive in the order of the heights that they come from."""
+    """Draw the edges; at a box, they arrive in the order of the heights of their sources."""
     total, arrived = Counter(target for _, target, _ in edges), Counter[int]()
     for edge in sorted(edges, key=lambda edge: tracks.get(edge, boxes[edge[0]].middle)):
         source, target, policy = edge
@@ -270,7 +271,7 @@ def text_width(text: str) -> float:
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """Wrap ``text`` into lines, after separators where possible; very long ones into longer lines.
+    """Wrap ``text`` into lines, after separators where possible; a long text has longer lines.
 
     The joined lines equal ``text``.
     """

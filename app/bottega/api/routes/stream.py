@@ -234,8 +234,8 @@ async def _sse(
 ) -> AsyncIterator[bytes]:
     encoded = _named if query.event == "type" else _unnamed
     open_streams, wakeups = metrics.streams.labels("sse"), service.wakeups
-    with open_streams.track_inprogress(), service.streams.watching(cursor, after) as tail:
-        subscriber = Subscriber(tail, after, query.only)
+    with open_streams.track_inprogress(), service.streams.watching(cursor, after) as run_stream:
+        subscriber = Subscriber(run_stream, after, query.only)
         with (
             service.keys.watching(principal.identity, subscriber.stop),
             wakeups.resumable(subscriber.stop),

@@ -138,9 +138,12 @@ async def _watch(socket: WebSocket) -> None:
         return
     offered = SUBPROTOCOL in socket.scope["subprotocols"]
     open_streams = metrics.streams.labels("websocket")
-    with open_streams.track_inprogress(), service.streams.watching(cursor, query.after) as tail:
+    with (
+        open_streams.track_inprogress(),
+        service.streams.watching(cursor, query.after) as run_stream,
+    ):
         await socket.accept(SUBPROTOCOL if offered else None)
-        await _serve(socket, service, cursor, tail, query)
+        await _serve(socket, service, cursor, run_stream, query)
 
 
 def _refusal(error: Exception) -> Response:
@@ -158,10 +161,10 @@ def _refusal(error: Exception) -> Response:
 
 
 async def _serve(
-    socket: WebSocket, service: Service, cursor: RunCursor, tail: RunStream, query: WatchQuery
+    socket: WebSocket, service: Service, cursor: RunCursor, run_stream: RunStream, query: WatchQuery
 ) -> None:
     """Send events and read frames until the run is over or either side ends."""
-    subscriber = Subscriber(tail, query.after, query.only)
+    subscriber = Subscriber(run_stream, query.after, query.only)
     sending = _Sender(socket, subscriber, connections.SLOW_READER_S)
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [

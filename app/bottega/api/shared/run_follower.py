@@ -135,8 +135,8 @@ class RunFollower:
             return
         assert events.types is not None
         only = replace(events, types=events.types | {EventType.RUN_WAITING})
-        with service.streams.watching(cursor, self.place) as tail:
-            reader = Subscriber(tail, self.place, only)
+        with service.streams.watching(cursor, self.place) as run_stream:
+            reader = Subscriber(run_stream, self.place, only)
             with service.keys.watching(self._principal.identity, reader.stop):
                 while (frames := await reader.next()) is not None:
                     if not frames:
