@@ -1,4 +1,4 @@
-"""Start of a session of PostgreSQL, also with a pooler: its address, role, and tenants' limits."""
+"""Start of a session of PostgreSQL, directly or by a pooler: address, role, and tenants' limits."""
 
 import asyncio
 import socket
@@ -17,8 +17,8 @@ from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableErro
 class PooledSession(ListenSession):
     """A connection to a pooler, which may run each transaction in another session of the server.
 
-    So role and limits hold for a transaction each: they are set where it begins, in the same round
-    trip. A single statement becomes a transaction.
+    So role and limits are set at the beginning of each transaction, in the same round trip. A
+    single statement becomes a transaction.
 
     Attributes:
         set_up: statements that follow each ``BEGIN``.
@@ -36,7 +36,7 @@ class PooledSession(ListenSession):
             self.terminate()
             raise asyncpg.ReadOnlySQLTransactionError(str(error)) from error
         except BaseException:
-            self.terminate()  # it would begin later, once the pooler has a session for it
+            self.terminate()  # otherwise the transaction may begin later, when a session is free
             raise
 
     async def _do_execute(
@@ -47,7 +47,7 @@ class PooledSession(ListenSession):
 
     @asynccontextmanager
     async def _in_transaction(self, timeout: float | None) -> AsyncIterator[None]:
-        """Begin a transaction if there is none; the time limit includes the wait for a session."""
+        """Begin a transaction if there is none; ``timeout`` includes the wait for a session."""
         if self.is_in_transaction():
             yield
             return
@@ -56,12 +56,12 @@ class PooledSession(ListenSession):
 
 
 _CONNECT_S = 10.0
-"""For all servers of a URL together: each has its share, since one may never answer."""
+"""Time limit for all servers of a URL together. Each has a share, because one may never answer."""
 LONGEST_STATEMENT_S = 30.0
-"""Time limit of a statement of the engine: all are short, so a longer one hangs."""
+"""Time limit of a statement of the engine. All are short, so that a longer one must hang."""
 
 APP_ROLE = "bottega_app"
-"""Role without tables of its own; sees the rows of the tenant that a transaction names."""
+"""Role that owns no tables and sees only the rows of the tenant that a transaction names."""
 SYSTEM_ROLE = "bottega_system"
 """Role that sees all tenants, for the operator's commands."""
 
@@ -75,25 +75,25 @@ _MEANING = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # A plan made while a table was small must not read all of it once it has grown.
+    # A plan that was made while a table was small must not read the whole table after it has grown.
     "enable_seqscan": "off",
 }
-"""Settings that our statements depend on; a database or a login may have other defaults.
+"""Settings on which our statements depend; a database or a login may have other defaults.
 
-Time limits are ours: of each statement here, of some locks in SQL.
+The server's time limits are off, because the driver limits statements, and SQL limits some locks.
 """
 _SINCE_17 = {"transaction_timeout": "0"}
 _OF_SESSIONS = {"transaction_isolation": "default_transaction_isolation"}
-"""Names of settings that a session has under another one than its transactions."""
+"""Settings of transactions that a session knows by another name."""
 _OF_POOLED = {"bottega.tenant": "", "transaction_read_only": "off"}
-"""Set in a pooler's sessions: no stale tenant, and an error if the server became a standby."""
+"""Settings for a pooler's sessions: no stale tenant, and an error if the server is a standby."""
 _STATEMENTS = 100
 """Prepared statements that a session keeps: the driver's default."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
 _NOT_AS_ASKED = "BT010"
 """SQLSTATE of a session without its start-up parameters; the message is its role."""
 _ELSEWHERE = "BT011"
-"""SQLSTATE of a session in another database than asked for; the message is its name."""
+"""SQLSTATE of a session in another database than the address names; the message is its name."""
 _CHECK = f"""
 DO $$ BEGIN
     IF current_database()::text <> convert_from(decode('{{}}', 'hex'), 'UTF8') THEN
@@ -117,15 +117,15 @@ async def connect(
 ) -> ListenSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
-    Of several servers it takes the first that accepts writes, and begins with the one that did
-    last time. See :func:`open_database` for the errors.
+    If the address has several servers, the first that accepts writes is used. The one that was used
+    last is tried first. See :func:`open_database` for the errors.
 
     Args:
         conninfo: address in any form of libpq's, see :func:`bottega.db.conninfo.servers`.
-        role: role of the session; ``None``: that of the login.
+        role: role of the session; ``None``: the login's role.
         limits: see :class:`Database`.
         trust: state shared with other connections of the database.
-        pooled: the address is that of a pooler, see :class:`PooledSession`.
+        pooled: the address is a pooler's, see :class:`PooledSession`.
     """
     session, trust = _session(role, limits or {}), trust or Trust(Silence())
     listed = servers(conninfo)
@@ -142,7 +142,7 @@ async def connect(
         except (OSError, asyncpg.TargetServerAttributeNotMatched) as error:
             failures.append(error)
         except (ValueError, asyncpg.InterfaceError) as error:
-            # The driver's own sentence names the option; others may quote a value.
+            # The driver's own errors name the option; other errors may quote a secret value.
             is_own = isinstance(error, asyncpg.ClientConfigurationError)
             reason = str(error).splitlines()[0] if is_own else type(error).__name__
             raise InvalidInputError(
@@ -164,7 +164,7 @@ async def _connect_one(
     trust: Trust,
     pooled: bool,
 ) -> ListenSession:
-    # A pooler answers for its server itself.
+    # A pooler itself is neither primary nor standby.
     target = server.target or ("any" if pooled else "primary")
     connection: ListenSession = await asyncpg.connect(
         **server.arguments(),
@@ -206,7 +206,7 @@ async def check_same(url: str, pooler: str) -> None:
     """Check that a pooler leads to the database at ``url``.
 
     Raises:
-        UnavailableError: it does not, or one of them cannot be reached.
+        UnavailableError: it leads elsewhere, or pooler or database cannot be reached.
     """
     found = []
     for each, pooled in ((url, False), (pooler, True)):
@@ -215,7 +215,7 @@ async def check_same(url: str, pooler: str) -> None:
             found.append(await connection.fetchrow(_WHICH))
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             raise UnavailableError(
-                f"the pooler at DATABASE_URL does not give us the database ({error!r}): check its "
+                f"the pooler at DATABASE_URL cannot reach the database ({error!r}): check its "
                 "configuration and its login's roles",
                 code="database_unavailable",
             ) from error
@@ -238,8 +238,8 @@ def _reason(error: Exception) -> str:
 def _advice(error: Exception) -> str:
     if "unsupported startup parameter" in str(error):  # PgBouncer's words
         return (
-            "this is the address of PgBouncer. Give it in DATABASE_URL, and that of PostgreSQL "
-            "itself in BOTTEGA_LISTEN_URL"
+            "this is the address of PgBouncer. Set DATABASE_URL to this address, and "
+            "BOTTEGA_LISTEN_URL to the address of PostgreSQL itself"
         )
     match error:
         case asyncpg.InvalidCatalogNameError():
@@ -266,21 +266,21 @@ async def _check_session(
 ) -> None:
     """Check, in one round trip, that a new session took its start-up parameters.
 
-    The answer is an error or nothing. Statements with parameters or rows are prepared, and a
-    proxy that ignores start-up parameters may not support prepared statements.
+    The statement has no parameters and returns no rows, because the driver would prepare it
+    otherwise. A proxy that ignores start-up parameters may not support prepared statements.
 
     Args:
         asked: the result of :func:`_session`.
-        newer: what is set here, as older servers would refuse it as a start-up parameter.
-        database: name of the database that the address asks for.
+        newer: settings that are set here, because older servers refuse them as parameters.
+        database: name of the database in the address.
 
     Raises:
-        UnavailableError: ``startup_parameters_ignored``, or it is another database.
+        UnavailableError: ``startup_parameters_ignored``, or the session is in another database.
     """
     role = asked.get("role")
     settings = {name: value for name, value in asked.items() if name != "role"}
     found = [f"current_setting('{_OF_SESSIONS.get(name, name)}', true)" for name in settings]
-    wanted = [f"'{value}'" for value in settings.values()]  # ours, and numbers of the operator
+    wanted = [f"'{value}'" for value in settings.values()]  # only our texts, and numbers
     if role is not None:
         found.append("current_user::text")
         wanted.append(f"'{role}'")
@@ -311,7 +311,7 @@ async def _check_session(
 
 
 def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
-    """Return what holds in each transaction: role, limits, and what our statements mean."""
+    """Return the settings of each transaction: role, limits, and those of our statements."""
     set_ = {} if role is None else {"role": role}
     return (
         _MEANING
@@ -321,11 +321,11 @@ def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, st
 
 
 def _start_up(session: Mapping[str, str]) -> dict[str, str]:
-    """Return the same as start-up parameters, which need no round trip."""
+    """Return a session's settings as start-up parameters, which need no round trip."""
     return {_OF_SESSIONS.get(name, name): value for name, value in session.items()}
 
 
 def _set_up(session: Mapping[str, str]) -> str:
-    """Return the same as statements of a transaction, with those of a pooler's sessions."""
+    """Return the settings as statements of a transaction, with those for a pooler's sessions."""
     settings = {**session, **_OF_POOLED}
     return "".join(f"SET LOCAL {name} = '{value}';" for name, value in settings.items())

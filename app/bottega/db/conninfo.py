@@ -1,7 +1,7 @@
 """Addresses of PostgreSQL as libpq reads them: URLs, ``key=value`` pairs, services, ``PG…``.
 
-Each option of libpq has its effect here, or is refused by its name. No error quotes a value that
-may hold a password.
+Each option of libpq either has its effect here, or is refused with an error that names it. No error
+quotes a value that may hold a password.
 """
 
 import getpass
@@ -29,7 +29,7 @@ _VARIABLES = {
     "service": "PGSERVICE",
     "servicefile": "PGSERVICEFILE",
 }
-"""Options that are read here, and their variables; the driver reads those of its own options."""
+"""Options that are read here, with their variables; the driver reads the others' variables."""
 _FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
 _OF_DRIVER = frozenset(
     (
@@ -50,7 +50,7 @@ _LACKED = {
     "sslcompression": ("0",),
     "sslsni": ("1",),
 }
-"""Options without effect here, and their values that ask for none."""
+"""Options without effect here, and the values that need no effect."""
 _SYNONYMS = {"database": "dbname", "fallback_application_name": "application_name"}
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))(?=\s|$)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?")
@@ -64,7 +64,7 @@ class Server:
         host: name, address or folder of a socket; ``None``: sockets in the usual folders, then
             this machine.
         patience_s: longest wait for a connection; ``None``: not set.
-        target: kind of server that is asked for; ``None``: not set.
+        target: required kind of server (``target_session_attrs``); ``None``: not set.
         settings: start-up parameters.
         rest: options of TLS and Kerberos.
     """
@@ -102,7 +102,7 @@ def servers(conninfo: str) -> list[Server]:
     """Return the servers of an address, such as a primary and its standbys, in its order.
 
     Raises:
-        InvalidInputError: it is no address, or has an option that is unknown or without effect.
+        InvalidInputError: the text is no address, or has an option that is unknown here.
     """
     options = _from_url(conninfo) if "://" in conninfo else _from_pairs(conninfo)
     options = {name: value for name, value in options.items() if value}
@@ -145,7 +145,7 @@ def _from_url(url: str) -> dict[str, str]:
     scheme, rest = url.split("://", 1)
     if scheme.split("+")[0] not in ("postgresql", "postgres"):
         raise _invalid(f"must be a postgresql:// URL, not {scheme}://")
-    # As in libpq: a login ends at the first @ before the first slash, and may have a question mark.
+    # As in libpq, a login ends at the first @ before the first slash; it may have question marks.
     login, at, address = rest.partition("@")
     if not at or "/" in login:
         login, address = "", rest
@@ -156,8 +156,8 @@ def _from_url(url: str) -> dict[str, str]:
     for each in listed.split(","):
         if (match := _HOST.fullmatch(each)) is None or "@" in each:
             raise _invalid(
-                "has a host that is none: write @, :, / and % in a user or password as %40, %3A, "
-                "%2F and %25, and an IPv6 address in brackets"
+                "has a host that is not valid: write @, :, / and % in a user or password as %40, "
+                "%3A, %2F and %25, and an IPv6 address in brackets"
             )
         hosts.append(_decoded(match[1].strip("[]"), "a host"))
         ports.append(match[2] or "")
@@ -274,7 +274,7 @@ def _each(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def _patience(options: Mapping[str, str]) -> float | None:
-    """Return seconds; as in libpq, 0 sets no limit, and 1 is 2."""
+    """Return the time limit of a connection in seconds; as in libpq, 0 is no limit, and 1 is 2."""
     seconds = _number(options.get("connect_timeout", "0"), "connect_timeout", range(-1, 1_000_000))
     return max(2, seconds) if seconds > 0 else None
 

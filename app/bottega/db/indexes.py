@@ -1,7 +1,7 @@
 """Maintenance of the memory's database indexes, for all tenants together.
 
-Once a night one process updates the planner's statistics, and rebuilds the indexes of tables with
-many changed rows, while the service runs. It uses a role that can do this but read nothing.
+Once a night, one process updates the planner's statistics, and rebuilds the indexes of tables with
+many changed rows, while the service runs. The role of its connection cannot read any rows.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ _SHARE = 0.5
 
 logger = structlog.get_logger(__name__)
 
-# Skips a table that is locked for too long, until another night.
+# A table that is locked for too long is skipped until the next night.
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
 # Inserts and HOT updates leave no dead entries in an index.
@@ -57,13 +57,13 @@ async def maintain_indexes(
 
     Args:
         connect: opens a connection as :data:`ROLE`, without a command timeout.
-        least_changes: rows that must have changed, besides half of the table.
+        least_changes: an index is rebuilt if more rows than this, and more than half, changed.
         patience_s: seconds to wait for a table's lock.
         now: the time that decides if this night's work is done.
 
     Returns:
-        the number of tables ``analysed``, the indexes ``rebuilt``, and the number of ``broken``
-        ones (left by a killed process) that were dropped; or the reason why it was ``skipped``.
+        The number of tables ``analysed``, the indexes ``rebuilt``, and the number of ``broken``
+        indexes (left by a killed process) that were dropped; or the reason why all was ``skipped``.
     """
     try:
         connection = await connect()
@@ -105,10 +105,10 @@ async def _maintained(
 
 
 async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
-    """Rebuild indexes, one at a time; return those that were not locked for too long.
+    """Rebuild indexes, one at a time; return the rebuilt ones. Indexes with locks are left out.
 
-    Each failure leaves a broken index. With all of a table at once, a failure would leave as many,
-    and one in another schema, which ``drop_broken_indexes`` does not drop.
+    Each failure leaves a broken index. If a whole table were rebuilt at once, a failure would leave
+    one for each index, and one in another schema, which ``drop_broken_indexes`` does not drop.
     """
     rebuilt = []
     for index in indexes:

@@ -33,11 +33,11 @@ PAGE_BYTES = 512 * 1024
 _ROW_BYTES = 1000
 """Bytes added per row, for the field names in JSON."""
 MOST_SKEW = timedelta(hours=1)
-"""Most by which a row's id is younger than its ``created_at``."""
+"""Most time by which a row's id (UUIDv7) is younger than its ``created_at``."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 _MOST = "page_most"
 _BYTES = "page_bytes_most"
-# The planner expects few rows of a tenant: it would read and sort all of them for each page.
+# The planner expects few rows of a tenant, so it would read and sort all of them for each page.
 _BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
 
@@ -54,11 +54,11 @@ class PageItems(list[T]):
 
 
 def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bool) -> Query:
-    """Return a query in the order of some columns, which tell its rows apart.
+    """Return a query in the order of some columns, whose values together are unique.
 
     Args:
-        after: the place before its first row: the value of the only column, or those of all
-            columns; ``None``: it begins at the first row of all.
+        after: the place before the page: the value of the only column, or the values of all
+            columns; ``None``: the page begins at the first row.
     """
     if after is not None:
         single = len(columns) == 1
@@ -69,16 +69,17 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
 
 
 def beside(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFromClause:
-    """Return some columns of a table's rows for each row of a query, to be joined to it.
+    """Return a lateral subquery with some columns of the rows of a table that ``which`` selects.
 
-    A plain join may compare all of the tenant's rows with each other.
+    It reads the rows by index for each row of the outer query. A plain join may compare all rows of
+    the tenant with each other.
     """
     own = select(*(table.c[name] for name in columns)).where(which).correlate_except(table)
     return own.offset(literal_column("0")).lateral(f"of_{table.name}")
 
 
 def measured(query: Select[Any]) -> Select[Any]:
-    """Return a query for the first rows of an ordered one, to be fetched by :func:`fetch_page`."""
+    """Return a query for the first rows of an ordered query, for :func:`fetch_page`."""
     page = query.limit(bindparam(_MOST, type_=Integer)).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
     each = select(
@@ -102,9 +103,9 @@ async def fetch_page(
     """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes.
 
     Args:
-        values: the query is :func:`measured`, with these parameters.
-        by_index: read them in the order of an index, for the rest of the transaction, so that each
-            page costs the same. False: few rows meet the query's conditions; they are sorted.
+        values: parameters of a query that :func:`measured` has made; ``None``: another query.
+        by_index: read rows in the order of an index for the rest of the transaction, so that all
+            pages cost the same. False: few rows meet the query's conditions, so they are sorted.
     """
     if by_index:
         await connection.execute(text(_BY_INDEX))
@@ -121,10 +122,10 @@ async def fetch_rows(
     limit: int,
     by_index: bool = False,
 ) -> PageItems[dict[str, Any]]:
-    """Fetch a page by SQL with arguments; ``LIMIT`` is the last parameter and is added here.
+    """Fetch a page by SQL with arguments. The limit is added as the last argument.
 
     Args:
-        by_index: as of :func:`fetch_page`.
+        by_index: as for :func:`fetch_page`.
     """
     if by_index:
         await connection.execute(_BY_INDEX)
@@ -149,5 +150,5 @@ def _part(rows: Sequence[Any], limit: int) -> PageItems[dict[str, Any]]:
 
 
 def first_id(moment: datetime) -> UUID:
-    """Return a lower bound for the UUIDv7s of a moment and later."""
+    """Return a lower bound of the UUIDv7s that are made at a moment or later."""
     return UUID(int=int(moment.timestamp() * 1000) << 80)

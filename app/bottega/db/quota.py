@@ -12,17 +12,17 @@ STORAGE_QUOTA = "storage_quota"
 STORAGE_FULL = (
     "the bytes that a tenant may store are used up: delete sessions, files or episodes, or "
     "ask the operator to keep runs for a shorter time or to raise the limit; GET /v1/scheduler "
-    "shows what takes the room"
+    "shows the bytes of each kind of data"
 )
 RETRY_AFTER_S = 60.0
 
 
 def grew(changed: str, *key: str) -> Label[bool]:
-    """Return a column for the RETURNING of a change of a row: it takes more bytes than before.
+    """Return a column for RETURNING: true if the changed row takes more bytes than before.
 
     Args:
         changed: name of the table.
-        key: names of its unique columns.
+        key: names of the table's unique columns.
     """
     old = table(changed, *map(column, key), column("bytes", BigInteger())).alias("old")
     same = (old.c[name] == literal_column(f"{changed}.{name}") for name in key)
@@ -31,7 +31,7 @@ def grew(changed: str, *key: str) -> Label[bool]:
 
 
 async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Refuse something new of a tenant that has used up its storage.
+    """Refuse a request that stores more data of a tenant that has used up its storage.
 
     Raises:
         LimitedError: ``storage_quota``.
@@ -41,5 +41,5 @@ async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:
 
 
 def storage_full() -> LimitedError:
-    """Return the error of a tenant whose storage is used up."""
+    """Return the error for a tenant that has used up its storage."""
     return LimitedError(STORAGE_FULL, code=STORAGE_QUOTA, retry_after_s=RETRY_AFTER_S)

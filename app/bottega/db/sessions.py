@@ -1,7 +1,7 @@
-"""Connections that end when the server falls silent; the only use of the driver below SQLAlchemy.
+"""Connections that end when the server falls silent; the only code that changes the driver's own.
 
-Packets may vanish without an error: a load balancer drops an idle connection, or a network fails.
-The kernel detects that on TCP. Code here also detects it behind a proxy that answers the kernel.
+Packets may vanish without an error, because a load balancer drops an idle connection or a network
+fails. The kernel detects that on TCP. If a proxy answers the kernel, the code here detects it.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ SERVER_OPTIONS = {
 }
 """Settings with which the server detects a silent client and releases its locks."""
 _RUN_ENDED = "BT020"
-"""SQLSTATE of the notice of ``end_unclaimed``."""
+"""SQLSTATE of the message (RAISE NOTICE) of ``end_unclaimed``."""
 _FIXED_TYPES = 10_000
-"""PostgreSQL's own types have a number below this, the same in all its versions."""
+"""PostgreSQL's own types have an OID below this, which is equal in all its versions."""
 _known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
-"""The driver's descriptions of such types."""
+"""The driver's descriptions of PostgreSQL's own types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Silence:
     """Time limits for a silent database, in seconds.
 
     Attributes:
-        probe_every_s: between two probes of a connection that only listens.
-        answer_s: for the answer to a probe.
-        cancel_s: for the server's confirmation that it cancelled a statement.
-        step_s: for a statement of the asyncpg pool.
+        probe_every_s: time between two probes of a connection that only listens.
+        answer_s: limit for the answer to a probe.
+        cancel_s: limit for the server's confirmation that it cancelled a statement.
+        step_s: limit for a statement of the asyncpg pool.
     """
 
     probe_every_s: float = 3.0
@@ -67,7 +67,8 @@ class Silence:
     def longest_silence_s(self) -> float:
         """Longest time from lost packets until notifications arrive and steps are stored again.
 
-        A listener detects the loss; a step that began before on another connection fails later.
+        A listener detects the loss. A step that began before that on another connection fails
+        later.
         """
         found_out_s = self.probe_every_s + self.answer_s + self.cancel_s
         return found_out_s + self.step_s + self.cancel_s
@@ -79,9 +80,8 @@ class Trust:
     Attributes:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
-        signals: sends what their transactions have to tell.
-        last: of each address that was connected to, the server that accepted it. They may hold
-            passwords.
+        signals: sends the signals of their transactions.
+        last: the server that was last used for each address. Both may hold passwords.
     """
 
     def __init__(self, silence: Silence) -> None:
@@ -98,7 +98,7 @@ class Trust:
 
 
 class _Kept:
-    """In place of the driver's statement: none was sent that could have replaced an unnamed one."""
+    """Stands for the driver's statement if none was sent, so that the last unnamed one is valid."""
 
     name = "none"
 
@@ -120,7 +120,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
 
     @property
     def distrusted(self) -> bool:
-        """True if another connection of this generation fell silent."""
+        """True if another connection of this connection's generation fell silent."""
         return self.generation != self.trust.generation
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> Any:
@@ -145,7 +145,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             self._untold.clear()
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: str) -> None:
-        """Note a signal; log and count a run that a statement of this session ended itself."""
+        """Keep a signal for later; log and count a run that a statement of this session ended."""
         if fields.get("C") == SIGNAL:
             self._untold.append((fields["M"], fields.get("D", "")))
         elif fields.get("C") == _RUN_ENDED:
@@ -164,17 +164,17 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         await self.execute("SELECT 1", timeout=self.trust.silence.answer_s)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Close, or terminate if the server does not answer."""
+        """Close the connection; terminate it if the server does not answer."""
         with contextlib.suppress(TimeoutError):
             await super().close(timeout=_CLOSE_S if timeout is None else timeout)
 
     async def _introspect_types(
         self, numbers: Collection[int], timeout: float | None
     ) -> tuple[list[asyncpg.Record], Any]:
-        """Describe types, such as ``uuid[]``, that a statement is the first to use.
+        """Describe types, such as ``uuid[]``, that a connection uses for the first time.
 
         The driver asks the server on each connection, with three statements that cost as much as
-        a dozen others. Of PostgreSQL's own types it is enough to ask once per process.
+        a dozen others. For PostgreSQL's own types, this process asks only once.
         """
         wanted = frozenset(numbers)
         if wanted in _known_types:
@@ -187,7 +187,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         return described
 
     async def _cancel(self, *arguments: Any) -> None:
-        """Cancel the current statement, as the driver does, but with a time limit."""
+        """Cancel the current statement as the driver does, but within a time limit."""
         async with asyncio.timeout(self.trust.silence.cancel_s) as bound:
             await super()._cancel(*arguments)
         if bound.expired():
@@ -207,18 +207,19 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 class ShrinkingPool(AsyncAdaptedQueuePool):
-    """SQLAlchemy's pool, which can close connections that nobody uses.
+    """SQLAlchemy's pool with a method that closes idle connections.
 
-    ``dispose()`` would make a new pool, and those in use would return to the old one and stay open.
+    ``dispose()`` would make a new pool. Connections in use would return to the old pool and stay
+    open.
     """
 
-    __module__ = AsyncAdaptedQueuePool.__module__  # where its log lines come from
+    __module__ = AsyncAdaptedQueuePool.__module__  # name of its logger
 
     def shrink(self, most: int) -> None:
         """Close idle connections until there are at most ``most``, or all are in use."""
         while self.checkedin() and self.checkedin() + self.checkedout() > most:
             idle = self._pool.get(block=False)
-            self._dec_overflow()  # first, so that nobody waits for this connection
+            self._dec_overflow()  # before the close, so that no caller waits for this connection
             idle.close()
 
 
@@ -231,17 +232,17 @@ async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
 
 
 def session_of(adapter: Any) -> ListenSession:
-    """Return the session of a pooled connection, as SQLAlchemy gives it to its events."""
+    """Return the session of a pooled connection, from the argument of SQLAlchemy's events."""
     session: ListenSession = adapter.driver_connection
     return session
 
 
 def decoded(value: Any) -> Any:
-    """Decode JSON of a row; the connections of SQLAlchemy's engine have decoded it already."""
+    """Decode JSON of a row, unless SQLAlchemy's engine has decoded it already."""
     return from_json(value) if isinstance(value, str) else value
 
 
 def run_script(connection: Connection, sql: str) -> None:
-    """Run several statements without parameters, in the transaction that has begun."""
+    """Run several statements without parameters in the open transaction."""
     adapter: Any = connection.connection.dbapi_connection
     adapter.run_async(lambda driver: driver.execute(sql))

@@ -1,12 +1,14 @@
 """Signals between processes: hints that something is new, which readers would find by polling.
 
-A transaction that stores something sends no NOTIFY: that takes one lock for the whole cluster until
-its commit is flushed. What it has to tell, the SQL function ``send_signal`` gives to its session as
-a notice, and the process sends it when the transaction is over: the first at once, and what comes
-within the next 10 ms together. A process that dies before costs its readers one poll.
+A transaction that stores something sends no NOTIFY, because NOTIFY locks the whole cluster until
+the commit is flushed. Instead, the SQL function ``send_signal`` gives the signal to the session by
+RAISE NOTICE, and the process sends it by NOTIFY when the transaction is over. It sends the first
+signal at once, and the signals of the next 10 ms together. If a process dies before it sends a
+signal, readers find the news at their next poll.
 
-The end of a child run is an arrival for its parent. The process that stored it then lets the parent
-take it, in a transaction of its own, which locks the parent; if it dies before, the sweep does.
+The end of a child run is an arrival for its parent run. The process that stored the end calls the
+SQL function ``arrive`` afterwards, in another transaction, which locks the parent run. If the
+process dies before that, the sweep does it.
 """
 
 import asyncio
@@ -16,28 +18,32 @@ import asyncpg
 import structlog
 
 SIGNAL = "BT021"
-"""SQLSTATE of the notice of ``send_signal``; its message is the channel, its detail the payload."""
+"""SQLSTATE of a signal (RAISE NOTICE); its message is the channel, its detail the payload."""
 _TOGETHER_S = 0.01
 _PATIENCE_S = 3.0
 DUE = "bottega_queue"
-"""Channel of due runs; the payload is the worker that is to claim some."""
+"""Channel of due runs; the payload is the worker that has to claim some."""
 ARRIVALS = "bottega_arrivals"
-"""Channel of arrivals, which are not sent; the payload is the tenant and the run."""
+"""Name of signals about arrivals: :class:`NotifySender` calls ``arrive`` and sends no NOTIFY.
+
+The payload is the tenant and the run.
+"""
 _ARRIVE = "SELECT arrive($1, $2)"
 _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
 
 logger = structlog.get_logger(__name__)
 
 Notify = Callable[[str | None], None]
-"""A function that gets a signal's payload; ``None``: some may have been missed."""
+"""Function that gets a signal's payload; ``None``: signals may have been lost."""
 
 
 class NotifySender:
-    """The sender of signals by NOTIFY, on a connection of a pool.
+    """Sends signals by NOTIFY, on a connection of a pool.
 
     Attributes:
-        pool: ``None``: signals wait until they are taken.
-        claims: takes a signal that runs are due in place of the worker that it names, or not.
+        pool: ``None``: signals wait until :meth:`take` returns them.
+        claims: claims due runs in this process; returns true if the worker that a signal names need
+            not do so.
     """
 
     def __init__(self) -> None:
@@ -47,7 +53,7 @@ class NotifySender:
         self._sending: asyncio.Task[None] | None = None
 
     def publish(self, channel: str, payload: str) -> None:
-        """Send a signal soon; equal ones that wait are sent once. It may be lost."""
+        """Send a signal soon. Equal signals that wait are sent once. A signal may be lost."""
         if channel == DUE and self.claims():
             return
         self._pending[channel, payload] = None
@@ -55,7 +61,7 @@ class NotifySender:
             self._sending = asyncio.ensure_future(self._send())
 
     def take(self) -> list[tuple[str, str]]:
-        """Return the channels and payloads that are pending, which nobody sends any more."""
+        """Return the channels and payloads of pending signals, and forget these signals."""
         pending = [*self._pending]
         self._pending.clear()
         return pending

@@ -81,10 +81,8 @@ async def fork(
 
     Args:
         memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
-        principal: who starts the new run.
-        limits: limits of the principal's API key.
-        may_give: raises an error if the caller may not answer for a node; arguments: the node, and
-            the run's user.
+        principal, limits: who starts the new run, and the limits of the API key.
+        may_give: raises an error if the caller may not answer for (a node, the run's user).
 
     Raises:
         NotFoundError: unknown, or another tenant's.

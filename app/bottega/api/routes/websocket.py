@@ -140,10 +140,10 @@ async def _watch(socket: WebSocket) -> None:
     open_streams = metrics.streams.labels("websocket")
     with (
         open_streams.track_inprogress(),
-        service.streams.watching(cursor, query.after) as run_stream,
+        service.streams.watching(cursor, query.after) as watched,
     ):
         await socket.accept(SUBPROTOCOL if offered else None)
-        await _serve(socket, service, cursor, run_stream, query)
+        await _serve(socket, service, cursor, watched, query)
 
 
 def _refusal(error: Exception) -> Response:
@@ -161,10 +161,10 @@ def _refusal(error: Exception) -> Response:
 
 
 async def _serve(
-    socket: WebSocket, service: Service, cursor: RunCursor, run_stream: RunStream, query: WatchQuery
+    socket: WebSocket, service: Service, cursor: RunCursor, watched: RunStream, query: WatchQuery
 ) -> None:
     """Send events and read frames until the run is over or either side ends."""
-    subscriber = Subscriber(run_stream, query.after, query.only)
+    subscriber = Subscriber(watched, query.after, query.only)
     sending = _Sender(socket, subscriber, connections.SLOW_READER_S)
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [
