@@ -152,7 +152,13 @@ def wrong_answers(page: Path, executed: Callable[[Block], bool], folder: Path) -
     """Compare what each block wrote with the answer that the page shows behind it."""
     wrong = []
     for number, (block, answer) in enumerate(pairwise([*blocks(page), None])):
-        if not executed(block) or answer is None or answer.kind not in _ANSWERS or answer.mark:
+        if (
+            block is None
+            or answer is None
+            or not executed(block)
+            or answer.kind not in _ANSWERS
+            or answer.mark
+        ):
             continue
         written = (folder / f"{number:03}.out").read_text()
         if answer.kind == "json":

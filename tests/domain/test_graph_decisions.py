@@ -18,7 +18,7 @@ from bottega.graph.decisions import (
     arguments_of,
 )
 from tests.examples import examples
-from tests.reference import Reference
+from tests.graph_reference import Reference
 
 # --- Random graphs --------------------------------------------------------------------------------
 

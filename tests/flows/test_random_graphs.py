@@ -24,7 +24,7 @@ from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_deciding_graphs import nodes_of, run, taken
 from tests.flows.test_graph_judges import Killer, finish, served
-from tests.reference import Reference, text_of
+from tests.graph_reference import Reference, text_of
 from tests.service import Running
 
 AGENTS = [f"a{number}" for number in range(5)]
