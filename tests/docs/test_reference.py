@@ -12,7 +12,7 @@ from bottega.errors import IllegalTransition
 from bottega.events.types import EventType, WaitReason
 from bottega.graph.decisions import NodeStatus
 from bottega.subagents.handle import SubagentStatus, check_move
-from tests.reference import FOLDER, PAGES, SNAPSHOTS, generated
+from tests.docs.reference import FOLDER, PAGES, SNAPSHOTS, generated
 
 
 def page(name: str) -> str:
@@ -21,7 +21,7 @@ def page(name: str) -> str:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_what_is_generated_is_current(name: str) -> None:
-    assert page(name) == generated(name), "python -m tests.reference"
+    assert page(name) == generated(name), "python -m tests.docs.reference"
 
 
 def test_each_code_of_an_operation_is_explained_and_no_other() -> None:
