@@ -2,7 +2,8 @@
 
 Sources: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
 …/thought-signatures, and the types of Google's SDK 3.4. The SDK itself is not used: a call through
-it costs at least twice as much CPU, and its import costs each process 20 MB (docs/guides/models.md).
+it costs at least twice as much CPU, and its import costs each process 20 MB; see
+docs/guides/models.md.
 """
 
 import re
