@@ -165,6 +165,7 @@ _ROUTERS = (
     graphs.router,
     providers.router,
     providers.default_router,
+    providers.health_router,
     mcp_servers.router,
     mcp_endpoint.router,
     runs.router,

@@ -148,6 +148,10 @@ async def test_a_provider_shows_breakers_and_calls_of_its_own_tenant_only(
         await client.post("/v1/providers", json=provider(models=["m", "p"]))
         shown = (await client.get("/v1/providers/vendor")).json()
         operators = (await client.get("/v1/providers/house")).json()
+        health = (await client.get("/v1/provider-health")).json()["items"]
+    assert [each["name"] for each in health] == ["default", "house", "vendor"]
+    for one, listed in ((operators, health[1]), (shown, health[2])):
+        assert listed == {name: one[name] for name in ("name", "breaker", "calls", "recent")}
     states_of = {model: each["state"] for model, each in shown["breaker"].items()}
     assert states_of == {"m": "open", "n": "half_open", "p": "closed"}
     assert shown["breaker"]["p"]["retry_at"] is None

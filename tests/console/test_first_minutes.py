@@ -180,3 +180,17 @@ async def test_the_list_makes_room_once_all_is_done(console: Console) -> None:
     await expect(page.locator(".steps li")).to_have_count(0)
     await again.click()
     await expect(page.locator(".steps").get_by_text("Done.")).to_have_count(3)
+
+
+async def test_a_secret_has_versions_and_is_never_shown(page: Page) -> None:
+    await page.get_by_role("link", name="Operations").click()
+    await page.get_by_role("tab", name="Secrets").click()
+    row = page.get_by_role("row").filter(has_text="API_KEY")
+    for version in ("1", "2"):
+        await page.get_by_label("Name").fill("API_KEY")
+        await page.get_by_label("Hosts").fill("api.example.com")
+        await page.get_by_label("Value").fill("hush-hush-hush")
+        await page.get_by_role("button", name="Save").click()
+        await expect(row.get_by_role("cell").nth(2)).to_have_text(version)
+    await expect(page.get_by_text("hush-hush")).to_have_count(0)
+    assert await violations(page) == []

@@ -43,6 +43,11 @@ async def test_a_schedule_is_made_and_paused(console: Console) -> None:
     await page.get_by_label("Cron").fill("0 8 * * 1-5")
     await page.get_by_role("button", name="Create").click()
     row = page.get_by_role("row").filter(has_text="mornings")
+    await row.locator("summary").click()
+    starts = row.get_by_role("list", name="Next starts of mornings").get_by_role("listitem")
+    await expect(starts).to_have_count(5)
+    await expect(starts.first).to_contain_text("08:00:00 UTC")
+    assert await violations(page) == []
     await row.get_by_role("button", name="Pause").click()
     await expect(row).to_contain_text("paused")
     console.provoked.add("422")
@@ -59,3 +64,29 @@ async def test_each_part_shows_what_there_is(console: Console) -> None:
         await expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
         await expect(page.get_by_text(re.compile("Loading"))).to_have_count(0)
         assert await violations(page) == [], name
+
+
+async def test_settings_show_what_is_kept_limits_and_a_user_s_data(console: Console) -> None:
+    client = console.server.client
+    (await client.post("/v1/sessions", json={"id": "s", "user": "ada"})).raise_for_status()
+    sent = {"file": ("note.txt", b"Buy milk.", "text/plain")}
+    file = await client.post("/v1/files", files=sent, data={"session_id": "s"})
+    assert file.status_code == 201, file.text
+    page = await console.open("settings")
+    kept = page.locator("dt", has_text="Runs are kept").locator("xpath=following-sibling::dd[1]")
+    await expect(kept).to_have_text("for ever")
+    await expect(page.get_by_role("region", name="Limits")).to_contain_text("Runs at once")
+    await page.get_by_label("Name of the user").fill("ada")
+    await page.get_by_role("button", name="Look up").click()
+    files = page.get_by_role("region", name="Files of ada")
+    await expect(files.get_by_role("row").nth(1)).to_contain_text("note.txt")
+    assert await violations(page) == []
+    async with page.expect_download() as downloading:
+        await page.get_by_role("button", name="Export").click()
+    lines = (await (await downloading.value).path()).read_text().splitlines()
+    assert '"type":"end"' in lines[-1].replace(" ", "")
+    await page.get_by_role("button", name="Erase").click()
+    await page.get_by_role("group").get_by_role("button", name="Erase").click()
+    told = page.get_by_text(re.compile("is being erased|nothing names this user"))
+    await expect(told).to_be_visible()
+    console.provoked.add("404")

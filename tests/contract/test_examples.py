@@ -404,7 +404,7 @@ async def _figures(ask: Recorder) -> None:
 
 
 async def _operations(ask: Recorder) -> None:
-    for name in ("get_scheduler", "list_audit_log"):
+    for name in ("get_scheduler", "get_provider_health", "list_audit_log"):
         await ask(name)
     await ask("sum_usage", params={"by": "model"})
     await _figures(ask)

@@ -321,3 +321,17 @@ async def test_a_killed_prune_leaves_whole_runs_and_can_be_repeated(
     assert removed["killed"]["runs"] == found["runs"]
     found = await counts(shared_url, "killed")
     assert found["runs"] == found["run_steps"] == found["tasks"] == 0
+
+
+async def test_a_tenant_is_told_how_long_its_data_are_kept(guest: Running) -> None:
+    async def kept() -> dict[str, float | None]:
+        found: dict[str, float | None] = (await guest.client.get("/v1/info")).json()["retention"]
+        return found
+
+    assert await kept() == dict.fromkeys(retention.KINDS)
+    await guest.owner.execute(
+        "INSERT INTO retention (tenant_id, kind, days) SELECT id, 'runs', 30 FROM tenants"
+        " WHERE name = $1",
+        await tenant_of(guest),
+    )
+    assert await kept() == dict.fromkeys(retention.KINDS) | {"runs": 30.0}

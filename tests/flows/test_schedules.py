@@ -82,7 +82,10 @@ async def test_a_schedule_is_stored_listed_and_deleted(api: Running) -> None:
     assert (next_at.minute, next_at.second) == (0, 0)
     assert shown["run"]["metadata"] == {"customer": "acme"}
     assert [shown[name] for name in ("last_at", "last_run_id", "last_error")] == [None] * 3
-    assert await schedule(client) == shown
+    starts = [next_at + timedelta(hours=hour) for hour in range(5)]
+    planned = await schedule(client)
+    assert [datetime.fromisoformat(each) for each in planned.pop("next_starts")] == starts
+    assert planned == shown
     again = await client.post("/v1/schedules", json=HOURLY)
     assert problem(again, 409)["code"] == "exists"
     await client.post("/v1/schedules", json=HOURLY | {"name": "other", "timezone": "Asia/Tokyo"})

@@ -81,6 +81,7 @@ OF_NOBODY = {
     *("_pattern_application", "_pattern_evidence", "_similar_patterns", "_memory"),
     *("_memory_reports", "_memory_report", "_scheduler", "_info"),
     *("_metric_series", "_metric_totals", "_outcomes", "_memory_effect", "_default_model"),
+    "_provider_health",
 }
 """Ends of the ids of all other operations, behind their verb."""
 

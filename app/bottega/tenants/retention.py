@@ -42,6 +42,7 @@ Place = tuple[datetime, UUID]
 
 _START: Place = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _DUE = text("SELECT tenant_id, name, kind, before FROM due_retention(:days, :tenant, :own)")
+_OWN_DAYS = text("SELECT kind, days FROM retention WHERE tenant_id = :tenant")
 _DUE = _DUE.bindparams(bindparam("days", type_=JSONB))
 _DUE_NOW = "SELECT tenant_id, name, kind, before FROM due_retention($1::jsonb, NULL, true)"
 _LOCK = text("SELECT ids, last_at, last_id FROM lock_expired_runs(:before, :at, :id, :most)")
@@ -64,6 +65,18 @@ class Due:
     tenant: str
     kind: str
     before: datetime
+
+
+async def days_kept(
+    tx: AsyncConnection, tenant_id: UUID, days: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """Return for how many days a tenant keeps each kind; ``None``: for ever.
+
+    Args:
+        days: the operator's, for a tenant without its own.
+    """
+    own = await tx.execute(_OWN_DAYS, {"tenant": tenant_id})
+    return {**days, **{row.kind: row.days for row in own}}
 
 
 async def due(

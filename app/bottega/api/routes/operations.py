@@ -42,6 +42,7 @@ from bottega.errors import BottegaError
 from bottega.metrics import CONTENT_TYPE
 from bottega.runs import read
 from bottega.tenants import audit
+from bottega.tenants.retention import days_kept
 
 router = APIRouter(tags=["operations"])
 
@@ -74,6 +75,17 @@ class Readiness(Answer):
     until a worker starts."""
 
 
+class Retention(Answer):
+    """Days for which something is kept; null: for ever."""
+
+    runs: float | None
+    """Of a run, after its end, with its events, tasks and files."""
+    audit: float | None
+    """Of an entry of the audit log."""
+    episodes: float | None
+    """Of an archived episode, after its run's end."""
+
+
 class Info(Answer):
     """The server's version, and the default model."""
 
@@ -89,6 +101,8 @@ class Info(Answer):
     """Path of the documentation of the API."""
     openapi_url: str
     """Path of the OpenAPI document."""
+    retention: Retention
+    """Of this tenant; the operator sets it."""
 
 
 @router.get(
@@ -189,6 +203,7 @@ async def info(service: ServiceDep, tx: Transaction, tenant: ReadTenant) -> Info
         version=bottega.__version__,
         model=model,
         demo_model=is_demo,
+        retention=Retention(**await days_kept(tx, tenant, service.settings.retention_days)),
     )
 
 

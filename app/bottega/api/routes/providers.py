@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from functools import partial
@@ -13,8 +13,8 @@ from uuid import UUID
 import httpx2
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, StringConstraints
-from sqlalchemy import and_, func, select
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import Text, Uuid, and_, bindparam, select, text
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.provider import DialectName
@@ -34,6 +34,7 @@ from bottega.api.shared.deps import (
     DefineTenant,
     PrincipalDep,
     ServiceDep,
+    Tenant,
     Transaction,
 )
 from bottega.clock import monotonic
@@ -59,9 +60,9 @@ def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
 
 
 async def known_providers(
-    connection: AsyncConnection, tenant_id: UUID, names: Iterable[str]
+    connection: AsyncConnection, tenant_id: UUID, names: Iterable[str] | None
 ) -> dict[str, KnownProvider]:
-    """Return a tenant's own providers that have one of these names."""
+    """Return a tenant's own providers that have one of these names; ``None``: all."""
     now, all_ = providers.c, provider_versions.c
     current = and_(
         all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
@@ -69,8 +70,11 @@ async def known_providers(
     query = (
         select(now.name, now.version, all_.definition)
         .join_from(providers, provider_versions, current)
-        .where(now.tenant_id == tenant_id, now.deleted_at.is_(None), now.name.in_(set(names)))
+        .where(now.tenant_id == tenant_id, now.deleted_at.is_(None))
+        .order_by(now.name)
     )
+    if names is not None:
+        query = query.where(now.name.in_(set(names)))
     return {
         row.name: KnownProvider(
             row.version,
@@ -165,8 +169,8 @@ class RecentCalls(Answer):
     """95 % of the answered tries took less; null: none was answered."""
 
 
-class ProviderHealth(Provider):
-    """A provider, and the state of its server."""
+class ServerHealth(Answer):
+    """The state of a provider's server."""
 
     breaker: dict[str, ModelBreaker]
     """Breakers by model: of all models that the provider lists, and all that are not closed."""
@@ -174,6 +178,24 @@ class ProviderHealth(Provider):
     """Model calls to the provider that are not over."""
     recent: RecentCalls
     """Outcomes of the last model calls to the provider."""
+
+
+class ProviderHealth(ServerHealth, Provider):
+    """A provider, and the state of its server."""
+
+
+class NamedHealth(ServerHealth):
+    """The state of one provider's server."""
+
+    name: str
+    """Name of the provider."""
+
+
+class ProvidersHealth(Answer):
+    """The state of the servers of all providers."""
+
+    items: list[NamedHealth]
+    """By name."""
 
 
 def sent_secrets(body: ProviderBody) -> list[Sending]:
@@ -231,9 +253,10 @@ async def _show(caller: Caller, name: str, response: Response) -> dict[str, Any]
         if known is None:
             raise
         # Without an ETag, because the tenant cannot replace it.
-        return _operators(name, known) | await _health(caller, name, known.models, of_operator=True)
-    shown = answer(own, response)
-    return shown | await _health(caller, name, shown["models"], of_operator=False)
+        shown = _operators(name, known)
+    else:
+        shown = answer(own, response) | {"owner": "tenant"}
+    return shown | (await _health(caller, {name: shown}))[name]
 
 
 def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
@@ -247,20 +270,56 @@ def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
     }
 
 
+_OWNERS = {True: "operator", False: "tenant"}
+# The last 100 tries of model calls at each provider, in the newest 200 runs and child runs; of a
+# long log the last 50 rows.
+_RECENT = text("""
+    WITH tries AS MATERIALIZED (
+        SELECT l.data ->> 'provider' AS provider, l.data #>> '{error,code}' AS code,
+               (l.data ->> 'duration_ms')::bigint AS ms,
+               row_number() OVER (PARTITION BY l.data ->> 'provider' ORDER BY s.at DESC) AS place
+        FROM (SELECT id FROM runs WHERE tenant_id = :tenant ORDER BY id DESC LIMIT 200) AS r
+        CROSS JOIN LATERAL (
+            SELECT at, events FROM run_steps
+            WHERE tenant_id = :tenant AND run_id = r.id ORDER BY last_seq DESC LIMIT 50) AS s
+        CROSS JOIN LATERAL (
+            SELECT left(substr(line, strpos(line, ',"data":') + 8), -1)::jsonb AS data
+            FROM string_to_table(s.events, E'\\n') AS line
+            WHERE line LIKE '{"type":"llm.completed"%' OR line LIKE '{"type":"llm.failed"%') AS l
+    )
+    SELECT n.name, count(t.place) AS calls, count(t.code) AS failed,
+        percentile_disc(0.5) WITHIN GROUP (ORDER BY t.ms) AS duration_p50_ms,
+        percentile_disc(0.95) WITHIN GROUP (ORDER BY t.ms) AS duration_p95_ms,
+        array_remove(array_agg(t.code), NULL) AS errors
+    FROM unnest(:names) AS n(name)
+    LEFT JOIN tries t ON t.provider = n.name AND t.place <= 100 GROUP BY n.name
+""").bindparams(bindparam("tenant", type_=Uuid), bindparam("names", type_=ARRAY(Text)))
+
+
 async def _health(
-    caller: Caller, name: str, models: Iterable[str] | None, *, of_operator: bool
-) -> dict[str, Any]:
-    """Return the breakers and model calls of a provider, for this tenant only."""
-    breakers = {model: {"state": "closed", "retry_at": None} for model in models or ()}
-    calls = Counter[str]()
+    caller: Caller, providers: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the breakers and model calls of providers by name, for this tenant only.
+
+    Args:
+        providers: by name, with ``owner`` and ``models``.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    about = {"tenant": caller.tenant, "names": [*providers]}
+    for row in (await caller.tx.execute(_RECENT, about)).mappings():
+        recent = {**row, "errors": Counter(row["errors"])}
+        models = providers[recent.pop("name")]["models"] or ()
+        breakers = {model: {"state": "closed", "retry_at": None} for model in models}
+        found[row["name"]] = {"breaker": breakers, "calls": Counter(), "recent": recent}
     for worker in await workers.alive(caller.tx):
         for server in (worker["state"] or {}).get("models", ()):
-            if (server["provider"], server["is_operators"]) == (name, of_operator):
-                calls.update({key: server[key] for key in ("under_way", "waiting")})
+            name, owner = server["provider"], _OWNERS[server["is_operators"]]
+            if name in found and providers[name]["owner"] == owner:
+                calls = {key: server[key] for key in ("under_way", "waiting")}
+                found[name]["calls"].update(calls)
                 for breaker in server["breakers"]:
-                    breakers[breaker.pop("model")] = breaker
-    recent = select(func.recent_calls(caller.tenant, name, type_=JSONB))
-    return {"breaker": breakers, "calls": calls, "recent": await caller.tx.scalar(recent)}
+                    found[name]["breaker"][breaker.pop("model")] = breaker
+    return found
 
 
 class ProviderTest(Answer):
@@ -364,6 +423,27 @@ async def test(
         error = failed.detail
     took_ms = round(1000 * (monotonic() - began))
     return ProviderTest(ok=error is None, models=list(models), error=error, latency_ms=took_ms)
+
+
+health_router = APIRouter(prefix="/v1/provider-health", tags=["providers"])
+
+
+@health_router.get(
+    "",
+    operation_id="get_provider_health",
+    summary="Read the state of all model servers",
+    description="Breakers, model calls and last tries, as `GET /v1/providers/{name}` shows them.",
+    response_model=ProvidersHealth,
+    responses=problems(),
+)
+async def get_provider_health(
+    service: ServiceDep, tx: Transaction, tenant: Tenant, principal: PrincipalDep
+) -> dict[str, Any]:
+    own = await known_providers(tx, tenant, None)
+    shown = {each["name"]: each for each in _listed(service)}
+    shown |= {name: {"owner": "tenant", "models": each.models} for name, each in own.items()}
+    found = await _health(Caller(service, tx, tenant, principal), shown)
+    return {"items": [{"name": name, **found[name]} for name in sorted(found)]}
 
 
 default_router = APIRouter(prefix="/v1/default-model", tags=["providers"])

@@ -1,7 +1,7 @@
 """Routes of schedules."""
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Annotated, Any, Self
 from uuid import UUID
@@ -123,7 +123,15 @@ class Schedule(Answer):
     created_at: datetime
 
 
+class PlannedSchedule(Schedule):
+    """A schedule with its next starts."""
+
+    next_starts: list[datetime]
+    """The next five, the first one `next_at`; none while it is paused."""
+
+
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
+_STARTS_SHOWN = 5
 
 ScheduleName = Annotated[str, Path(pattern=NAME_PATTERN)]
 
@@ -274,12 +282,17 @@ async def list_(
     "/{name}",
     operation_id="get_schedule",
     summary="Read the schedule",
-    description="Shows the next start, and the run or the error of the last one.",
-    response_model=Schedule,
+    description="Shows the next starts, and the run or the error of the last one.",
+    response_model=PlannedSchedule,
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
-    return _to_response(await schedules.get(tx, tenant, name))
+    shown = _to_response(await schedules.get(tx, tenant, name))
+    starts = [] if shown["next_at"] is None else [shown["next_at"]]
+    with suppress(ValueError, LookupError):  # a stored zone or expression that is unknown now
+        while 0 < len(starts) < _STARTS_SHOWN:
+            starts.append(schedules.next_tick(shown["cron"], shown["timezone"], starts[-1]))
+    return shown | {"next_starts": starts}
 
 
 @router.patch(

@@ -152,32 +152,6 @@ LANGUAGE sql STABLE AS $$
     ORDER BY step DESC, seq DESC LIMIT 1
 $$;
 
--- Called by GET /v1/providers/{name}. Return what became of the last 100 tries of model calls at a
--- provider, in the newest 200 runs and child runs; of a long log it reads the last 50 rows.
-CREATE OR REPLACE FUNCTION recent_calls(p_tenant uuid, p_provider text) RETURNS jsonb
-LANGUAGE sql STABLE AS $$
-    WITH tries AS (
-        SELECT l.data #>> '{error,code}' AS code, (l.data ->> 'duration_ms')::bigint AS ms
-        FROM (SELECT id FROM runs WHERE tenant_id = p_tenant ORDER BY id DESC LIMIT 200) AS r
-        CROSS JOIN LATERAL (
-            SELECT at, events FROM run_steps
-            WHERE tenant_id = p_tenant AND run_id = r.id ORDER BY last_seq DESC LIMIT 50) AS s
-        CROSS JOIN LATERAL (
-            SELECT left(substr(line, strpos(line, ',"data":') + 8), -1)::jsonb AS data
-            FROM string_to_table(s.events, E'\n') AS line
-            WHERE line LIKE '{"type":"llm.completed"%' OR line LIKE '{"type":"llm.failed"%') AS l
-        WHERE l.data ->> 'provider' = p_provider
-        ORDER BY s.at DESC LIMIT 100
-    )
-    SELECT jsonb_build_object(
-        'calls', count(*), 'failed', count(code),
-        'duration_p50_ms', percentile_disc(0.5) WITHIN GROUP (ORDER BY ms),
-        'duration_p95_ms', percentile_disc(0.95) WITHIN GROUP (ORDER BY ms),
-        'errors', (SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
-            SELECT code, count(*) AS n FROM tries WHERE code IS NOT NULL GROUP BY code) AS c))
-    FROM tries
-$$;
-
 -- Called by the list of runs. Return a text without differences of case, accents and form.
 -- execute: bottega_app
 CREATE OR REPLACE FUNCTION folded(p_text text) RETURNS text LANGUAGE sql IMMUTABLE AS $$

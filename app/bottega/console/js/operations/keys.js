@@ -61,13 +61,16 @@ export function Secrets() {
   };
   return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets"
     what="secrets">${(secrets, reload) => secrets.length
-      ? html`<${Table} label="Secrets" head=${["Name", "Only to", "Changed", ""]}>${secrets.map((each) => html`<tr
-        key=${each.name}><td class="mono">${each.name}</td><td>${each.hosts.join(", ")}</td><td><${Time}
-          at=${each.updated_at} /></td>
+      ? html`<${Table} label="Secrets" head=${["Name", "Only to", "#Version", "Changed", ""]}>
+        ${secrets.map((each) => html`<tr key=${each.name}><td class="mono">${each.name}</td>
+        <td>${each.hosts.join(", ")}</td><td class="right">${each.version}</td>
+        <td><${Time} at=${each.updated_at} /></td>
         <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`}
           act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No secret is stored." />`}<//><//>
-    <${Panel} title="Store a secret" needs="define"><${Sending} label="Save" send=${store}>
+    <${Panel} title="Store a secret" needs="define">
+      <p class="small soft body">Its value is never shown again. Under a name that exists it is the next version.</p>
+      <${Sending} label="Save" send=${store}>
       <label>Name <input name="name" required /></label>
       <label>Hosts that may get it <input name="hosts" required placeholder="api.example.com" /></label>
       <label>Value <input name="value" type="password" autocomplete="off" required /></label><//><//>`;

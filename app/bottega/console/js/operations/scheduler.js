@@ -4,6 +4,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Loaded, Panel, Time } from "../parts/basics.js";
 import { Table } from "../parts/lists.js";
+import { Limits, Meter } from "./limits.js";
 
 const EVERY_MS = 2000;
 const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);
@@ -22,7 +23,7 @@ export function Scheduler() {
         note="they wait for other tasks" />
     <//>
     <div class="columns"><${Panel} title="Queued runs"><${Queue} rows=${runs} /><//>
-      <${Panel} title="Limits"><${Quotas} quotas=${quotas} /><//></div>
+      <${Panel} title="Limits"><${Limits} quotas=${quotas} /><//></div>
     <${Panel} title="Workers">${workers.length
       ? html`<${Table} label="Workers"
         head=${["Worker", "Up since", "Last seen", "#Runs", "#Slots busy", "#Waiting", "#Parked",
@@ -51,18 +52,3 @@ function Queue({ rows }) {
       <td class="wide-cell"><${Meter} of=${each.queued} most=${most} /></td>
       <td class="right">${count(each.queued)}</td><td><${Time} at=${each.oldest_at} /></td></tr>`)}<//>`;
 }
-
-const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)",
-  cost_per_day: "Cost today (UTC), USD", storage_bytes: "Stored, in bytes" };
-
-const Quotas = ({ quotas }) => html`<${Table} label="Limits" head=${["Limit", "Used", "#Number"]}>
-  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td>
-    <td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
-    <td class="right">${amount(each, each.used)} of ${each.limit == null ? "no limit" : amount(each, each.limit)}</td>
-      </tr>`)}<//>`;
-
-const amount = (quota, value) => (quota.name === "cost_per_day" ? Number(value).toFixed(2) : count(Number(value)));
-
-const Meter = ({ of, most }) =>
-  html`<span class="stack" aria-hidden="true">
-    <i class="bar model" style=${{ width: `${Math.min(100, (100 * of) / Math.max(1e-9, most))}%` }}></i></span>`;

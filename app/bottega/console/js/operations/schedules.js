@@ -5,9 +5,11 @@ import { call, get, post, url } from "../api.js";
 import { Known } from "../forms/parts.js";
 import { useSchemas } from "../forms/schemas.js";
 import { Fields } from "../forms/typed.js";
+import { exact } from "../format.js";
 import { html } from "../html.js";
+import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Act, Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 import { follow } from "../router.js";
 
@@ -26,8 +28,8 @@ export function Schedules() {
       ? html`<${Table} label="Schedules" head=${["Name", "When", "Starts", "Next", "Last", ""]}>
         ${schedules.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td><code>${each.cron}</code> <span
           class="small soft">${each.timezone}</span></td>
-        <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Time} at=${each.next_at} />`}
-          </td>
+        <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Starts} key=${each.next_at}
+          schedule=${each} />`}</td>
         <td>${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time} at=${each.last_at} />
           <//>` : "–"}${each.last_error && html`<p class="small bad-text">${each.last_error.message}</p>`}</td>
         <td class="actions"><${Act} needs="run" kind="small" label="Run now"
@@ -49,6 +51,16 @@ export function Schedules() {
       <label>Time zone <input name="timezone" placeholder="UTC" /></label>
       <label>Agent <input name="agent" required /></label>
       <label>Question <textarea name="input" rows="3" required></textarea></label><//><//>`;
+}
+
+/** The next start; unfolded, the next five. */
+function Starts({ schedule }) {
+  const [isOpen, setOpen] = useState(false);
+  const found = useData(isOpen ? url`/v1/schedules/${schedule.name}` : null);
+  return html`<details onToggle=${(e) => setOpen(e.currentTarget.open)}><summary><${Time} at=${schedule.next_at} />
+    </summary>${isOpen && html`<${Loaded} from=${found} what="its next starts">${({ next_starts: starts }) => html`
+      <ol class="small" aria-label=${`Next starts of ${schedule.name}`}>${starts.map((at) => html`<li key=${at}>
+        ${exact(at)}</li>`)}</ol>`}<//>`}</details>`;
 }
 
 /** Change a schedule, in the fields that the API has for it. */

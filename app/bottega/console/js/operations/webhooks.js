@@ -30,7 +30,9 @@ export function Webhooks({ query }) {
           ${each.status === "pending" && each.next_at ? html`<${Time} at=${each.next_at}
             />` : each.ended_at ? html`ended <${Time} at=${each.ended_at} />` : "–"}</td></tr>`)}<//>`
       : html`<${Empty} title="No webhook was asked for.">
-        <p>A run with <code>webhook_url</code> is told of at its end.</p><//>`}<//><//>
+        <p>A run with <code>webhook_url</code> is told of at its end.</p><//>`}<//>
+    <p class="small soft body">A delivery that does not arrive is tried again by itself. One that failed is not sent any
+      more: its receiver can read the run.</p><//>
     ${may("admin") && html`<${Secrets} />`}`;
 }
 

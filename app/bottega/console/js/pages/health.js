@@ -76,15 +76,12 @@ function Failures({ span }) {
 const isOpen = (breaker) => Object.values(breaker).some((each) => each.state !== "closed");
 
 function Providers() {
-  const found = useData("/v1/providers", { everyMs: EVERY_MS, from: async (path) => {
-    const { items } = await get(path);
-    return Promise.all(items.map(({ name }) => get(url`/v1/providers/${name}`)));
-  } });
+  const found = useData("/v1/provider-health", { everyMs: EVERY_MS });
   const codes = (recent) => Object.entries(recent.errors).map(([code, n]) => `${code} (${count(n)})`).join(", ");
   return html`<${Panel} title="Providers, by the last 100 calls"><${Loaded} from=${found} what="providers">
-    ${(all) => html`<${Table} label="Providers"
+    ${({ items }) => html`<${Table} label="Providers"
       head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}>
-      ${all.map(({ name, recent, calls, breaker }) => html`<tr key=${name}>
+      ${items.map(({ name, recent, calls, breaker }) => html`<tr key=${name}>
         <td><${Link} path=${["operations", "providers"]}>${name}<//></td>
         <td class="right">${count(recent.calls)}</td>
         <td class=${recent.failed ? "right bad-text" : "right"}>${share(recent.failed, recent.calls)}</td>

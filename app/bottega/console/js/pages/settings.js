@@ -1,18 +1,25 @@
 /** What a person chooses for this browser, and what the server is set to. */
 import { useState } from "preact/hooks";
 
-import { call, url } from "../api.js";
-import { exact } from "../format.js";
+import { call, fetchBlob, url, withQuery } from "../api.js";
+import { count, exact } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Link, Loaded, Panel, Time } from "../parts/basics.js";
-import { Confirmed } from "../parts/lists.js";
+import { Limits } from "../operations/limits.js";
+import { Button, Failure, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { FilePart } from "../parts/files.js";
+import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { save } from "../parts/save.js";
 import { may, me } from "../person.js";
 import { dates, theme } from "../preferences.js";
 
+const LIMITS_EVERY_MS = 10_000;
 const THEMES = { system: "as the system", light: "light", dark: "dark" };
 const LANGUAGES = ["en", "de", "fr", "es", "it", "pt", "nl", "pl", "sv", "tr", "ja", "zh", "ko", "ar", "he", "hi"];
 const ZONES = Intl.supportedValuesOf("timeZone");
+
+const KEPT = { runs: "Runs are kept", episodes: "Archived episodes are kept", audit: "The audit log is kept" };
+const keptFor = (days) => (days == null ? "for ever" : days === 1 ? "for a day" : `for ${count(days)} days`);
 
 const nameOf = (language) => new Intl.DisplayNames([language], { type: "language" }).of(language);
 
@@ -33,7 +40,7 @@ export function Settings() {
     <${Panel} title="You"><dl class="body">${me.value ? html`<dt>Name</dt><dd>${me.value.name}</dd>
       <dt>May</dt><dd>${me.value.scopes.join(", ")}</dd>` : html`<dt>Name</dt>
       <dd>the user of this machine</dd>`}</dl><//>
-    ${may("read") && html`<${Server} />`}
+    ${may("read") && html`<${Server} /><${OwnLimits} />`}
     <${User} />`;
 }
 
@@ -41,13 +48,21 @@ function Server() {
   const info = useData("/v1/info");
   return html`<${Panel} title="Server"><${Loaded} from=${info} what="the server">${(server) => html`<dl class="body">
     <dt>Version</dt><dd>${server.version}</dd><dt>Default model</dt><dd>${server.model}${server.demo_model
-      && " (the demo model)"}</dd><dt>Retention</dt><dd>set by the operator: see <a
-      href=${server.docs_url}>the documentation</a></dd></dl>`}<//>
+      && " (the demo model)"}</dd>${Object.entries(KEPT)
+      .map(([kind, words]) => html`<dt>${words}</dt><dd>${keptFor(server.retention[kind])}</dd>`)}</dl>
+    <p class="small soft body">How long things are kept is set by the operator (<code>BOTTEGA_RETENTION_RUNS_DAYS</code>
+      and the like).</p>`}<//>
     <p class="small soft"><${Link} path=${["operations", "keys"]} needs="admin">API keys<//> <${Link}
       path=${["operations", "secrets"]}>Secrets<//> <${Link} path=${["operations", "providers"]}>Providers<//></p><//>`;
 }
 
-/** What is stored of one end user, and its erasure. */
+function OwnLimits() {
+  const found = useData("/v1/scheduler", { everyMs: LIMITS_EVERY_MS });
+  return html`<${Panel} title="Limits"><${Loaded} from=${found} what="limits">${({ quotas }) => html`<${Limits}
+    quotas=${quotas} />`}<//><//>`;
+}
+
+/** What is stored of one end user, its export and its erasure. */
 function User() {
   const [name, setName] = useState("");
   const [chosen, setChosen] = useState(null);
@@ -59,13 +74,33 @@ function User() {
 
 function Stored({ name }) {
   const found = useData(url`/v1/users/${name}`);
-  const counts = (user) => Object.entries(user).filter(([, value]) => typeof value === "number");
-  return html`<${Loaded} from=${found} what="the user">${(user) => html`<div class="body stacked"><dl>
-    ${counts(user).map(([what, number]) => html`<dt>${what.replaceAll("_", " ")}</dt><dd>${number}</dd>`)}</dl>
-    ${!counts(user).length && html`<${Empty} title="Nothing is stored of it." />`}
-    ${user.erasure_requested_at && html`<p class="note">Its erasure was asked for <${Time}
-      at=${user.erasure_requested_at} />.</p>`}
-    <div class="actions"><${Link} class="button" path=${["chat"]} query=${{ user: name }}>Conversations<//>
+  const [error, setError] = useState(null);
+  const [isSaving, setSaving] = useState(false);
+  const write = async () => {
+    setSaving(true);
+    setError(null);
+    await fetchBlob(url`/v1/users/${name}/export`).then((blob) => save(blob, "user.ndjson"), setError);
+    setSaving(false);
+  };
+  const at = (path, words) => html`<${Link} class="button" path=${path} query=${{ user: name }}>${words}<//>`;
+  return html`<${Loaded} from=${found} what="the user">${(user) => html`<div class="body stacked">
+    ${user.status === "erasing" && html`<p class="note" role="status">All that is stored of ${name} is being erased,
+      since <${Time} at=${user.requested_at} />.</p>`}
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions">${at(["chat"], "Conversations")} ${at(["runs"], "Runs")} ${at(["memory"], "Episodes")}
+      <${Button} busy=${isSaving} onClick=${write}>Export<//>
       <${Confirmed} needs="admin" label="Erase" question=${`Erase all that is stored of ${name}? It cannot be undone.`}
-        act=${async () => (await call("DELETE", url`/v1/users/${name}`), found.reload())} /></div></div>`}<//>`;
+        act=${async () => (await call("DELETE", url`/v1/users/${name}`), found.reload())} /></div>
+    <h3>Files</h3><${UserFiles} name=${name} /></div>`}<//>`;
+}
+
+function UserFiles({ name }) {
+  const path = withQuery("/v1/files", { user: name, order: "desc" });
+  return html`<${Pages} path=${path} what="files">${(files, reload) => files.length ? html`<${Table}
+    label=${`Files of ${name}`} head=${["Name", "#Bytes", "Stored", ""]}>${files.map((each) => html`<tr key=${each.id}>
+      <td><${FilePart} part=${{ ...each, type: "file", file: each.id }} /></td>
+      <td class="right">${count(each.size)}</td><td><${Time} at=${each.created_at} /></td>
+      <td><${Confirmed} label="Delete" question=${`Delete ${each.name ?? "it"}?`}
+        act=${async () => (await call("DELETE", url`/v1/files/${each.id}`), reload())} /></td></tr>`)}<//>`
+    : html`<p class="small soft">It has none.</p>`}<//>`;
 }

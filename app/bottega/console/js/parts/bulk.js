@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { isFinal } from "../run/state.js";
 import { Button } from "./basics.js";
 import { csvOf } from "./csv.js";
+import { save } from "./save.js";
 import { Confirmed } from "./lists.js";
 
 const AT_ONCE = 4;
@@ -39,14 +40,6 @@ async function allOf(path) {
   return { runs, isCut: cursor !== null };
 }
 
-function save(text, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
 /** `path`: of the list; `runs`: those that are chosen; `onDone` is called after something was done with them. */
 export function Bulk({ path, runs, onDone }) {
   const [said, setSaid] = useState("");
@@ -64,7 +57,7 @@ export function Bulk({ path, runs, onDone }) {
     setSaving(true);
     try {
       const found = await allOf(path);
-      save(csvOf(found.runs), "runs.csv");
+      save(new Blob([csvOf(found.runs)], { type: "text/csv" }), "runs.csv");
       setSaid(`${count(found.runs.length)} runs saved${found.isCut ? "; there are more" : ""}`);
     } catch (problem) {
       setSaid(problem.message);
