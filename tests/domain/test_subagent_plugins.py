@@ -273,7 +273,7 @@ async def test_prompt_guard_refuses_without_naming_the_pattern(
 ) -> None:
     guard = PromptGuard(deny=[r"ignore\s+all\s+previous\s+instructions", r"a^|/etc/passwd"])
     refused = await guarded(guard, request_)
-    assert refused == Refused("the task asks for what sub-agents may not be asked here")
+    assert refused == Refused("the task has words that are not allowed in tasks of this service")
     fine = asking("Follow all previous instructions.", "Read /etc/hosts.")
     assert await guarded(guard, fine) is fine
 
@@ -283,7 +283,7 @@ async def test_prompt_guard_bounds_prompts() -> None:
     assert isinstance(await guarded(guard, asking("x" * 10)), DispatchRequest)
     refused = await guarded(guard, asking("x" * 11))
     assert refused == Refused(
-        "the prompt and instructions have 11 characters; here they may have 10"
+        "the prompt and instructions have 11 characters; they may have at most 10"
     )
 
 

@@ -1,8 +1,9 @@
 """Circuit breakers: hold back an agent's tasks in a run while they keep failing.
 
 A breaker is closed (tasks start), open (no task starts until its reset time), or half-open (one
-task starts, the probe; its end decides). It opens by :class:`FailureRates`. :class:`Breakers`
-decides, and is pure; :class:`BreakerSet` tells it the ends of tasks, and starts what it releases.
+task, the probe, starts, and its end closes or opens the breaker). :class:`FailureRates` decides
+when a breaker opens. :class:`Breakers` decides which tasks may start, and is pure.
+:class:`BreakerSet` reports the ends of tasks to it, and starts the tasks that it releases.
 """
 
 import asyncio
@@ -45,10 +46,10 @@ class _Breaker:
     """A breaker that is not closed. Times are in seconds.
 
     Attributes:
-        retry_at: its reset time.
-        probe: the task whose end decides.
-        held: tasks held back, in order.
-        idle_since: first time it was seen half-open without a probe.
+        retry_at: reset time.
+        probe: the task whose end closes or opens the breaker.
+        held: tasks that are held back, in order.
+        idle_since: time from which :meth:`Breakers.forget` has found it half-open without a probe.
     """
 
     failures: int
@@ -76,7 +77,7 @@ class Breakers:
         self._resting: OrderedDict[Hashable, float] = OrderedDict()  # reset times, ascending
 
     def refusal(self, key: Hashable, now: float) -> float | None:
-        """Return the seconds until a dispatch may be tried again; ``None``: it may start now."""
+        """Return the seconds until a dispatch may be tried again; ``None``: tasks may start now."""
         breaker = self._breakers.get(key)
         if breaker is None:
             return None
@@ -88,9 +89,9 @@ class Breakers:
         return self._options.reset_timeout
 
     def admit(self, key: Hashable, task: Hashable, now: float) -> bool:
-        """Return true if a queued task may start; otherwise hold it back, after the others.
+        """Return true if a queued task may start; otherwise hold it back behind other held tasks.
 
-        The first task after the reset time becomes the probe, unless others are held. Idempotent.
+        The first task after the reset time becomes the probe, unless tasks are held. Idempotent.
         """
         breaker = self._breakers.get(key)
         if breaker is None or breaker.probe == task:
@@ -104,11 +105,10 @@ class Breakers:
         return False
 
     def failed(self, key: Hashable, task: Hashable, now: float) -> bool:
-        """Record a task's failure; return true if the breaker opened now, for the first time or
-        again.
+        """Record a task's failure; return true if the breaker has opened or reopened now.
 
-        A breaker that opens for the first time holds no task yet: call :meth:`admit` for the
-        agent's queued tasks, in order. While it is open, only the probe's failure counts.
+        A breaker that opens for the first time holds no task yet, so call :meth:`admit` for the
+        agent's queued tasks, in order. While a breaker is open, only the probe's failure counts.
         """
         breaker = self._breakers.get(key)
         if breaker is None:
@@ -128,7 +128,7 @@ class Breakers:
     def succeeded(self, key: Hashable, task: Hashable, now: float) -> list[Any]:
         """Record a task's success; return the held tasks that may start, in order.
 
-        If it was the probe, the breaker is closed now and holds none of them any longer.
+        If the task was the probe, the breaker is closed now and holds no tasks any more.
         """
         breaker = self._breakers.get(key)
         if breaker is None:
@@ -144,8 +144,8 @@ class Breakers:
         """Record a task's end that is neither success nor failure: cancelled, or out of budget.
 
         Returns:
-            If it was the probe, the held task to start as the next probe. If no task is held, the
-            next dispatch becomes the probe.
+            The held task to start as the next probe, if the ended task was the probe. If no task is
+            held, the next dispatch becomes the probe.
         """
         breaker = self._breakers.get(key)
         if breaker is None:
@@ -156,7 +156,7 @@ class Breakers:
     def due(self, now: float) -> list[tuple[Any, Hashable]]:
         """Return the breakers whose reset time has come, each with the held task to start as probe.
 
-        Leaves out breakers without held tasks: their next dispatch becomes the probe.
+        Leaves out breakers without held tasks, because their next dispatch becomes the probe.
         """
         probes = []
         while self._resting and next(iter(self._resting.values())) <= now:
@@ -186,9 +186,9 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Forget half-open breakers without a probe for ``monitor_window``, and old ends.
+        """Forget breakers that were half-open without a probe for ``monitor_window``, and old ends.
 
-        An agent that is never dispatched again would otherwise stay for ever.
+        Otherwise the breaker of an agent that is never dispatched again would stay for ever.
         """
         self._rates.tidy(now)
         for key, breaker in list(self._breakers.items()):
@@ -212,13 +212,13 @@ _NOT_ITS_OWN = frozenset(
         "model_unauthorized",
     }
 )
-"""Codes of failures that a budget, or a request which the model's server refuses, caused."""
+"""Codes of failures that a budget, or a model server's refusal of a request, caused."""
 
 
 def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
     """Return the key of a task's breaker.
 
-    Anonymous tasks have no breaker: they have nothing in common.
+    Anonymous tasks have no breaker, because they have no agent in common.
     """
     if not params.named:
         return None
@@ -226,10 +226,11 @@ def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
 
 
 def is_own_fault(handle: SubagentHandle) -> bool:
-    """Check if the end of a task is a failure of its own.
+    """Check if the end of a task is a failure that its breaker counts.
 
-    Cancellations, timeouts, budgets, limits of the model's server and requests that it refuses are
-    none; all other failures are, ``max_iterations`` and refused content too.
+    It does not count cancellations, timeouts, exhausted budgets, limits of the model's server and
+    requests that the server refuses. It counts all other failures, also ``max_iterations`` and
+    refused content.
     """
     return (
         handle.status is SubagentStatus.FAILED
@@ -243,7 +244,7 @@ class BreakerSet:
     """Reports tasks' ends to the breakers, and released tasks to the scheduler.
 
     Args:
-        counts: of all tasks; they know the queued tasks of an agent in a run.
+        counts: counts of all tasks; they list the queued tasks of an agent in a run.
         hold: takes a queued task out of the queue.
         release: queues a task again.
     """

@@ -1,7 +1,8 @@
 """Budgets of tokens and of money that several tasks spend at once.
 
-A model call first reserves what it may take in every account that pays for it, and returns the rest
-afterwards. So tasks together overspend at most by the error of one call's estimate.
+A model call first reserves the most that it may take, in every account that pays for it, and
+releases the rest afterwards. So all tasks together overspend at most by the error of one call's
+estimate.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from bottega.agents.query import Query
 from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096
-"""Expected maximum of tokens in an answer of a model that has no limit of its own."""
+"""Expected most tokens in an answer, for calls without a limit of their own."""
 _BILLION = Decimal(10**9)
 
 
@@ -32,7 +33,7 @@ class _Tokens:
         return usage.total_tokens
 
     def price(self, sent: int, prices: ModelPrices | None) -> tuple[int, int]:
-        """Return the amount of a call's input of ``sent`` tokens, and of each token of output."""
+        """Return the amounts of an input of ``sent`` tokens, and of each token of output."""
         return sent, 1
 
     def text(self, amount: int) -> str:
@@ -75,8 +76,8 @@ class Account:
 
     Attributes:
         name: used in error texts.
-        reserved: by running model calls.
-        is_operators: calls of a tenant's own model servers are free here.
+        reserved: amount reserved by running model calls.
+        is_operators: the operator's account, in which calls of a tenant's own servers are free.
         needs_price: refuse calls of models without a known price, instead of counting them as free.
     """
 
@@ -104,7 +105,7 @@ class Account:
 
     @property
     def state(self) -> str:
-        """Text that says how much is spent."""
+        """Text about the spent amount."""
         spent, limit = self.unit.text(self.spent), self.unit.text(self.limit or 0)
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
@@ -131,11 +132,11 @@ class Account:
                 self._waiting.remove(future)
 
     async def fill(self, amount: int) -> None:
-        """Get more from a shared budget if less than ``amount`` is left; nothing here."""
+        """Get more from a shared budget if less than ``amount`` is left; this class has none."""
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow later, without a release here."""
+        """True if the limit may grow later, even if no call here releases a reservation."""
         return False
 
 
@@ -162,7 +163,7 @@ def grant(
         BudgetExhaustedError: an account would not have enough even without reservations.
     """
     tightest: Account | None = None
-    free, least = longest, min(longest, 16)  # a shorter answer says nothing
+    free, least = longest, min(longest, 16)  # a shorter answer is of no use
     for account in accounts:
         if account.limit is None:
             continue
@@ -188,12 +189,12 @@ async def reserved(
 ) -> AsyncIterator[Permit]:
     """Reserve a model call's tokens and cost. Its permit has no bound if the longest answer fits.
 
-    Waits while only other calls' reservations leave too little.
+    Waits while too little is left only because of other calls' reservations.
 
     Args:
         sent: tokens of the input.
-        provider: of the model, for its prices, and for whose server it is.
-        longest: limit of the answer's tokens that the call has anyway; ``None``: it has none, and
+        provider: provider of the model, for its prices and the owner of its server.
+        longest: the call's own limit of the answer's tokens; ``None``: it has none, and
             :data:`MAX_OUTPUT` is expected.
 
     Raises:

@@ -35,11 +35,11 @@ CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
 PATIENCE_S = 30.0
-"""Seconds that a sub-agent waits for an unavailable model, unless its definition says otherwise."""
+"""Seconds that a sub-agent waits for an unavailable model, unless its definition sets another."""
 EXCERPT = 4_096
 """Characters of the head and of the tail of a long answer."""
 MOST_SHOWN = 32_768
-"""Bytes of an answer that a parent's model reads as a whole."""
+"""Longest answer in bytes that a parent's model reads as a whole."""
 
 _MAY_PASS = frozenset(
     {
@@ -47,26 +47,26 @@ _MAY_PASS = frozenset(
         *("model_error", "model_rate_limited"),
     }
 )
-"""Codes of a model's failures that another try may not meet again."""
+"""Codes of a model's failures that may not happen again in another try."""
 
 FAN_OUT = "dispatch_subagents"
 
 
 def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[int, int]]:
-    """Return the places of the tasks that a dispatching tool call asks for, in order.
+    """Return the places of the tasks that a tool call dispatches, in order.
 
     Args:
-        index: of the tool call in its message.
+        index: index of the tool call in its message.
     """
     tasks = tool_call.arguments.get("tasks") if tool_call.name == FAN_OUT else None
     if not isinstance(tasks, list):
         return [(model_call, index)]
-    # No message has so many tool calls that two places could be equal.
+    # Places are distinct, because no message has 2^20 tool calls.
     return [(model_call, index + (number << 20)) for number in range(1, len(tasks) + 1)]
 
 
 class ChildTask:
-    """The task of one dispatching tool call.
+    """A task that a tool call dispatches.
 
     Args:
         place: (model call, index of the tool call).
@@ -90,7 +90,7 @@ class ChildTask:
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
-        """Return the task if it was dispatched before; restore it if that was before a crash."""
+        """Return the task if it was dispatched before; restore a task from before a crash."""
         registry, parent = self.scope.swarm.registry, self.scope.parent
         if (handle := registry.get(self.task_id, parent)) is not None:
             return handle
@@ -139,7 +139,7 @@ class ChildTask:
         self.scope.swarm.context.forget(folder_of(self.task_id))
 
     def give_again(self, files: Mapping[str, str]) -> None:
-        """Restore the input files of a task from before a crash, unless written since."""
+        """Restore the input files of a task from before a crash, except files written since."""
         context = self.scope.swarm.context
         known = context.list(folder_of(self.task_id))
         for path, content in files.items():
@@ -173,14 +173,14 @@ class ChildTask:
         return work
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Check if a new task becomes a child run: leaf work beyond what runs here already."""
+        """Check if a new task becomes a child run: simple work, while many tasks run here."""
         parent, swarm = self.scope.parent, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
         if parent.ancestors is not None or params.retries:
             return False
         return (not params.named or is_leaf(self.agents[params.agent])) and (
-            sum(map(len, self._files().values())) <= 64_000  # characters that one child run gets
+            sum(map(len, self._files().values())) <= 64_000  # most characters for one child run
         )
 
     def _files(self) -> dict[str, str]:
@@ -219,7 +219,7 @@ class ChildTask:
             for path, content in end.files.items():
                 try:
                     await swarm.context.write(path, content)
-                except InvalidInputError as error:  # the run's files are too many
+                except InvalidInputError as error:  # the run has too many files
                     lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
                     handle.parent.listener.on_event(handle, "warning", lost)
             keep_answer(swarm, handle.task_id, end.outcome)
@@ -240,7 +240,7 @@ def is_leaf(agent: BaseAgent) -> bool:
 
 
 def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a helper with its caller's model and parameters, but for the choice of tools."""
+    """Return a helper with its caller's model, and its parameters without the choice of tools."""
     return BaseAgent(
         instructions or DEFAULT_INSTRUCTIONS,
         provider=with_patience(parent.provider, PATIENCE_S),
@@ -252,11 +252,11 @@ def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> Base
 
 
 def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a fresh copy of an agent: tasks share no state with their parent or each other.
+    """Return a fresh copy of an agent, so that tasks share no state with their parent or others.
 
     Args:
-        instructions: added to the agent's own.
-        most: number of its model calls.
+        instructions: added to the agent's own instructions.
+        most: most model calls of the copy.
     """
     agent = source.fresh_copy()
     agent.max_iterations = min(agent.max_iterations, most)
@@ -311,7 +311,7 @@ async def _try(
     """Query the agent as part of the parent's query; add its usage to the parent's.
 
     Args:
-        calls: model calls of earlier tries; returned with those of this one.
+        calls: number of model calls of earlier tries; the number after this try is returned.
     """
     query = Query(
         agent=agent,
@@ -341,7 +341,7 @@ async def _try(
 
 
 def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
-    """Return the query of a task's agent: its prompt, shared metadata, the places of its files."""
+    """Return the first message to a task's agent: prompt, shared metadata, places of its files."""
     about = f"\n\nMetadata: {json.dumps(shared, ensure_ascii=False)}" if shared else ""
     return (
         f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
@@ -365,7 +365,7 @@ def answer_file(task_id: UUID) -> str:
 
 
 def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
-    """Give the parent a file with a long answer. It needs no storage: the log has the text."""
+    """Give the parent a file with a long answer. It is not stored, because the log has the text."""
     if outcome.output is not None and is_long(outcome.output):
         swarm.context.restore(answer_file(task_id), outcome.output)
 
@@ -394,7 +394,7 @@ def _registry_of(query: Query) -> SubagentRegistry | None:
 
 @functools.cache
 def own_file_tools() -> tuple[ToolBase, ...]:
-    """Return the file tools; each call works on the files of the calling query."""
+    """Return the file tools; each call uses the files of the calling query."""
 
     def workspace() -> Workspace:
         call = current_call.get()

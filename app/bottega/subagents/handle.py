@@ -60,7 +60,7 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
 
 
 def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
-    """Check if a wait for the end of ``missing`` of these tasks cannot end without people."""
+    """Check if a wait until ``missing`` of these tasks end cannot be over without people."""
     at_work = (status for status in statuses if not status.is_final)
     return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
 
@@ -70,10 +70,10 @@ class Mailbox:
     """Messages of a parent to a task, by id.
 
     Attributes:
-        unread: their texts, in order.
-        known: all that were ever sent.
-        heard: texts that this try has read.
-        recorded: those that an earlier attempt read, by model call.
+        unread: texts of messages that the task has not read, in order.
+        known: ids of all messages that were ever sent.
+        heard: texts that the present try has read.
+        recorded: texts that an earlier attempt read, by model call.
         calls: number of the last model call whose result an earlier attempt recorded.
     """
 
@@ -98,12 +98,12 @@ class Mailbox:
         return told
 
     def again(self) -> None:
-        """Let the next try read what this one has read."""
+        """Let the next try read the messages that this try has read."""
         self.unread, self.heard = self.heard | self.unread, {}
 
 
 class BreakerKey(NamedTuple):
-    """Tasks of one agent in one run share a breaker."""
+    """Key of a breaker, which the tasks of one agent in one run share."""
 
     tenant_id: UUID | None
     run_id: UUID
@@ -118,8 +118,8 @@ class DispatchParams:
         agent: the sub-agent's name.
         named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous one.
         timeout: in seconds; ``None``: the default.
-        shared: keys of the metadata that the task reads too.
-        retries: tries after the first, if that fails.
+        shared: keys of the metadata that the task's agent can read.
+        retries: number of further tries after a failure.
         spread: a child run does the task, on any worker.
     """
 
@@ -169,7 +169,7 @@ class RestoredTask:
         usage: usage of a finished task and all tasks below it; they do not run again.
         publications: their publications to the run's graph.
         mailbox: messages to it; ``None``: it got none.
-        received: its parent has read its outcome.
+        received: the task's parent has read its outcome.
     """
 
     params: DispatchParams
@@ -209,10 +209,10 @@ class Parent:
 
     Attributes:
         agent: the agent's name.
-        path: its place in the run's tree; the paths of its tasks begin with it.
+        path: the query's place in the run's tree; the paths of its tasks begin with this path.
         limits: limits of its tasks.
         account: token budget of all its tasks together.
-        accounts: accounts that pay for its tasks' model calls; ``account`` is the first.
+        accounts: accounts that pay for its tasks' model calls; ``account`` is the first of them.
         owner: the task that the query works for; ``None`` outside of tasks.
         remaining: returns the seconds until its deadline; ``None``: no deadline.
         alive: returns false once the query can dispatch no more.
@@ -220,10 +220,10 @@ class Parent:
         active: its unfinished tasks by agent; filled only with a graph.
         waiting: its queued tasks in this process, counted by agent.
         holders: its tasks that hold a slot, and the times at which they got it.
-        durations: seconds for which its latest tasks held their slots, by agent; infinite for one
-            that gave its slot up meanwhile.
-        here, remote: number of its unfinished tasks in this process, and of those that are
-            child runs.
+        durations: seconds for which its latest tasks held their slots, by agent; infinite for a
+            task that released its slot meanwhile.
+        here: number of its unfinished tasks in this process.
+        remote: number of its unfinished tasks that are child runs.
     """
 
     parent_id: UUID
@@ -258,21 +258,21 @@ class Parent:
 
     @property
     def is_over(self) -> bool:
-        """True if it dispatches no more: it is ended, or its task has ended."""
+        """True if it dispatches no more tasks, because it has ended, or its own task has."""
         return self.ended or not self.alive()
 
     def time_for(self, timeout: float | None) -> float:
-        """Return the seconds that a task may take, at most what the parent has left.
+        """Return the seconds that a task may take, at most the seconds that the parent has left.
 
         Args:
-            timeout: as asked for; ``None``: the default.
+            timeout: requested timeout; ``None``: the default.
         """
         limits, left = self.limits, self.remaining()
         timeout = min(timeout or limits.default_timeout, limits.max_timeout)
         return timeout if left is None else max(0.0, min(timeout, left))
 
     def paying(self) -> Iterator[Account]:
-        """Yield the accounts that are charged here; accounts outside of the run are not."""
+        """Yield the accounts that tasks charge; other code charges the accounts of the run."""
         yield self.account
         if self.owner is not None:
             yield self.owner.account
@@ -285,29 +285,30 @@ class SubagentHandle:
 
     Attributes:
         named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
-        shared_keys: keys of the metadata that the task reads too.
-        retries: tries after the first, if that fails.
-        spread: a child run does the task: it needs no slot, and that run has its timeout.
-        is_stored: that child run is stored.
+        shared_keys: keys of the metadata that the task's agent can read.
+        retries: number of further tries after a failure.
+        spread: a child run does the task, so that it needs no slot; the child run has its timeout.
+        is_stored: the child run is stored.
         mailbox: messages of its parent.
-        has_answered: it has looked for messages for the last time.
+        has_answered: the task has given its answer and reads no more messages.
         work: coroutine function that does the task; the scheduler runs it.
         attempt: 1, plus one for each restoration after a crash.
         queue_position: ready tasks of the tenant before it at its dispatch (see
             :meth:`TakeQueue.position`).
         deadline: set when it first runs.
-        paused_at: since then its time stands still, because it waits for people.
+        paused_at: time at which its clock stopped, because it waits for people.
         partial_output: the last 10,000 characters of its model's text.
-        written, polled: number of characters of that text, and of those that its parent has read.
+        written: number of characters of its model's whole text.
+        polled: number of these characters that its parent has read.
         token_usage: set for failed tasks as well.
         was_limited: a model call failed because its server's limits left no room for it.
         received: its parent has read its outcome.
         scopes: queries of the task that dispatch tasks.
-        holds: tasks that must end before it may run.
-        blocks: tasks that it holds back.
+        holds: tasks that must end before this one may run.
+        blocks: tasks that must wait for the end of this one.
         breaker: key of its breaker; ``None``: it has none.
         is_held: the breaker holds it back now.
-        suspended: stopped here without an end; another process restores it.
+        suspended: it was stopped here without an end; another process restores it.
         waiting_below: number of descendants that only wait for a slot.
     """
 
@@ -410,19 +411,19 @@ class SubagentHandle:
             self.timer = None
 
     def pause(self, now: float) -> None:
-        """Let its time stand still."""
+        """Stop its clock and its timer."""
         self.paused_at = now
         self.stop_timer()
 
     def resume(self, now: float) -> None:
-        """Let its time go on; the caller sets the timer."""
+        """Let its clock go on; the caller sets the timer."""
         if self.paused_at is not None and self.started_at is not None and self.deadline is not None:
             self.started_at += now - self.paused_at
             self.deadline += now - self.paused_at
         self.paused_at = None
 
     def tell_waiters(self) -> None:
-        """Let the waits for it know that its status is another."""
+        """Tell the waits for this task that its status has changed."""
         for waiter in self.waiters or ():
             waiter.look()
 
@@ -437,8 +438,8 @@ class Waiter:
     """A wait for the end of ``missing`` more of some tasks.
 
     Attributes:
-        for_success: the first success ends it as well.
-        left: rest of its timeout, in seconds, while that stands still.
+        for_success: the first success also ends the wait.
+        left: rest of the timeout in seconds, while the timeout stands still.
     """
 
     future: "asyncio.Future[None]"
@@ -460,7 +461,7 @@ class Waiter:
 
     @property
     def fewest_ends(self) -> int:
-        """Fewest further ends of tasks that may end it."""
+        """Fewest further ends of tasks that may end the wait."""
         return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:
@@ -472,7 +473,7 @@ class Waiter:
         self.look()
 
     def look(self) -> None:
-        """Stop its timeout while it needs people."""
+        """Stop the timeout while the wait needs people; let it go on afterwards."""
         due = self.limit.when()
         if not self.is_open or self.needs_people == (due is None):
             return
@@ -485,11 +486,11 @@ class Waiter:
 
 
 Mode = Literal["all", "any", "quorum", "any_success"]
-"""The condition of a wait; ``any_success`` is met by one success, or by the ends of all."""
+"""The condition of a wait; ``any_success``: one task has succeeded, or all have ended."""
 
 
 def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
-    """Return the number of tasks that must end, out of ``tasks``; any success may do as well."""
+    """Return the number of tasks that must end, out of ``tasks``, if none of them succeeds."""
     if mode == "quorum":
         return min(tasks, tasks if quorum is None else quorum)
     return min(1, tasks) if mode == "any" else tasks
@@ -498,10 +499,10 @@ def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
 def missing(
     handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
 ) -> int:
-    """Return the number of tasks that must still end for a wait to be over; 0 or less: none.
+    """Return the number of tasks that must still end until a wait is over; 0 or less: it is over.
 
     Args:
-        gone: number of further awaited tasks that have ended and were collected.
+        gone: number of further awaited tasks that have ended and were removed.
     """
     if mode == "any_success" and any(_succeeded(handle) for handle in handles):
         return 0
@@ -523,11 +524,12 @@ async def wait_for(
 ) -> bool:
     """Wait until ``count`` more of the tasks have ended; return false on timeout.
 
-    The tasks go on after a timeout. It stands still while too few of them go on without people.
+    The tasks go on after a timeout. The timeout stands still while so many tasks wait for people
+    that the condition cannot be met.
 
     Args:
-        for_success: the first success ends the wait as well.
-        waits: contains the wait as long as it lasts.
+        for_success: the first success also ends the wait.
+        waits: set that contains the wait as long as it lasts.
     """
     if count <= 0:
         return True
@@ -556,7 +558,7 @@ async def wait_for(
 
 
 async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Return when these coroutines are done, even if the caller is cancelled meanwhile."""
+    """Wait until these tasks are done, even if the caller is cancelled meanwhile."""
     cancelled = False
     while running := [task for task in tasks if not task.done()]:
         try:

@@ -12,17 +12,17 @@ class SubagentLimits:
 
     Attributes:
         max_concurrent: tasks of one parent that hold a slot.
-        max_concurrent_of_call: the same for a parent that dispatches more tasks than this by one
-            call.
+        max_concurrent_of_call: tasks of one parent that hold a slot, if one call of the parent
+            dispatches more tasks than this number.
         max_queued: tasks of one parent that wait.
         max_total_tokens: tokens that all tasks of one parent may spend together.
         max_concurrent_global: tasks of all parents that hold a slot.
         max_queue_size: tasks of all parents that wait.
         max_depth: levels of nested tasks.
-        spread_above: a parent with this many tasks under way here spreads further ones over all
-            workers, as runs of their own; they need no slot and no place in the queue.
-        gc_ttl: time that a finished task stays after its parent has read it.
-        tenant_max_concurrent: tasks of one tenant that hold a slot, in the service over all
+        spread_above: if a parent has this number of tasks here, further tasks become child runs,
+            which any worker may execute; they need no slot and no place in the queue.
+        gc_ttl: time for which a finished task stays after its parent has read it.
+        tenant_max_concurrent: tasks of one tenant that hold a slot, in the service those of all
             workers; ``None``: no limit.
         tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.
     """
@@ -46,7 +46,7 @@ class SubagentLimits:
     def lowered(self, **wanted: float | None) -> Self:
         """Return a copy with the given limits lowered; a higher value changes nothing.
 
-        A lower ``max_concurrent`` holds for a parent with a large call, too.
+        A lower ``max_concurrent`` also lowers ``max_concurrent_of_call``.
         """
         known = {field.name for field in fields(self)}
         wanted = {"max_concurrent_of_call": wanted.get("max_concurrent"), **wanted}
@@ -60,16 +60,16 @@ class SubagentLimits:
         return replace(self, **lower)
 
     def above(self, wanted: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-        """Yield the limits that are higher than these, with the values of these."""
+        """Yield the wanted limits that are higher than this object's, each with this object's."""
         for name, value in wanted.items():
             if value is not None and value > (most := getattr(self, name)):
                 yield name, most
 
     def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
-        """Return the limits that hold for an agent's tasks; ``None``: it has no such tasks.
+        """Return the limits of an agent's tasks; ``None``: it has no asynchronous sub-agents.
 
         Args:
-            subagents: as its definition has them.
+            subagents: the field ``subagents`` of its definition.
         """
         if subagents is None or subagents["mode"] != "async":
             return None
@@ -110,7 +110,7 @@ class SchedulerOptions:
         ageing_interval: a waiting task gains one priority in this time.
         failure_threshold: the breaker of an agent in a run opens if at least this many of its
             tasks ended within ``monitor_window``, and at least half of them failed.
-        reset_timeout: time that a breaker stays open.
+        reset_timeout: time for which a breaker stays open.
     """
 
     min_workers: int = 2
@@ -127,8 +127,8 @@ class SchedulerOptions:
 def resized(size: int, busy: int, options: SchedulerOptions) -> int:
     """Return the new size of a pool of ``size`` slots (at least 1), of which ``busy`` are held.
 
-    The pool grows by half above the upper threshold and shrinks by a quarter below the lower one.
-    Exactly at a threshold it stays.
+    If the share of busy slots is above the upper threshold, the pool grows by half. If it is below
+    the lower threshold, the pool shrinks by a quarter.
     """
     share = busy / size
     if share > options.scale_up_threshold:

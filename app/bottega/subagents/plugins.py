@@ -7,11 +7,11 @@ A plugin is any object with one or both of these functions, async or not::
          | Skip | {"skip": True, "result": "…"} | Refused
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
-Each call has a few seconds. A plugin that raises, takes longer or returns something invalid is
-logged and skipped. But if it has ``guard = True``, its failure refuses the task. Guards are asked
-last, and again about what other guards changed; about messages to a task, too. A call of a
-synchronous sub-agent is a dispatch whose priority and metadata have no effect; ``prompt`` is its
-query.
+Each call may take ``TIMEOUT_S`` seconds. If a plugin raises, takes longer or returns something
+invalid, this is logged and the plugin is skipped. But if the plugin has ``guard = True``, the task
+is refused. Guards are asked last, and again after another guard has changed the task. They are also
+asked about messages to a task. For plugins, a call of a synchronous sub-agent is a dispatch whose
+``prompt`` is the query; its priority and metadata have no effect.
 """
 
 import asyncio
@@ -59,7 +59,11 @@ class PluginContext:
 
 @dataclass(frozen=True, slots=True)
 class SubagentPlugin:
-    """The functions of an installed plugin; ``name`` is its entry point's, for the log."""
+    """The functions of an installed plugin.
+
+    Attributes:
+        name: name of its entry point, for the log.
+    """
 
     name: str
     before_dispatch: Callable[..., Any] | None
@@ -125,7 +129,7 @@ async def before_dispatch(
 async def guarded(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
-    """Pass the request through the guards until each has seen what the others made of it."""
+    """Pass the request through the guards until each has accepted the others' changes."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
     for _ in range(3 * len(guards)):
@@ -146,7 +150,7 @@ async def guarded(
 async def _asked(
     plugin: object, ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
-    """Ask one plugin; one that fails is logged, and refuses the task if it is a guard."""
+    """Ask one plugin. A failure is logged, and refuses the task if the plugin is a guard."""
     function = getattr(plugin, "before_dispatch", None)
     if function is None:
         return request
@@ -197,11 +201,11 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
 async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """Call a plugin's function with a time limit.
 
-    Runs it in a task of its own: if it ignores the cancellation, nobody waits for it.
+    The function runs in a task of its own. If it ignores its cancellation, the caller goes on.
 
     Raises:
-        TimeoutError: it takes longer than ``timeout_s``.
-        Exception: any error that it raises.
+        TimeoutError: the function takes longer than ``timeout_s``.
+        Exception: any error that the function raises.
     """
     task = asyncio.ensure_future(_called(partial(function, *arguments), function))
     try:
@@ -230,7 +234,7 @@ async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
         )
         value = call() if is_async else await run_in_thread(call)
         return await value if inspect.isawaitable(value) else value
-    except SystemExit as error:  # in its own task it would stop the event loop
+    except SystemExit as error:  # otherwise it stops the event loop
         raise RuntimeError(f"SystemExit: {error}") from None
 
 
@@ -262,7 +266,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
     """Apply a plugin's answer to the request.
 
     Raises:
-        TypeError, ValueError: the answer is invalid, or changes a fixed field.
+        TypeError, ValueError: the answer is invalid, or changes ``agent`` or ``instructions``.
     """
     if said is None or said == request:
         return request
@@ -282,7 +286,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
             raise ValueError(f"it may not change {name}")
     try:
         valid = _Said.model_validate(words)
-    except ValidationError as error:  # leave its input out: it may quote a prompt
+    except ValidationError as error:  # without the input, which may be a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
     if valid.skip:
         return Skip(valid.result or "")

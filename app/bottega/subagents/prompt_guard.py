@@ -12,9 +12,9 @@ from bottega.subagents.shared_context import plain_form
 class PromptGuard:
     """Guard that refuses tasks by patterns in their prompt or instructions, or by their length.
 
-    Matches in linear time (with the regex engine of pydantic-core), so no text can make it hang.
-    Matches both the original text and its plain form (:func:`plain_form` of the shared files), so
-    full-width, look-alike or invisible characters do not hide a match.
+    The regex engine (pydantic-core's) needs linear time, so that no text can make it hang. Patterns
+    are matched with the original text and with its :func:`plain_form`, so that full-width,
+    look-alike or invisible characters do not hide a match.
 
     Args:
         deny: regular expressions; they match anywhere and ignore case.
@@ -35,14 +35,14 @@ class PromptGuard:
         length = len(params.prompt) + len(params.instructions or "")
         if length > self._max_prompt_chars:
             return Refused(
-                f"the prompt and instructions have {length} characters; here they may have "
+                f"the prompt and instructions have {length} characters; they may have at most "
                 f"{self._max_prompt_chars}"
             )
         for text in (params.prompt, params.instructions or ""):
             if any(
                 _found(matcher, form) for form in {text, plain_form(text)} for matcher in self._deny
             ):
-                return Refused("the task asks for what sub-agents may not be asked here")
+                return Refused("the task has words that are not allowed in tasks of this service")
         return None
 
 
@@ -61,6 +61,6 @@ def _matcher(pattern: str) -> SchemaValidator:
 def _found(matcher: SchemaValidator, text: str) -> bool:
     try:
         matcher.validate_python(text)
-    except ValidationError as error:  # invalid Unicode gives another error: treat it as a match
+    except ValidationError as error:  # another error (invalid Unicode) counts as a match
         return error.errors(include_input=False)[0]["type"] != "string_pattern_mismatch"
     return True

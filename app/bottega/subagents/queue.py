@@ -1,9 +1,10 @@
 """Queue of tasks that wait for a slot: ageing priorities, limits per parent and tenant. Pure.
 
-Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Priorities age,
-so there is no fixed order of all entries. But of two entries with the same base priority the older
-one is always first: so each parent has one line by age per priority, and a take compares the first
-entries of the lines of the run's ready parents. A parent at its limit is not ready.
+Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Priorities get
+better with age, so entries have no fixed order. But of two entries with equal base priority, the
+older one always goes first. So each parent has one line by age for each priority, and a take only
+compares the first entries of the lines of the run's ready parents. A parent at its limit is not
+ready.
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +15,7 @@ from math import floor, inf
 from typing import Any, TypeVar
 
 WAKE = 0
-"""Priority of a task that already runs and needs its slot again; goes before all new tasks."""
+"""Priority of a running task that needs its slot again; it goes before all new tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,11 +23,11 @@ class QueueEntry:
     """One entry of the queue; must not change while it waits.
 
     Attributes:
-        run: takes turns with the tenant's other runs.
-        parent: belongs to one run only.
-        limit: slots that the parent may hold; the last pushed entry sets it for all.
+        run: the run, which takes turns with the tenant's other runs.
+        parent: the parent, which belongs to one run only.
+        limit: slots that the parent may hold; the last pushed entry sets the parent's limit.
         priority: 1 (first) to 10, or ``WAKE``.
-        enqueued_at: seconds on the scheduler's clock; may be earlier than that of older entries.
+        enqueued_at: seconds on the scheduler's clock; a later push may have an earlier time.
         item: the scheduler's payload.
         order: set by the queue at the first push; breaks ties of ``enqueued_at``.
     """
@@ -42,7 +43,7 @@ class QueueEntry:
 
 
 def effective_priority(priority: int, waited: float, ageing_interval: float) -> int:
-    """Return the priority after ``waited`` seconds: one better per interval, at best 1."""
+    """Return the priority after ``waited`` seconds: it rises by one per interval, up to 1."""
     if priority == WAKE:
         return WAKE
     return max(1, priority - floor(waited / ageing_interval))
@@ -96,7 +97,7 @@ class _Parent:
     """A parent with waiting or taken entries.
 
     Attributes:
-        lines: per base priority its waiting entries by age; no line is empty.
+        lines: waiting entries by age, for each base priority; no line is empty.
     """
 
     key: Hashable
@@ -119,14 +120,14 @@ class _Parent:
 class TakeQueue:
     """Queue that selects the next entry: by tenant in turn, then by run in turn, then by priority.
 
-    A tenant or run that has ready entries again joins at the end of the turns. A take looks at the
-    ready parents of one run; nothing depends on the entries of parents at their limit.
+    A tenant or run that has ready entries again joins at the end of the turns. A take reads only
+    the ready parents of one run, so entries of parents at their limit cost nothing.
 
     Args:
-        ageing_interval: seconds after which a waiting entry gains one priority.
+        ageing_interval: seconds after which a waiting entry rises by one priority.
         tenant_limit: slots that one tenant may hold; ``None``: no limit.
-        on_waiting: called with a parent and a difference whenever ``waiting(parent)`` changes. It
-            is the last step of a change, so it may change the queue itself.
+        on_waiting: called with (parent, difference) whenever ``waiting(parent)`` changes. It is
+            called at the end of a change, so that it may change the queue.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class TakeQueue:
         self._blocked: set[Hashable] = set()
 
     def __len__(self) -> int:
-        """Return the number of waiting entries, those of parents at their limit included."""
+        """Return the number of waiting entries, with those of parents at their limit."""
         return len(self._entries)
 
     def push(self, entry: QueueEntry) -> None:
@@ -234,7 +235,7 @@ class TakeQueue:
     def waiting(self, parent: Hashable) -> int:
         """Count a parent's entries that could be taken if a slot were free; 0 at its limit.
 
-        The tenant's limit does not count: a released slot makes room for the tenant, too.
+        The tenant's limit is ignored, because a released slot makes room for the tenant, too.
         """
         return self._parents[parent].waiting if parent in self._parents else 0
 
@@ -243,7 +244,7 @@ class TakeQueue:
         return self._parents[parent].size if parent in self._parents else 0
 
     def entries_of_tenant(self, tenant: Hashable) -> int:
-        """Count all waiting entries of a tenant, those of parents at their limit included."""
+        """Count all waiting entries of a tenant, with those of parents at their limit."""
         return self._tenants[tenant].size if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
@@ -258,9 +259,9 @@ class TakeQueue:
     def position(self, entry: QueueEntry, now: float) -> int:
         """Count the ready entries of the same tenant that go before a waiting entry.
 
-        They are the better entries of its own parent, ready or not, and of its own run, and, since
-        runs take turns, as many of each other run, plus one if that run's turn is earlier. Looks at
-        all ready parents of the tenant.
+        These are the entries of its own parent (ready or not) and of its own run that go before it.
+        Because runs take turns, as many entries of each other run go before it, and one more if
+        that run's turn is earlier. The cost grows with the tenant's ready parents.
         """
         parent = self._parents[entry.parent]
         run = parent.run
@@ -286,7 +287,7 @@ class TakeQueue:
         )
 
     def _end(self, entry: QueueEntry, priority: int, now: float) -> tuple[float, float]:
-        """Return the (enqueued_at, order) below which entries of a priority go before ``entry``."""
+        """Return a bound: entries of a priority with a smaller place go before ``entry``."""
         own = entry.enqueued_at, entry.order
         if priority == entry.priority:
             return own
@@ -298,7 +299,7 @@ class TakeQueue:
         return max((better_until, inf), min((equal_until, inf), own))
 
     def _reached(self, priority: int, wanted: int, now: float) -> float:
-        """Return the latest ``enqueued_at`` that gives an effective priority ≤ ``wanted``."""
+        """Return the latest ``enqueued_at`` with which a priority has risen to ``wanted``."""
         steps = priority - wanted
         return now - steps * self._ageing_interval if steps > 0 else inf
 
@@ -325,7 +326,7 @@ class TakeQueue:
         self._taken += by
 
     def _update_turns(self, parent: _Parent, before: int, more: int = 0) -> None:
-        """Update the turns after a parent's change; forget it if it has no entries.
+        """Update the turns after a parent's change; forget a parent without entries.
 
         Args:
             before: ``parent.waiting`` before the change.
@@ -350,7 +351,7 @@ class TakeQueue:
         _take_part(self._turns, tenant, may and tenant.key not in self._blocked)
 
     def _forget(self, parent: _Parent) -> None:
-        """Remove a parent, and its run and tenant if it was their last."""
+        """Remove a parent, and its run and tenant if they have no other parent."""
         run, tenant = parent.run, parent.run.tenant
         del self._parents[parent.key]
         run.parents -= 1
@@ -361,7 +362,7 @@ class TakeQueue:
 
 
 def _take_part(turns: "OrderedDict[Hashable, _Turn]", one: _Turn, may: bool) -> None:
-    """Add a tenant or run at the end of the turns, or remove it; do nothing if already so."""
+    """Add a tenant or run at the end of the turns if it is missing, or remove it."""
     if not may:
         turns.pop(one.key, None)
     elif one.key not in turns:

@@ -23,7 +23,7 @@ from bottega.subagents.telemetry import Telemetry
 _ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 
 MOST_SPREAD = 10_000
-"""Unfinished tasks of one parent that are child runs."""
+"""Most unfinished tasks of one parent that are child runs."""
 
 
 class TaskCounts:
@@ -69,7 +69,7 @@ class TaskCounts:
         return list(self._queued.get(key, {}).values())
 
     def enter(self, handle: SubagentHandle) -> None:
-        """Count a task in its current state; one that is a child run takes no place here."""
+        """Count a task in its current state; a task of a child run takes no place here."""
         if handle.spread:
             handle.parent.remote += not handle.status.is_final
             return
@@ -115,7 +115,7 @@ class TaskCounts:
 
 
 class TaskRegistry(Protocol):
-    """The registry of the tasks, as far as the scheduler needs it."""
+    """The part of the registry that the scheduler needs."""
 
     limits: SubagentLimits
     counts: TaskCounts
@@ -147,17 +147,17 @@ def check_dispatch(
     wait: float | None,
     spread: bool = False,
 ) -> None:
-    """Check a dispatch against the limits. A task above ``max_concurrent`` waits, so it passes.
+    """Check a dispatch against the limits. A task above ``max_concurrent`` passes, and waits.
 
     Args:
-        limits: limits of all parents together; ``parent.limits`` are its own.
+        limits: limits of all parents together; the parent's own are ``parent.limits``.
         counts: counts of the registry's tasks.
-        room: number of tasks of this parent that may start at once, and of those that wait so far.
+        room: (tasks of this parent that may start at once, tasks of it that wait already).
         wait: seconds until the breaker lets a task of this agent through; ``None``: now.
-        spread: it becomes a child run, which needs no place here.
+        spread: the task becomes a child run, which needs no place here.
 
     Raises:
-        SubagentRefusedError: a subclass per limit; the text is for the model.
+        SubagentRefusedError: a subclass for each limit; the text is for the model.
     """
     own = parent.limits
     if parent.is_over:
@@ -205,8 +205,8 @@ def _check_queue(
 ) -> None:
     """Check that the queue has a place.
 
-    Beyond its bounds the queue has one extra place per tenant. A tenant without queued tasks always
-    gets a place. A run without queued tasks may use its tenant's extra place.
+    A tenant without queued tasks always gets a place. Beyond its limit, the queue has one extra
+    place for each tenant, which a run without queued tasks may use.
     """
     of_tenant = counts.queued_of_tenant(parent.tenant_id)
     if not of_tenant:

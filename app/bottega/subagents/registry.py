@@ -1,4 +1,4 @@
-"""Registry of tasks: their states, limits, ends, and removal. The scheduler executes them."""
+"""Registry of tasks: states, limits, ends and removal. The scheduler executes the tasks."""
 
 import asyncio
 import contextvars
@@ -35,9 +35,9 @@ ORPHANED = "orphan-cleanup"
 def collectable(
     handles: Collection[SubagentHandle], limits: SubagentLimits, now: float
 ) -> list[SubagentHandle]:
-    """Return the finished tasks to remove: old ones, and received ones if there are many. Pure.
+    """Return the finished tasks to remove: old ones, and if tasks are many, received ones. Pure.
 
-    A task stays while its parent may still read its outcome.
+    A task stays as long as its parent may still read its outcome.
 
     Args:
         handles: all tasks of the registry.
@@ -62,8 +62,8 @@ class SubagentRegistry:
     """Registry of all tasks of this process; enforces their limits.
 
     Args:
-        limits: for all parents; a parent's own may be lower.
-        scheduler: runs the tasks; by default one with default options.
+        limits: limits for all parents; a parent's own limits may be lower.
+        scheduler: runs the tasks; ``None``: a scheduler with default options.
 
     Attributes:
         late_results: number of results dropped because their task had already ended.
@@ -101,7 +101,7 @@ class SubagentRegistry:
         return len(self._handles)
 
     def get(self, task_id: UUID, within: Parent | None = None) -> SubagentHandle | None:
-        """Return a task; with ``within`` only if it is a descendant of that parent."""
+        """Return a task; with ``within``, only a descendant of that parent."""
         handle = self._handles.get(task_id)
         if handle is None or within is None:
             return handle
@@ -112,7 +112,7 @@ class SubagentRegistry:
         return list(self._handles.values())
 
     def parents(self) -> list[Parent]:
-        """Return all parents that have tasks, each before the parents among its tasks."""
+        """Return all parents that have tasks, each before the parents below it."""
         return list(self._parents.values())
 
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
@@ -124,13 +124,13 @@ class SubagentRegistry:
     def dispatch(
         self, parent: Parent, params: DispatchParams, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Register and queue a task, or return the known task of this id.
+        """Register and queue a task, or return the known task with this id.
 
         Args:
             place: (model call, index of the tool call) of the dispatch.
 
         Raises:
-            SubagentRefusedError: a limit, a budget or a breaker refuses the task (per subclass).
+            SubagentRefusedError: a limit, a budget or a breaker refuses the task; see the subclass.
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
@@ -146,7 +146,7 @@ class SubagentRegistry:
     def restore(
         self, parent: Parent, restored: RestoredTask, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Rebuild a task from before a crash, as it ended or queued; no limits, no events."""
+        """Rebuild a task from before a crash: ended or queued, without limits and events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
         handle = self._add(parent, restored.params, work, task_id, place)
@@ -222,7 +222,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Hold a task back until siblings that its agent reads from end, and siblings for it."""
+        """Hold back a task until the siblings that it reads end, and siblings that read it."""
         parent = handle.parent
         if parent.ancestors is None or not handle.named:
             return
@@ -262,7 +262,7 @@ class SubagentRegistry:
             self._ended(handle)
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task with its outcome; drop and count the outcome if the task has ended."""
+        """End a task with its outcome; if it has ended already, count and drop the outcome."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
             return False
@@ -311,7 +311,10 @@ class SubagentRegistry:
     # Ending
 
     def cancel(self, task_id: UUID, reason: str, code: str = "cancelled") -> bool:
-        """Cancel a task and, as ``parent-cancelled:{reason}``, all below; return false if over."""
+        """Cancel a task, and all below it with the reason ``parent-cancelled:{reason}``.
+
+        Return false if the task has ended already.
+        """
         handle = self._handles.get(task_id)
         if handle is None or handle.status.is_final:
             return False
@@ -324,7 +327,7 @@ class SubagentRegistry:
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
-        """Mark a parent as ended and cancel its tasks; it will not read their results."""
+        """Mark a parent as ended, and cancel its tasks because it will not read their results."""
         parent.ended = True
         for child in list(parent.children.values()):
             self.cancel(child.task_id, reason)
@@ -358,7 +361,7 @@ class SubagentRegistry:
         The tasks go on after a timeout.
 
         Args:
-            gone: number of further awaited tasks that have ended and were collected.
+            gone: number of further awaited tasks that have ended and were removed.
         """
         count = missing(handles, mode, quorum, gone)
         return await wait_for(handles, count, timeout, for_success=mode == "any_success")
@@ -366,7 +369,7 @@ class SubagentRegistry:
     # Lifecycle
 
     def start(self) -> None:
-        """Collect every ``gc_interval`` seconds until :meth:`shutdown`."""
+        """Call :meth:`collect` every ``gc_interval`` seconds until :meth:`shutdown`."""
         self._stop_collecting()
         loop = asyncio.get_running_loop()
         self._collecting = loop.call_later(self.limits.gc_interval, self._collect_again)
@@ -384,7 +387,7 @@ class SubagentRegistry:
             logger.exception("collecting finished tasks failed")
 
     async def shutdown(self) -> None:
-        """Cancel all tasks; return when none of them runs."""
+        """Cancel all tasks, and wait until none of them runs."""
         self._stop_collecting()
         while self._handles:
             for parent in self.parents():
@@ -409,7 +412,7 @@ class SubagentRegistry:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks, end orphans and overdue ones; return the number removed. O(n)."""
+        """Remove finished tasks, end orphans and overdue tasks; return the number removed. O(n)."""
         now = self._collected_at = self.scheduler.now()
         for parent in self.parents():
             if not parent.ended and not parent.alive():
@@ -437,7 +440,7 @@ class SubagentRegistry:
 
 
 def _reason(handle: SubagentHandle) -> str:
-    """Return the reason for cancelling the tasks below an ended task; one for a whole subtree."""
+    """Return the reason with which the tasks below an ended task are cancelled."""
     if handle.status is not SubagentStatus.CANCELLED:
         return f"parent-{handle.status}"
     reason = handle.error or ""

@@ -1,7 +1,8 @@
 """Scheduler of tasks: slots, timers, cancellation.
 
-The queue, the pool's size and the breakers decide; this module carries their decisions out. A
-tenant's limit may hold over all workers. The start of a waiting task is estimated from recent ones.
+The queue, the pool's size and the breakers decide which task starts; this module carries out their
+decisions. A tenant's limit may apply to all workers together. This module also estimates the start
+of a waiting task, from the durations of recent tasks.
 """
 
 import asyncio
@@ -28,24 +29,24 @@ from bottega.subagents.quotas import TaskRegistry
 
 
 class PlaceSource(Protocol):
-    """Source of places for the tasks of this worker; places are all alike."""
+    """Source of places for the tasks of this worker; places are interchangeable."""
 
     def take(self, tenant: UUID) -> bool:
         """Take a place that this worker already holds; return false if there is none."""
         ...
 
     async def wait(self, tenant: UUID) -> None:
-        """Return with a place; a cancelled wait has none."""
+        """Wait for a place; a cancelled wait takes none."""
         ...
 
     def give_back(self, tenant: UUID) -> None: ...
 
 
 class TenantPlaces:
-    """Places that tasks need beside a slot, taken when the queue gives them one.
+    """Places that tasks need in addition to a slot, taken when the queue assigns a slot.
 
     Args:
-        came: called when a place has come that a tenant's tasks waited for.
+        came: called when a place arrives for which a tenant's tasks have waited.
     """
 
     def __init__(self, came: Callable[[], None]) -> None:
@@ -55,10 +56,10 @@ class TenantPlaces:
         self._unused: Counter[UUID] = Counter()
 
     def take_for_next(self, queue: TakeQueue, free: int) -> bool:
-        """Take a place for the queue's next entry; return false if no entry can have one.
+        """Take a place for the queue's next entry; return false if no entry can have a place.
 
-        A tenant without a place loses its turn until one comes. It asks for as many as it could
-        use now.
+        A tenant without a place loses its turn until a place arrives. As many places are requested
+        as the tenant could use now.
 
         Args:
             free: free slots.
@@ -76,7 +77,7 @@ class TenantPlaces:
             self.source.give_back(tenant)
 
     def give_back_unused(self) -> None:
-        """Give back the places that came when no slot was free, or for tasks that had ended."""
+        """Give back places that arrived while no slot was free, or for tasks that had ended."""
         for tenant in self._unused.elements():
             self.give_back(tenant)
         self._unused.clear()
@@ -112,12 +113,12 @@ class TenantPlaces:
 
 
 class SlotLimit(NamedTuple):
-    """Slots of a tenant or of the pool.
+    """A limit of slots, of a tenant or of the pool.
 
     Attributes:
-        slots: those that its tasks may hold together.
-        claims: tasks that hold one, wait for one or will ask for one again.
-        is_fixed: the number of slots stays.
+        slots: number of slots that the tasks may hold together.
+        claims: number of tasks that hold a slot, wait for one or will need one again.
+        is_fixed: the number of slots does not change.
     """
 
     slots: int
@@ -128,12 +129,12 @@ class SlotLimit(NamedTuple):
 def estimated_start_ms(
     handle: SubagentHandle, queue: TakeQueue, limits: Sequence[SlotLimit], now: float
 ) -> int | None:
-    """Return the milliseconds until a queued task starts; ``None``: they cannot be known.
+    """Return the milliseconds until a queued task starts; ``None``: they cannot be estimated.
 
-    They are known while only its siblings are before it, and those take about equally long.
+    They can be estimated if only siblings are before the task, which take about equally long.
 
     Args:
-        limits: of slots, beside the parent's own limit.
+        limits: limits of slots, besides the parent's own limit.
     """
     parent, entry = handle.parent, handle.entry
     if entry is None or not _all_are_in_line(parent, queue):
@@ -145,11 +146,11 @@ def estimated_start_ms(
         return None
     left = [max(known) - (now - since) for since in parent.holders.values()]
     if min(left, default=0.0) < 0:
-        return None  # one takes longer than those before
+        return None  # a running task takes longer than the recent ones
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = free[before % slots] + before // slots * mean
-    before = queue.siblings_before(entry, now + 2 * soon)  # others may age sooner
+    before = queue.siblings_before(entry, now + 2 * soon)  # ageing may put others before it
     late = free[before % slots] + before // slots * mean
     if max(soon, late) > 2 * min(soon, late):
         return None
@@ -157,7 +158,7 @@ def estimated_start_ms(
 
 
 def _all_are_in_line(parent: Parent, queue: TakeQueue) -> bool:
-    """Check that each task of a parent waits in the queue, or holds the slot that it began with."""
+    """Check that each task of a parent waits in the queue, or still holds its first slot."""
     waiting = queue.entries_of(parent)
     return (
         parent.queued == waiting
@@ -169,7 +170,7 @@ def _all_are_in_line(parent: Parent, queue: TakeQueue) -> bool:
 def _slots(
     parent: Parent, queue: TakeQueue, before: int, limits: Sequence[SlotLimit]
 ) -> int | None:
-    """Return the slots that a parent's tasks take in turn; ``None``: others want them too."""
+    """Return the slots that a parent's tasks can use; ``None``: other tasks need them, too."""
     slots = parent.limits.max_concurrent
     own = len(parent.holders)
     for limit in limits:
@@ -183,9 +184,10 @@ def _slots(
 
 
 def _durations(parent: Parent) -> list[float] | None:
-    """Return how long tasks lasted that are like those under way; ``None``: too different.
+    """Return the durations of recent tasks of the same agents; ``None``: they differ too much.
 
-    Of each agent three must be known, and the longest time must be less than 1.8 of the shortest.
+    At least three durations of each agent must be known, and the longest of all must be less than
+    1.8 times the shortest.
     """
     agents = {*parent.waiting, *(handle.agent for handle in parent.holders)}
     known = [parent.durations.get(agent, ()) for agent in agents]
@@ -205,7 +207,7 @@ class SubagentScheduler:
 
     Attributes:
         size: current number of slots.
-        places: what tasks need beside a slot, if limits hold over all workers.
+        places: places that tasks need in addition to a slot, if limits apply to all workers.
     """
 
     def __init__(self, options: SchedulerOptions | None = None) -> None:
@@ -252,11 +254,11 @@ class SubagentScheduler:
 
     @property
     def parked(self) -> int:
-        """Number of running tasks without a slot: they wait for other tasks or for a slot."""
+        """Number of running tasks without a slot, because they wait for other tasks or a slot."""
         return self._registry.counts.active - self.in_use
 
     def room(self, parent: Parent) -> tuple[int, int]:
-        """Count the tasks of a parent that may get a slot at once, and those that wait for one."""
+        """Count a parent's tasks that may get a slot at once, and those that wait for a slot."""
         waiting = self._queue.waiting(parent)
         others = len(self._queue) - waiting
         free = self.capacity - self.in_use - others
@@ -269,7 +271,8 @@ class SubagentScheduler:
     def position(self, handle: SubagentHandle) -> int:
         """Count the tenant's waiting tasks that go before a task.
 
-        None go before a child run, which waits elsewhere; all before a task that is held back.
+        The count is 0 for a child run, which does not wait here. All tasks go before a task that is
+        held back.
         """
         if handle.spread:
             return 0
@@ -301,12 +304,12 @@ class SubagentScheduler:
         self.push(handle)
 
     def hold(self, handle: SubagentHandle) -> None:
-        """Take a queued task out of the queue: it must wait for others first."""
+        """Take a queued task out of the queue, because it must wait for other tasks."""
         if handle.status is SubagentStatus.QUEUED and handle.paused_at is None:
             self._leave_queue(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
-        """Queue a task after the end of a task that held it; warn if that one failed."""
+        """Queue a task after the end of a task for which it waited; warn if that one failed."""
         if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
             text = f"'{handle.agent}' starts without the answer of '{by.agent}': it is {by.status}"
             data = {"code": "upstream_failed", "message": text}
@@ -324,13 +327,13 @@ class SubagentScheduler:
         self.circuits.ended(handle)
 
     def watch_over(self, handle: SubagentHandle) -> None:
-        """End a task whose timer was lost: it has run for twice its timeout."""
+        """End a task that has run for twice its timeout, because its timer was lost."""
         started = handle.started_at if handle.paused_at is None else None
         if started is not None and self.now() - started > 2 * handle.timeout:
             self.time_out(handle)
 
     def release(self, handle: SubagentHandle) -> None:
-        """Take a task's slot, and any request for one."""
+        """Release a task's slot, and withdraw its request for a slot."""
         self._ask_no_more(handle)
         self._give_up_slot(handle)
 
@@ -347,7 +350,7 @@ class SubagentScheduler:
     # Slots
 
     def pump_soon(self) -> None:
-        """Assign free slots in the next loop iteration, after the current code's dispatches."""
+        """Assign free slots in the next pass of the loop, after the present dispatches."""
         if self._pumping is None:
             self._pumping = asyncio.get_running_loop().call_soon(self._pump)
 
@@ -454,7 +457,7 @@ class SubagentScheduler:
         owner = handle.parent.owner
         left = None if owner is None else owner.left(self.now())
         if owner is not None and left is not None and left <= 0:
-            self.time_out(owner)  # same deadline: end the owner, which ends its tasks
+            self.time_out(owner)  # the owner's deadline has come, too; its end ends its tasks
         if handle.status.is_final:
             return
         error = f"the task's time is up: it had {handle.timeout:.4g} s"
@@ -469,14 +472,14 @@ class SubagentScheduler:
             self.pump_soon()
 
     def _only_if_needed(self, handle: SubagentHandle) -> None:
-        """Release the slot, and any request for one, that no model call of the task needs."""
+        """Release the slot, or the request for it, if no model call of the task needs a slot."""
         if not handle.calls:
             self._ask_no_more(handle)
             if handle.awaits:
                 self._give_up_slot(handle)
 
     async def _need_slot(self, handle: SubagentHandle) -> None:
-        """Return when a running task holds a slot again."""
+        """Wait until a running task holds a slot again."""
         while not handle.holds_slot:
             if handle.status.is_final or handle.suspended:
                 raise asyncio.CancelledError
@@ -502,7 +505,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Release a task's slot while it only waits; its next model call takes one again."""
+        """Release a task's slot while the task only waits; its next model call takes a new one."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
@@ -512,7 +515,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Hold a slot during a model call of a task; waiting descendants go first."""
+        """Hold a slot during a model call of a task; its waiting descendants get slots first."""
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:
@@ -527,7 +530,7 @@ class SubagentScheduler:
             self._only_if_needed(handle)
 
     def _waiting_changed(self, parent: Hashable, change: int) -> None:
-        """Update ``waiting_below`` of a parent's ancestors; wake the ones that now go on."""
+        """Update ``waiting_below`` of a parent's ancestors; wake ancestors that can go on now."""
         assert isinstance(parent, Parent)
         owner = parent.owner
         while owner is not None:
@@ -542,7 +545,7 @@ class SubagentScheduler:
     def _resize(self) -> bool:
         """Resize the pool by its load; return true if it changed.
 
-        Call it after free slots are assigned, or many tasks that end at once look like a low load.
+        Call it after free slots are assigned. Otherwise many simultaneous ends seem a low load.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

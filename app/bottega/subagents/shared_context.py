@@ -1,8 +1,8 @@
 """Shared files of the agents of one run, and the access rights.
 
-The root writes ``/global/**``; all agents read it. ``/subagent/{task_id}/**`` is a task's own
-folder; its parent reads all of it and writes ``input``. Any other path is a query's private file.
-Models have the tools ``read_file``, ``write_file`` and ``list_files``.
+The root writes ``/global/**``, and all agents read it. ``/subagent/{task_id}/**`` is a task's own
+folder; the task's parent reads all of it and writes its folder ``input``. Any other path is a
+private file of a query. Models have the tools ``read_file``, ``write_file`` and ``list_files``.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ _INVISIBLE = re.compile(
 
 
 def check_path(path: str) -> str:
-    """Return the normal form of a path: the same names, with one slash before each.
+    """Return the normal form of a path, which begins with a slash.
 
-    ``notes/a.md`` and ``/notes/a.md`` are the same path; any other two texts differ. Refuses
-    ambiguous characters instead of replacing them, since names are compared by character.
+    ``notes/a.md`` and ``/notes/a.md`` are one path; all other different texts are different paths.
+    Ambiguous characters are refused and not replaced, because names are compared by character.
 
     Raises:
         InvalidInputError: code ``bad_path``; the text says how to correct the path.
@@ -53,9 +53,10 @@ def check_path(path: str) -> str:
 
 
 def plain_form(text: str) -> str:
-    """Return a text without what a path may not have: look-alikes, invisible characters.
+    """Return a text without look-alikes and invisible characters, which paths may not have.
 
-    White space becomes a space each, a look-alike of a slash or a backslash a slash.
+    Each white-space character becomes a space. A backslash, or a look-alike of a slash, becomes a
+    slash.
     """
     text = _LOOK_ALIKES.sub("/", unicodedata.normalize("NFKC", text)).replace("\\", "/")
     text = re.sub(r"\s", " ", _INVISIBLE.sub("", text))
@@ -75,12 +76,12 @@ def _check_letters(path: str) -> None:
             raise bad_path(f"{quoted} has {_code(letter)}, which cannot be seen: leave it out")
     if odd := _LOOK_ALIKES.search(path) or _INVISIBLE.search(path):
         raise bad_path(
-            f"{quoted} has {_code(odd.group())}, a look-alike or invisible: leave it out"
+            f"{quoted} has {_code(odd.group())}, a look-alike or invisible character: leave it out"
         )
     if not unicodedata.is_normalized("NFKC", path):
         raise bad_path(
             f"{quoted} has letters that look like others (Unicode normal form NFKC changes it): "
-            "use the plain ones"
+            "use plain letters"
         )
 
 
@@ -94,7 +95,7 @@ def _check_name(name: str, path: str) -> None:
         raise bad_path(f"{quoted} has an empty name: write names separated by single slashes")
     if not name.strip("."):
         raise bad_path(
-            f"{quoted} has the name '{name[:3]}': name files in full, there is no way up"
+            f"{quoted} has the name '{name[:3]}': write the whole path, folders have no '..'"
         )
     if name != name.strip(" "):
         raise bad_path(f"{quoted} has a name that starts or ends with a space: leave it out")
@@ -112,12 +113,12 @@ def check_prefix(prefix: str) -> str:
 
 
 def below(prefix: str, paths: Iterable[str]) -> list[str]:
-    """Return the ``paths`` equal to ``prefix`` or below it, sorted. All are in normal form."""
+    """Return the ``paths`` at or below ``prefix``, sorted. All are in normal form."""
     return sorted(path for path in paths if path == prefix or path.startswith(f"{prefix}/"))
 
 
 def missing(path: str) -> NotFoundError:
-    """Return the error for a missing or forbidden file; one text for both hides others' files."""
+    """Return the error for a missing or a forbidden file; it does not tell which, to hide files."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files shows those")
 
 
@@ -136,7 +137,7 @@ class VirtualFileSystem:
         max_bytes: limit for all files together.
         max_files: limit for the number of files.
         max_file_bytes: limit for one file.
-        shared: bytes shared with other file systems of the run.
+        shared: allowance of bytes that the file systems of the run share.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class VirtualFileSystem:
             raise _too_large(f"room for {left} bytes is left in this run, {growth} more are needed")
 
     def restore(self, path: str, content: str) -> None:
-        """Write a file from before a crash; no limit is checked."""
+        """Write a file from before a crash, without checks of limits."""
         path = path if path.startswith("/") else f"/{path}"
         self._put(path, content.encode(errors="replace"))
 
@@ -244,8 +245,8 @@ def namespace_of(path: str) -> str | None:
     """Return the shared folder of a path in normal form; ``None`` for a private file.
 
     Raises:
-        InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or
-            differs from one only in case.
+        InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or differs
+            from a shared folder only in case.
     """
     first, _, rest = path[1:].partition("/")
     if f"/{first}" == GLOBAL and rest:
@@ -311,7 +312,7 @@ class SharedContext:
         return self._folders[namespace].read(path)
 
     async def write(self, path: str, content: str) -> None:
-        """Replace a shared file's text; earlier requested writes to the file go first.
+        """Replace a shared file's text, after earlier writes to this file.
 
         Raises:
             InvalidInputError: as :meth:`VirtualFileSystem.write`.
@@ -344,7 +345,7 @@ class SharedContext:
 
     @asynccontextmanager
     async def _turn(self, path: str) -> AsyncIterator[None]:
-        """Lock a file for one writer, in order of arrival; the last one removes the lock."""
+        """Lock a file for one writer, in order of arrival; the last writer removes the lock."""
         turn = self._turns.setdefault(path, _Turn())
         turn.writers += 1
         try:
@@ -385,15 +386,15 @@ def _shared(path: str) -> tuple[str, str]:
     path = check_path(path)
     namespace = namespace_of(path)
     if namespace is None:
-        raise bad_path(f"'{path}' is no shared file: those lie below {GLOBAL} or {SUBAGENT}")
+        raise bad_path(f"'{path}' is no shared file: these are below {GLOBAL} or {SUBAGENT}")
     return path, namespace
 
 
 class Workspace:
-    """The files that one query may use: its private files, and the shared ones within its rights.
+    """The files that one query may use: its private files, and shared files by its rights.
 
-    Checks a path before any lookup. Another task's folder gives the same error as a folder that
-    does not exist.
+    Paths are checked before any lookup. The error for another task's folder is equal to the error
+    for a folder that does not exist.
 
     Args:
         context: the run's shared files.
@@ -464,7 +465,7 @@ class Workspace:
         return below(prefix, paths)
 
     def restore(self, path: str, content: str) -> None:
-        """Write a file from before a crash; no right is checked."""
+        """Write a file from before a crash, without checks of rights."""
         path = path if path.startswith("/") else f"/{path}"
         if namespace_of(path) is None:
             self._files.restore(path, content)

@@ -1,4 +1,4 @@
-"""The asynchronous sub-agents of one run, and the queries of it that dispatch them."""
+"""The asynchronous sub-agents of one run, and the run's queries that dispatch them."""
 
 import asyncio
 from abc import abstractmethod
@@ -37,14 +37,14 @@ from bottega.subagents.shared_context import SharedContext, VirtualFileSystem, W
 
 @dataclass(frozen=True, slots=True)
 class ChildWork:
-    """The work of a task, as strings.
+    """The work of a task in a form that another worker can execute.
 
     Attributes:
-        agent: a defined agent: the task's, or that whose helper does it.
-        is_helper: the agent of the task is a helper of ``agent``.
+        agent: a defined agent, which does the task, or whose helper does it.
+        is_helper: a helper of ``agent`` does the task.
         question: the first message that the task's agent reads.
-        most_steps: number of its model calls.
-        files: shared files that it reads, by path.
+        most_steps: most model calls of the task's agent.
+        files: shared files that the task's agent can read, by path.
     """
 
     agent: str
@@ -60,7 +60,7 @@ class ChildEnd:
     """The end of a child run.
 
     Attributes:
-        files: what it wrote below its task's folder, by path.
+        files: texts that it wrote below its task's folder, by path.
         output_json: its answer, parsed, if it has a schema.
     """
 
@@ -71,26 +71,26 @@ class ChildEnd:
 
 
 class RemoteRuns(Protocol):
-    """The child runs of one run's tasks."""
+    """Executes tasks of one run as child runs."""
 
     async def do(
         self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
     ) -> ChildEnd:
-        """Do a task's work as a child run, and wait for its end.
+        """Execute a task's work as a child run, and wait for the end of the run.
 
         Args:
-            pay: called with what it used, even if the task is cancelled before its end.
+            pay: called with the run's usage, even if the task is cancelled before the run ends.
         """
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
-        """Send a message to a task's child run, once; return false if that is over."""
+        """Send a message to a task's child run, once; return false if the run is over."""
 
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
-"""Lookup of collected tasks: (their ids, the asking task's id; ``None``: the root) -> reports.
+"""Function (ids of removed tasks, id of the asking task or ``None`` for the root) → reports.
 
-A report has the form of one task in the result of ``poll_subagent``. Ids of tasks that are not
-below the asking task are missing.
+A report has the form of one task in the result of ``poll_subagent``. The result lacks tasks that
+are not below the asking task.
 """
 
 
@@ -99,16 +99,16 @@ class SwarmOptions:
     """Settings of one run's asynchronous sub-agents, and their state from before a crash.
 
     Attributes:
-        run_id: ``None``: a new one.
-        task_root: the task ids are derived from it; ``None``: from the run's id.
+        run_id: ``None``: a new id.
+        task_root: id from which the tasks' ids are derived; ``None``: the run's id.
         listener: receives all events of the tasks.
         remaining: returns the seconds that the run has left; ``None``: no deadline.
-        outer: accounts of the whole run; other code charges them.
+        outer: accounts of the whole run, which other code charges.
         plugins: called before a dispatch and after a task's end.
         restored: tasks from before a crash, by id.
         waits: seconds already waited before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
-        lookup: finds collected tasks; without it they are not found.
+        lookup: finds tasks that the registry has removed; ``None``: they are not found.
         is_suspended: returns true if the run's queries end here but another process resumes the
             run.
         broke: called with the first error of a task that must end the run.
@@ -191,7 +191,7 @@ class Swarm:
             parent.owner.scopes.append(parent)
 
     def closed(self, parent: Parent) -> None:
-        """Unregister a query; none of its tasks runs any more."""
+        """Unregister a query whose tasks have all ended."""
         if parent not in self._parents:
             return
         del self._parents[parent]
@@ -200,7 +200,7 @@ class Swarm:
             parent.owner.scopes.remove(parent)
 
     def break_with(self, error: Exception) -> None:
-        """End the run with an error that no model may handle: a lost run, or a bug in a hook."""
+        """End the run because of an error that no model may handle: a lost run, a bug in a hook."""
         if self.broken is None and not self.suspended:
             self.broken = error
             self.options.broke(error)
@@ -219,9 +219,10 @@ class Swarm:
         call.add_done_callback(self._plugin_calls.discard)
 
     async def close(self) -> None:
-        """End or suspend all tasks of the run; return when none of them runs.
+        """End or suspend all tasks of the run, and wait until none of them runs.
 
-        Forgets the tasks as well: a later attempt in this process must not find their old state.
+        The registry forgets the tasks, because a later attempt in this process must not find their
+        old state.
         """
         parents = list(self._parents)
         running = {
@@ -266,7 +267,7 @@ class _PluginCaller:
 
 
 class TaskOfQuery:
-    """The task that a query and its sub-queries work for (``Query.task``)."""
+    """The task for which a query and its sub-queries work (``Query.task``)."""
 
     def __init__(self, swarm: Swarm, handle: SubagentHandle) -> None:
         self.swarm = swarm
@@ -363,7 +364,7 @@ class QueryScope:
         swarm.open(self.parent)
 
     def id_below(self, place: tuple[int, int]) -> UUID:
-        """Return the id of the task dispatched by the tool call at ``place`` of this query."""
+        """Return the id of the task that this query's tool call at ``place`` dispatches."""
         return task_id_at(self.task_id or self.swarm.task_root, (place,))
 
     async def wait(
@@ -374,7 +375,7 @@ class QueryScope:
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait as :meth:`SubagentRegistry.wait_for_completion` does; release the slot meanwhile."""
+        """Wait as :meth:`SubagentRegistry.wait_for_completion`, without a slot meanwhile."""
         registry, owner = self.swarm.registry, self.parent.owner
         count = missing(handles, mode, quorum, gone)
         if count <= 0:
@@ -391,7 +392,7 @@ class QueryScope:
         """See :class:`bottega.agents.query.QueryScopePort`.
 
         Raises:
-            Exception: ``broken`` of the swarm, if the query itself ended without an error.
+            Exception: the swarm's ``broken``, if the query itself ended without an error.
         """
         swarm, parent = self.swarm, self.parent
         if swarm.suspended:
@@ -408,7 +409,7 @@ class QueryScope:
 
 
 def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
-    """Return the limits of a query's tasks: the lowest of its agent and of all above it."""
+    """Return the limits of a query's tasks: the lowest of its agent's and of all agents above."""
     above: Query | None = query
     while above is not None:
         for tool in above.agent.registered_tools:

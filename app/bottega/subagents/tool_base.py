@@ -1,6 +1,6 @@
-"""Parts that the tools for sub-agents share: base, arguments, the state of tasks as models read it.
+"""Parts that the tools for sub-agents share: base class, arguments, and reports about tasks.
 
-Plugins see what reaches an agent beside a dispatch: messages, and synchronous calls.
+Plugins also see messages to tasks and synchronous calls of sub-agents; functions here ask them.
 """
 
 from abc import abstractmethod
@@ -39,9 +39,9 @@ class AsyncSubagents:
     Attributes:
         agents: the agent's sub-agents by name.
         limits: the agent's own limits.
-        anonymous: it may dispatch helpers without a definition.
+        anonymous: the agent may dispatch helpers without a definition.
         configure: called with each new helper.
-        share_metadata: keys of a dispatch's metadata that its task reads too.
+        share_metadata: keys of a dispatch's metadata that the task's agent can read.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class SubagentTool(DispatchingTool):
     async def answer(
         self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
     ) -> dict[str, Any]:
-        """Do what a tool call asks for; return what the model reads.
+        """Execute a tool call; return the result for the model.
 
         Raises:
-            InvalidInputError: it cannot be done; the model reads the reason.
+            InvalidInputError: the call cannot be executed; the model reads the reason.
         """
 
 
 MOST_TASKS, MOST_DISPATCHED = 50, 100
-"""Most tasks that one call names or lists, and that one dispatches."""
+"""Most tasks that one call may name or list, and most that one call may dispatch."""
 MOST_PARTIAL = 10_000
 """Most characters of an unfinished answer that one call returns."""
 USUAL_PRIORITY, LAST_PRIORITY = 5, 10
@@ -156,7 +156,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=MAX_PATH_BYTES)]
 
 
 def checked_input(files: dict[str, str]) -> dict[str, str]:
-    """Check that files have at most ``MAX_CONTENT`` characters together."""
+    """Check that all files together have at most ``MAX_CONTENT`` characters."""
     if sum(map(len, files.values())) > MAX_CONTENT:
         raise ValueError(f"the files of input may have {MAX_CONTENT} characters together")
     return files
@@ -243,12 +243,12 @@ NOT_FOUND = "not_found"
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
-    """Return ids without repetitions; two spellings of one UUID are the same id."""
+    """Return ids without repetitions; different spellings of a UUID are one id."""
     return list({as_id(each) or each: each for each in ids}.values())
 
 
 def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
-    """Return the task of this id if it is a descendant of the calling query."""
+    """Return the task with this id if it is a descendant of the calling query."""
     known = as_id(task_id)
     return None if known is None else scope.swarm.registry.get(known, scope.parent)
 
@@ -264,7 +264,7 @@ async def report(
     """Build the result of ``poll_subagent``; mark the caller's finished tasks as received.
 
     Args:
-        news: leave out what the caller got before.
+        news: leave out outputs that the caller got before.
         reads: the caller gets the outputs.
     """
     now = scope.swarm.registry.scheduler.now()
@@ -289,7 +289,8 @@ async def report(
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
     """Return the ids of at most ``MOST_TASKS`` of the caller's own tasks, and a note on others.
 
-    Those whose end it has not read go first; then the latest. The ids are in order of dispatch.
+    Tasks whose end the caller has not read are chosen first, then the latest tasks. The ids are in
+    order of dispatch.
     """
     places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
     children = scope.parent.children
@@ -313,7 +314,7 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
 async def _look_up(
     scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool, reads: bool
 ) -> None:
-    """Fill in collected tasks from the stored records."""
+    """Fill in tasks that the registry has removed, from stored records."""
     assert scope.swarm.options.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
     if not gone:
@@ -330,12 +331,12 @@ async def _look_up(
 
 
 def shown_usage(usage: Usage) -> dict[str, int]:
-    """Return a task's tokens; a model needs no more of its usage."""
+    """Return a task's tokens, which are all that a model needs of its usage."""
     return {"input": usage.input, "output": usage.output}
 
 
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
-    """Return a task's answer; of a long one its head and tail, and the file that has all of it."""
+    """Return a task's answer; for a long one, its head and tail and the file with all of it."""
     if not is_long(output):
         return output
     return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
@@ -366,7 +367,7 @@ def _view(
 
 
 def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:
-    """Note what the caller has read of its own task."""
+    """Note that the caller has read the state of its own task."""
     if handle.parent is not scope.parent:
         return
     handle.received = handle.received or handle.status.is_final
@@ -380,13 +381,13 @@ Ask = Callable[
     [Sequence[object], PluginContext, DispatchRequest],
     Awaitable[DispatchRequest | Skip | Refused],
 ]
-"""Asks all plugins, or the guards alone."""
+"""Function that asks all plugins, or the guards alone."""
 
 
 async def checked_message(
     swarm: Swarm, query: Query, agent: str, text: str
 ) -> str | Skip | Refused:
-    """Return a message to a task as the guards want it, or their decision."""
+    """Return a message to a task with the guards' changes, or their decision."""
     return await _checked(guarded, swarm, query, agent, text)
 
 
@@ -407,7 +408,11 @@ async def _checked(
 
 
 def screening(swarm: Swarm) -> Screen:
-    """Return the function that asks the plugins about calls of sub-agents in mode ``sync``."""
+    """Return a function that asks the plugins about a synchronous call of a sub-agent.
+
+    The function returns the question with the plugins' changes, or the result of a refused or
+    skipped call.
+    """
 
     async def screen(call: CurrentCall, tool_call: ToolCall, question: str) -> str | ToolResult:
         said = await _checked(before_dispatch, swarm, call.query, tool_call.name, question)

@@ -1,4 +1,4 @@
-"""The tools to dispatch, poll, await, cancel and message sub-agents, and who gets them."""
+"""The tools that dispatch, poll, await, cancel and message sub-agents, and their registration."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ class DispatchTool(SubagentTool):
         place: tuple[int, int],
         arguments: DispatchArguments,
     ) -> SubagentHandle | Answer:
-        """Dispatch one task; return it, or what the model reads instead.
+        """Dispatch one task; return it, or the answer for the model if none was dispatched.
 
         Raises:
             InvalidInputError: there is no such agent, or a guard refuses the task.
@@ -147,7 +147,7 @@ class DispatchTool(SubagentTool):
         return _tools(self.shared.without_agents())
 
     def answer_of(self, started: SubagentHandle | Answer, call: CurrentCall) -> Answer:
-        """Return what the model reads of a task that it dispatched by this call."""
+        """Return the answer for the model about a task that this call dispatched."""
         if not isinstance(started, SubagentHandle):
             return started
         scheduler = self.shared.registry.scheduler
@@ -191,7 +191,7 @@ class FanOutTool(DispatchTool):
         each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
             started = await asyncio.gather(*each_one)
-        else:  # without a pause: none has begun before all are queued
+        else:  # without a pause, so that all tasks are queued before the first begins
             started = [await one for one in each_one]
         answers = [self.answer_of(each, call) for each in started]
         return {"tasks": [{"index": index, **answer} for index, answer in enumerate(answers)]}
@@ -383,7 +383,7 @@ class SendTool(SubagentTool):
 
 
 async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:
-    """Send a message on if a child run does the task; return false if that is over."""
+    """Send a message to the task's child run, if it has one; return false if the run is over."""
     remote = scope.swarm.options.remote if handle.spread else None
     return remote is None or await remote.tell(handle, message_id, text)
 
@@ -395,7 +395,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # it does not tell
+    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # unknown for a child run
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= 50:  # each adds a step to its loop
@@ -422,16 +422,17 @@ def use_async_subagents(
     """Register the sub-agent tools and the file tools on an agent.
 
     Args:
-        agents: sub-agents that it may name in a dispatch. Their names are the keys of a mapping,
-            else ``agent_id`` or ``agent_name``. Each needs a description.
-        limits: limits of its tasks; by default the registry's.
-        anonymous: it may dispatch helpers without a definition.
+        agents: sub-agents that the agent may name in a dispatch. Their names are the keys of a
+            mapping, else ``agent_id`` or ``agent_name``. Each needs a description.
+        limits: limits of the agent's tasks; ``None``: the registry's.
+        anonymous: the agent may dispatch helpers without a definition.
         configure: called with each new helper.
-        share_metadata: keys of a dispatch's metadata that its task reads too.
+        share_metadata: keys of a dispatch's metadata that the task's agent can read.
 
     Raises:
-        InvalidInputError: ``missing_description``; ``duplicate_tool``: the agent has a tool of one
-            of these names, or synchronous sub-agents, or two of ``agents`` have the same name.
+        InvalidInputError: ``missing_description``; ``duplicate_tool``: the agent has a tool with
+            the name of one of these tools, or synchronous sub-agents, or two of ``agents`` have
+            equal names.
         CycleError: the agent is a direct or indirect sub-agent of one of ``agents``.
     """
     agents = agents if isinstance(agents, Mapping) else _by_name(agents)
@@ -484,7 +485,7 @@ def use_defined_subagents(
     defined: Mapping[str, Any],
     configure: Callable[[BaseAgent], object] = lambda helper: None,
 ) -> None:
-    """Register the tools as the ``subagents`` of an agent's definition say."""
+    """Register the tools by the field ``subagents`` of an agent's definition."""
     use_async_subagents(
         agent,
         registry,
