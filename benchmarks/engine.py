@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import httpx2
@@ -67,7 +68,7 @@ def _port(line: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def served(url: str, **model: float) -> AsyncIterator[Client]:
+async def served(url: str, **model: Any) -> AsyncIterator[Client]:
     """Run API, worker and model."""
     async with fast_model(**model) as served_model:
         settings = {**_SETTINGS, "DATABASE_URL": url, "OPENAI_BASE_URL": served_model.base_url}

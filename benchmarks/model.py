@@ -95,8 +95,8 @@ class ModelConnection(asyncio.Protocol):
             self._transport.write(data)
 
 
-async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(ModelConnection, "127.0.0.1", 0)
+async def _serve(connection: type[ModelConnection]) -> None:
+    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -118,16 +118,17 @@ class FastModel:
 
 @asynccontextmanager
 async def fast_model(
-    *, latency_ms: float = 0, token_delay_ms: float = 0
+    *, latency_ms: float = 0, token_delay_ms: float = 0, module: str = "benchmarks.model"
 ) -> AsyncIterator[FastModel]:
     """Start the model in a process of its own for the duration of the block.
 
     Args:
         latency_ms: milliseconds before each answer.
         token_delay_ms: milliseconds between the parts of an answer.
+        module: whose command it is.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.model"),
+        *(sys.executable, "-m", module),
         *("--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -145,17 +146,18 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def main() -> None:
+def main(connection: type[ModelConnection] = ModelConnection) -> None:
+    """Serve connections of a class."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--latency-ms", type=float, default=0)
     parser.add_argument("--token-delay-ms", type=float, default=0)
     options = parser.parse_args()
-    ModelConnection.latency_s = options.latency_ms / 1000
-    ModelConnection.token_delay_s = options.token_delay_ms / 1000
+    connection.latency_s = options.latency_ms / 1000
+    connection.token_delay_s = options.token_delay_ms / 1000
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    asyncio.run(_serve())
+    asyncio.run(_serve(connection))
 
 
 if __name__ == "__main__":

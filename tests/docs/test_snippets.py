@@ -25,6 +25,7 @@ from tests.tools.raw_server import RawServer
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *ROOT.glob("benchmarks/*.md")]
+LINKED += ROOT.glob("examples/**/README.md")
 LONGER = {
     f"docs/{name}.md"
     for name in (
