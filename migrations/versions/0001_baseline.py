@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_df7f2de36217"
+revision = "0001_a4791a2863d6"
 down_revision = None
 branch_labels = None
 depends_on = None
