@@ -161,3 +161,38 @@ async def test_nodes_that_are_no_agents_are_set_in_typed_fields(console: Console
     assert (count["tool"]["name"], count["join"]) == ("calculator", "all")
     assert count["arguments"] == {"expression": "2 + 3"}
     console.provoked.add("422")
+
+
+async def test_a_node_s_agent_is_edited_beside_the_graph(console: Console) -> None:
+    page = await opened(console)
+    client = console.server.client
+    before = (await client.get("/v1/agents/second")).json()["version"]
+    await page.get_by_role("button", name="second", exact=True).press("Enter")
+    await page.get_by_role("button", name="Instructions, model and tools").press("Enter")
+    form = page.get_by_role("form", name="Agent second")
+    prompt = form.get_by_label("System message", exact=True)
+    await prompt.fill("You answer in one word.")
+    assert await violations(page) == []
+    await page.get_by_role("button", name="first", exact=True).press("Enter")
+    await page.get_by_role("button", name="second", exact=True).press("Enter")
+    await page.get_by_role("button", name="Instructions, model and tools").press("Enter")
+    await expect(prompt).to_have_value("You answer in one word.")  # it is not lost
+    await form.get_by_role("button", name="Save second").press("Enter")
+    await expect(form).to_contain_text(f"Version {before + 1} of second")
+    stored = (await client.get("/v1/agents/second")).json()
+    assert (stored["version"], stored["system_message"]) == (before + 1, "You answer in one word.")
+    await page.set_viewport_size({"width": 320, "height": 800})
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    await page.set_viewport_size({"width": 1280, "height": 900})
+
+
+async def test_a_drawing_that_was_moved_is_shown_whole_again(console: Console) -> None:
+    page = await opened(console)
+    whole = page.get_by_role("button", name="Show all")
+    await expect(whole).to_have_count(0)
+    await page.locator(".canvas").hover()
+    await page.mouse.wheel(0, -100)
+    await expect(page.locator(".canvas .overview .window")).to_have_count(1)
+    assert await violations(page) == []
+    await whole.press("Enter")
+    await expect(whole).to_have_count(0)

@@ -1,4 +1,6 @@
 /** The panel of the chosen node or edge of a graph: what it decides, in typed fields. */
+import { useState } from "preact/hooks";
+
 import { Known } from "../forms/parts.js";
 import { useSchemas } from "../forms/schemas.js";
 import { Fields } from "../forms/typed.js";
@@ -6,6 +8,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Failure, Link, Loading, Panel } from "../parts/basics.js";
 import { conditionOf, idOf, nameOf, retyped, upstreamOf } from "./draft.js";
+import { NodeAgent } from "./node_agent.js";
 
 /** Fields that nodes of one type have alone. */
 const OWN = { agent: ["agent", "router"], tool: ["tool", "arguments"], human: ["ask", "schema", "who", "expires_s"],
@@ -40,9 +43,12 @@ function NodePanel({ graph, at, agents, schemas, change }) {
     && (OWN[type].includes(each.name) || !OTHERS.includes(each.name));
   const agent = type === "agent" ? node.agent : null;
   const isKnown = agents === null || agents.includes(agent);
-  return html`<${Panel} title=${`Node ${name}`} actions=${agent && html`<${Link} class="button small"
-    needs="define" path=${["agents", isKnown ? agent : "+new"]} query=${isKnown ? {} : { name: agent }}>
-    ${isKnown ? "Edit its agent" : "Make its agent"}<//>`}>
+  const [isOpen, setOpen] = useState(false);
+  const way = agent && (isKnown ? html`<${Button} kind="small" aria-expanded=${isOpen}
+    onClick=${() => setOpen(!isOpen)}>Instructions, model and tools<//>` : html`<${Link} class="button small"
+    needs="define" path=${["agents", "+new"]} query=${{ name: agent }}>Make its agent<//>`);
+  return html`<${Panel} title=${`Node ${name}`} actions=${way}>
+    ${isOpen && agent && isKnown && html`<${NodeAgent} key=${agent} name=${agent} />`}
     <div class="body stacked"><label>Type of ${name} <select value=${type}
       onChange=${(e) => set(retyped(node, e.target.value))}>${Object.entries(TYPE_WORDS).map(([value, word]) => html`
         <option value=${value}>${word}</option>`)}</select></label>

@@ -3,11 +3,11 @@ import { useEffect, useState } from "preact/hooks";
 
 import { AgentForm } from "../agents/form.js";
 import { DraftChat } from "../agents/draft_chat.js";
+import { useKnown } from "../agents/known.js";
 import { asText, contentOf, trialOf, withNote } from "../agents/schema.js";
 import { Versions } from "../agents/versions.js";
 import { call, get, url } from "../api.js";
 import { AgentFigures } from "../figures/outcomes.js";
-import { useSchemas } from "../forms/schemas.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -48,17 +48,6 @@ function All({ query }) {
             </tr>`)}<//>`
       : html`<${Empty} title=${text ? "No agent is like that." : "There is no agent yet."}>
         <p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
-}
-
-/** What the editors of an agent offer; null while the schemas are read. */
-function useKnown() {
-  const [schemas, error] = useSchemas();
-  const names = ({ data }) => (data && !data.next_cursor ? data.items.map((each) => each.name) : undefined);
-  const agents = names(useData("/v1/agents?limit=200"));
-  const servers = names(useData("/v1/mcp-servers?limit=200"));
-  const providers = useData("/v1/providers?view=full&limit=100");
-  const models = providers.data?.items.flatMap((each) => (each.models ?? []).map((model) => `${each.name}/${model}`));
-  return [schemas && { schemas, agents, servers, models: models ?? [] }, error];
 }
 
 /** `wanted`: the name that it shall have. */

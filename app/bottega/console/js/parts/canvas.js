@@ -2,13 +2,15 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { html } from "../html.js";
-import { Loading } from "./basics.js";
+import { Button, Loading } from "./basics.js";
 
 const FLASH_MS = 1600;
 const WIDTH = 168, HEIGHT = 46, COLUMN = 230, LINE = 84, MARGIN = 24;
 const MOST_SCALE = 1.1;
 const ZOOM = { least: 0.3, most: 8, step: 1.2 };
 const MOST_LETTERS = 26;
+/** The view of all nodes. */
+const WHOLE = { zoom: 1, x: 0, y: 0 };
 
 /** Where nodes and edges are: `{nodes: {id: {x, y}}, edges: {id: points}, width, height}`. */
 function arrange(dagre, nodes, edges) {
@@ -112,17 +114,18 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
   const size = useSize(box);
   const shape = JSON.stringify([nodes.map(({ id }) => id), edges.map(({ id }) => id)]);
   const places = useMemo(() => dagre && arrange(dagre, nodes, edges), [dagre, shape]);
-  const [view, setView] = useState({ zoom: 1, x: 0, y: 0 });
-  useEffect(() => setView({ zoom: 1, x: 0, y: 0 }), [shape]);
+  const [view, setView] = useState(WHOLE);
+  useEffect(() => setView(WHOLE), [shape]);
   const [pulled, setPulled] = useState({ from: null, aim: null });
   const flashes = useFlashes(edges);
   const held = useRef(null);
-  if (!places || !size.width) return html`<div class="canvas" ref=${box} role="img" aria-label=${label}></div>
-    ${!places && html`<${Loading} what="the graph" />`}`;
+  if (!places || !size.width) return html`<div class="canvas-box"><div class="canvas" ref=${box} role="img"
+    aria-label=${label}></div></div>${!places && html`<${Loading} what="the graph" />`}`;
   const scale = view.zoom * Math.min(MOST_SCALE, (size.width - 2 * MARGIN) / places.width,
     (size.height - 2 * MARGIN) / places.height);
   const shown = { width: size.width / scale, height: size.height / scale };
   const corner = { x: (places.width - shown.width) / 2 + view.x, y: (places.height - shown.height) / 2 + view.y };
+  const isMoved = view !== WHOLE;
   const press = (event) => {
     const from = nodeAt(event);
     if (onConnect && from !== null) setPulled({ from, aim: null });
@@ -146,8 +149,8 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
     const factor = event.deltaY < 0 ? ZOOM.step : 1 / ZOOM.step;
     setView((old) => ({ ...old, zoom: Math.max(ZOOM.least, Math.min(ZOOM.most, old.zoom * factor)) }));
   };
-  return html`<div class="canvas" ref=${box} role="img" aria-label=${label} onWheel=${wheel} onPointerDown=${press}
-    onPointerMove=${move} onPointerUp=${release} onPointerLeave=${() => (held.current = null)}>
+  return html`<div class="canvas-box"><div class="canvas" ref=${box} role="img" aria-label=${label} onWheel=${wheel}
+    onPointerDown=${press} onPointerMove=${move} onPointerUp=${release} onPointerLeave=${() => (held.current = null)}>
     <svg viewBox=${`${corner.x} ${corner.y} ${shown.width} ${shown.height}`}>
       <defs><marker id=${arrow} viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
         <path d="M0 0 8 4 0 8z" /></marker></defs>
@@ -156,5 +159,14 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
       ${nodes.map((node) => places.nodes.has(node.id) && html`<${Node} key=${node.id} node=${node}
         at=${places.nodes.get(node.id)} isAim=${pulled.aim === node.id && pulled.from !== node.id}
         onClick=${() => onNode?.(node.id)} />`)}
-    </svg></div>`;
+    </svg>
+    ${isMoved && html`<${Overview} places=${places} corner=${corner} shown=${shown} />`}</div>
+    ${isMoved && html`<${Button} kind="small fit" onClick=${() => setView(WHOLE)}>Show all<//>`}</div>`;
 }
+
+/** All nodes, small, and what of them is shown; for who moved away from them. */
+const Overview = ({ places, corner, shown }) => html`<svg class="overview" aria-hidden="true"
+  viewBox=${`${-MARGIN} ${-MARGIN} ${places.width + 2 * MARGIN} ${places.height + 2 * MARGIN}`}>
+  ${[...places.nodes.values()].map(({ x, y }) => html`<rect x=${x - WIDTH / 2} y=${y - HEIGHT / 2} width=${WIDTH}
+    height=${HEIGHT} />`)}
+  <rect class="window" x=${corner.x} y=${corner.y} width=${shown.width} height=${shown.height} /></svg>`;

@@ -1,0 +1,64 @@
+/** The agent of a node, edited in the panel of the node. */
+import { useState } from "preact/hooks";
+
+import { AgentForm } from "../agents/form.js";
+import { useKnown } from "../agents/known.js";
+import { contentOf } from "../agents/schema.js";
+import { call, url } from "../api.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Failure, Link, Loaded, Loading } from "../parts/basics.js";
+import { keep, unsaved } from "../unsaved.js";
+
+export function NodeAgent({ name }) {
+  const [known, failed] = useKnown();
+  const stored = useData(url`/v1/agents/${name}`);
+  if (failed) return html`<${Failure} error=${failed} />`;
+  if (!known) return html`<${Loading} what="the form" />`;
+  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${Form} ...${{ known, stored: agent }} />`}
+    <//>`;
+}
+
+/** What is changed and not stored is the same on the agent's own page. */
+function Form({ known, stored }) {
+  const place = `agents/${stored.name}`;
+  const [agent, setAgent] = useState(unsaved(place)?.agent ?? stored);
+  const content = contentOf(agent, known.schemas.AgentContent);
+  const [draft, setDraft] = useState(unsaved(place)?.draft ?? content);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [turn, setTurn] = useState(0);
+  const isChanged = JSON.stringify(draft) !== JSON.stringify(content);
+  const change = (next) => {
+    setDraft(next);
+    keep(place, JSON.stringify(next) === JSON.stringify(content) ? null : { agent, base: null, draft: next });
+  };
+  const save = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      const now = await call("PUT", url`/v1/agents/${agent.name}`, draft,
+        { headers: { "If-Match": `"${agent.version}"` } });
+      if (unsaved(place)?.draft === draft) keep(place, null);
+      setAgent(now);
+      setDraft((other) => (other === draft ? contentOf(now, known.schemas.AgentContent) : other));
+    } catch (problem) {
+      setError(problem);
+    }
+    setBusy(false);
+  };
+  const undo = () => {
+    change(content);
+    setError(null);
+    setTurn(turn + 1);
+  };
+  return html`<form class="stacked node-agent" aria-label=${`Agent ${agent.name}`} onSubmit=${save}>
+    <p class="small soft">Version ${agent.version} of ${agent.name}. What is saved is its next version, for the next
+      runs of all graphs that name it. <${Link} path=${["agents", agent.name]}>Its page, to try it<//></p>
+    <${AgentForm} known=${{ ...known, problems: error?.problem?.errors ?? [] }} draft=${draft} turn=${turn}
+      onChange=${change} />
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!isChanged}>
+      Save ${agent.name}<//>${isChanged && html`<${Button} onClick=${undo}>Undo its changes<//>`}</div></form>`;
+}
