@@ -1,9 +1,9 @@
-"""Operations of an end user's token, by action, and only with what is that user's.
+"""Operations that an end user's token may call, only on the user's own data.
 
-A token is checked once its route is known and before the body is read. An operation that is not
-listed here is no user's: agents' definitions, keys, the audit log and all else of the tenant. The
-policies of the database hide other users' rows; what a path names is looked up under them here, so
-that no function of the database meets a run that is not the user's.
+A token is checked when its route is known, before the body is read. It may not call operations that
+are not listed here: agents' definitions, keys, the audit log and everything else of the tenant. The
+database's policies hide other users' rows. The ids in a path are looked up under these policies
+here, so that no database function gets a run of another user.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ OPERATIONS: Mapping[tuple[str, str], Action | None] = {
     ("POST", "/mcp"): "run",
     ("POST", "/mcp/"): "run",
 }
-"""Methods and paths that a token may call, each with the action that it needs; ``None``: any."""
+"""Methods and paths that a token may call, with the action that each needs; ``None``: none."""
 _OWNED: Mapping[str, tuple[str, Table]] = {
     "run_id": ("run", runs),
     "session_id": ("session", sessions),
@@ -73,10 +73,10 @@ _OWNED: Mapping[str, tuple[str, Table]] = {
 
 
 async def refusal(scope: Scope, path: str | None, named: Mapping[str, Any]) -> Response | None:
-    """Return the refusal of a request that its token does not permit.
+    """Return a refusal if the caller's token does not permit the request.
 
     Args:
-        path: the pattern of its route; ``None``: it has none.
+        path: the pattern of the route; ``None``: there is no route.
         named: values of the path's parameters.
     """
     principal: Principal | None = scope.get("state", {}).get("principal")
@@ -99,22 +99,22 @@ def _check(principal: Principal, method: str, path: str | None) -> None:
     operation = ("GET" if method == "HEAD" else method), path or ""
     if operation not in OPERATIONS:
         raise ForbiddenError(
-            "a token of an end user may not do this: it needs a key", code="insufficient_scope"
+            "a token of an end user may not do this: use a key", code="insufficient_scope"
         )
     if (action := OPERATIONS[operation]) is not None:
         principal.need_action(action)
 
 
 async def _find(service: Service, principal: Principal, named: Mapping[str, Any]) -> None:
-    """Check that the user has what the path names.
+    """Check that what the path names belongs to the user.
 
     Raises:
-        NotFoundError: it is another user's, or unknown.
+        NotFoundError: it belongs to another user, or is unknown.
     """
     for name, value in named.items():
         what, table = _OWNED.get(name, ("", None))
         if table is None or (table is not sessions and not _is_uuid(value)):
-            continue  # the route refuses an id that is none
+            continue  # the route refuses invalid ids
         query = select(true()).where(table.c.tenant_id == principal.tenant_id, table.c.id == value)
         async with service.database.begin(principal.tenant_id) as tx:
             if await tx.scalar(query) is None:

@@ -1,12 +1,9 @@
-"""``bottega keys`` and ``bottega tenants``: administration of all tenants.
+"""Commands of the operator, for all tenants; only results for scripts go to standard output.
 
-Results for scripts go to standard output, all other text to standard error.
-
-``bottega prune`` and ``bottega tenants retain``: how long finished runs are kept.
-
-``bottega secrets``: change the key that seals tenants' secrets.
-
-``bottega providers``: small calls that show what a model server can do.
+- ``bottega keys`` and ``bottega tenants``: keys and tenants.
+- ``bottega prune`` and ``bottega tenants retain``: how long finished runs are kept.
+- ``bottega secrets``: change of the key that seals tenants' secrets.
+- ``bottega providers``: small calls that show the abilities of a model server.
 """
 
 import json
@@ -37,13 +34,13 @@ keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, o
 tenants = typer.Typer(no_args_is_help=True, help="List and delete tenants.")
 
 TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
-"""Pattern of tenant names: single ``-`` only, so that a variable can name a tenant's secret."""
+"""Pattern of tenant names; ``--`` is not allowed, because variables with secrets contain names."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _LONGEST = timedelta(days=36500)
 
 
 class _Scope(StrEnum):
-    """The scopes of keys, as an enumeration because an option that repeats takes no literals."""
+    """The scopes of keys, as an enumeration, because Typer's repeatable options need one."""
 
     READ = "read"
     RUN = "run"
@@ -58,7 +55,8 @@ _Role = Literal["viewer", "runner", "approver", "builder", "admin"]
 def tenant_name(name: str | None) -> str | None:
     if name is not None and not re.fullmatch(TENANT, name):
         raise typer.BadParameter(
-            "lower-case letters, digits and single '-' between them, 63 at most, a letter first"
+            "use at most 63 lower-case letters, digits and single '-' between them; begin with a "
+            "letter"
         )
     return name
 
@@ -70,7 +68,10 @@ def _name(name: str) -> str:
 
 
 def duration(text: str) -> timedelta | None:
-    """Parse a duration (``90d``, ``12h``, ``30m``); ``None``: it is none. At most 100 years."""
+    """Parse a duration (``90d``, ``12h``, ``30m``), at most 100 years;
+
+    ``None``: the form is wrong.
+    """
     if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
         return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
     return None
@@ -86,11 +87,13 @@ def _expires(text: str | None) -> datetime | timedelta | None:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise typer.BadParameter("90d, 12h, 30m, or a date as 2027-01-31T12:00Z") from None
+        raise typer.BadParameter(
+            "write 90d, 12h, 30m, or a date such as 2027-01-31T12:00Z"
+        ) from None
 
 
 def _limits(text: str) -> "StoredLimits":
-    """Parse limits, which have the form that the API has."""
+    """Parse limits in the API's form."""
     from bottega.tenants.limits import NO_LIMITS, RequestLimits
 
     try:
@@ -104,16 +107,21 @@ def _limits(text: str) -> "StoredLimits":
 @keys.command("create")
 def create_key(
     tenant: Annotated[
-        str, typer.Option(callback=tenant_name, help="Its name; it is created if missing.")
+        str,
+        typer.Option(callback=tenant_name, help="Name of the tenant; it is created if missing."),
     ],
     scope: Annotated[
         list[_Scope] | None,
-        typer.Option(help="What it may do; repeat it for several."),
+        typer.Option(help="What the key may do; repeat the option for several scopes."),
     ] = None,
-    role: Annotated[_Role | None, typer.Option(help="In place of scopes: those of a role.")] = None,
+    role: Annotated[
+        _Role | None, typer.Option(help="A role's scopes, in place of --scope.")
+    ] = None,
     limits: Annotated[
         str,
-        typer.Option(help="What limits it, as JSON: agents, models, addresses, requests_per_s, …"),
+        typer.Option(
+            help="Limits of the key as JSON: agents, models, addresses, requests_per_s, …"
+        ),
     ] = "{}",
     name: Annotated[
         str, typer.Option(callback=_name, help="Purpose of the key, as lists show it.")
@@ -122,7 +130,7 @@ def create_key(
         str | None, typer.Option(help="End of its validity: 90d, 12h, 30m, or an ISO date.")
     ] = None,
     require_user: Annotated[
-        bool, typer.Option("--require-user", help="Its requests must name the user they act for.")
+        bool, typer.Option("--require-user", help="Requests with the key must name an end user.")
     ] = False,
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
@@ -209,9 +217,9 @@ def delete_tenant(
     name: Annotated[str, typer.Argument(callback=tenant_name, help="As tenants list shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a tenant with its keys, agents, runs and logs. The tenant default is emptied.
+    """Delete a tenant with its keys, agents, runs and logs. The tenant default is only emptied.
 
-    Its keys are revoked first. If the command breaks off, repeat it: it continues.
+    The keys are revoked first. If the command breaks off, repeat it: it continues.
     """
     settings = start()
     from bottega.tenants import operator
@@ -227,7 +235,7 @@ def delete_tenant(
 
 
 def _cell(value: object) -> Text:
-    """Return text without control characters, which a terminal would obey."""
+    """Return a value as text without control characters, which a terminal would execute."""
     match value:
         case None:
             text = ""
@@ -248,7 +256,7 @@ def _at(moment: datetime) -> str:
 
 _DAY = timedelta(days=1)
 _Kept = Annotated[
-    str | None, typer.Option(help="30d, 12h, 'forever', or 'default': as the settings say.")
+    str | None, typer.Option(help="30d, 12h, 'forever', or 'default': the settings decide.")
 ]
 
 
@@ -262,18 +270,20 @@ def _days(text: str) -> float:
 def prune(
     older_than: Annotated[
         str | None,
-        typer.Option(help="Finished runs whose end is longer ago: 30d, 12h, 30m."),
+        typer.Option(help="Remove runs that ended longer ago: 30d, 12h, 30m."),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(callback=tenant_name, help="Only this tenant's.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
+    ] = False,
 ) -> None:
     """Remove finished runs that are old, with all that belongs to them.
 
-    Without --older-than: what the settings BOTTEGA_RETENTION_… and "tenants retain" no longer keep,
-    as workers do all the time. With it, a tenant's own time for runs still counts, unless --tenant
-    names it. Episodes stay. If the command breaks off, repeat it.
+    Without --older-than, the settings BOTTEGA_RETENTION_… and "tenants retain" decide, as for the
+    workers, which do this all the time. With it, tenants with their own time for runs keep that
+    time, unless --tenant names the tenant. Episodes stay. If the command breaks off, repeat it.
     """
     settings = start()
     from bottega.tenants import operator
@@ -302,7 +312,7 @@ def retain(
 ) -> None:
     """Change how long a tenant keeps finished runs, its audit log and archived episodes.
 
-    Without options: show it.
+    Without options: show these times.
     """
     given = {"runs": runs, "audit": audit, "episodes": episodes}
     wanted = {kind: each for kind, each in given.items() if each is not None}
@@ -339,9 +349,9 @@ def _group() -> None:
 
 @secrets.command("reencrypt")
 def reencrypt() -> None:
-    """Seal all secrets with the first key of BOTTEGA_SECRETS_KEY. Repeat it if it breaks off.
+    """Seal all secrets with the first key of BOTTEGA_SECRETS_KEY. If it breaks off, repeat it.
 
-    Its exit status is 1 if a secret was sealed by a key that is not among them.
+    The exit status is 1 if a secret was sealed with a key that is not in BOTTEGA_SECRETS_KEY.
     """
     settings = start()
     with database(settings) as url:
@@ -351,7 +361,7 @@ def reencrypt() -> None:
 
 
 async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
-    """Return how many secrets were changed, and how many no key opens."""
+    """Return the number of changed secrets, and the number of secrets that no key opens."""
     from bottega.db.embedded import folder_of
     from bottega.secrets import rows
     from bottega.settings import keyring
@@ -359,7 +369,7 @@ async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
 
     keys = keyring(settings, folder_of(url, settings.data_dir))
     if keys is None:
-        raise ConflictError("set BOTTEGA_SECRETS_KEY to the new key, a comma and the old one")
+        raise ConflictError("set BOTTEGA_SECRETS_KEY to the new key, a comma and the old key")
     changed, unreadable, after = 0, 0, None
     async with operator.transactions(url) as begin:
         while True:
@@ -384,12 +394,12 @@ def _providers_group() -> None:
 
 @providers.command("test")
 def test_provider(
-    name: Annotated[str, typer.Argument(help="Of the provider.")],
+    name: Annotated[str, typer.Argument(help="Name of the provider.")],
     tenant: Annotated[
-        str, typer.Option(help="Its own providers come before the operator's.")
+        str, typer.Option(help="Tenant; its own providers come before the operator's.")
     ] = "default",
     model: Annotated[
-        str | None, typer.Option(help="One of the provider's models. Unset: its default.")
+        str | None, typer.Option(help="One of the provider's models; default: its default model.")
     ] = None,
 ) -> None:
     """Make one small call of each kind: text, tool, stream, schema."""
@@ -402,7 +412,7 @@ def test_provider(
 async def _show_probes(
     settings: "Settings", url: str, tenant: str, name: str, model: str | None
 ) -> bool:
-    """Print what works; return true if all does."""
+    """Print the result of each call; return true if all calls work."""
     from bottega.db.embedded import folder_of
     from bottega.db.engine import open_database
     from bottega.engine.budget import DayBudgets

@@ -1,4 +1,4 @@
-"""A conversation with an agent at the terminal: a session on the server, run by run."""
+"""A conversation with an agent at the terminal: one session, in which each message is a run."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _UNDER_WAY = ("queued", "running", "waiting")
 
 
 class _Left(Exception):  # noqa: N818 (no error)
-    """The person leaves."""
+    """Signal that the person leaves the chat."""
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class Chat:
     """A session with one agent.
 
     Attributes:
-        user: the session's; ``None``: nobody's.
-        again: the command that goes on with this chat.
-        read: asks for the next message; raises ``EOFError`` at the end.
+        user: the session's end user; ``None``: none.
+            again: the shell command that continues this chat.
+            read: reads the next message; raises ``EOFError`` at the end of the input.
     """
 
     server: RemoteServer
@@ -42,10 +42,10 @@ class Chat:
     _status: int = field(default=0)
 
     def talk(self, first: Iterable[str] = ()) -> int:
-        """Go on with what is under way, send ``first``, then what is typed; return the status."""
+        """Follow unfinished runs, send ``first``, then typed messages; return the exit status."""
         try:
             for run in self._under_way():
-                self._note("This conversation has a run under way.")
+                self._note("This conversation has a run that is not over.")
                 self._answer(run["id"], ours=False)
             for text in first:
                 self._note(f"{PROMPT}{text}")
@@ -82,7 +82,7 @@ class Chat:
         self._answer(run["id"], ours=True)
 
     def _answer(self, run_id: str, *, ours: bool) -> None:
-        """Show a run's answer; Ctrl-C cancels it, and a second one leaves."""
+        """Show a run's answer; Ctrl-C cancels the run, and a second Ctrl-C leaves the chat."""
         transcript = Transcript(self.console)
         events = RunEvents(self.server, run_id, transcript.note)
         try:
@@ -111,10 +111,11 @@ class Chat:
 def open_session(
     server: RemoteServer, session: str | None, user: str | None
 ) -> tuple[str, str | None]:
-    """Return a session's id and user; ``None`` begins one, and so does a name that is new.
+    """Return a session's id and user, creating the session if needed.
 
     Args:
-        user: of a new session, or for whom the caller goes on with an old one.
+        session: its name; ``None``: create a new session.
+        user: end user of a new session, or for whom the caller continues an old one.
     """
     if session is not None:
         try:
@@ -129,5 +130,5 @@ def open_session(
 
 
 def command_of(agent: str, session: str) -> str:
-    """Return the command that goes on with a chat."""
+    """Return the shell command that continues a chat."""
     return shlex.join(["bottega", "chat", agent, "--session", session])

@@ -1,8 +1,6 @@
-"""A Bottega server, asked over HTTP. What it answers is made safe for a terminal at once.
+"""Client of a Bottega server for the commands: settings, requests, and live events of a run.
 
-Settings of the commands that talk to a server.
-
-Events of a run, as they happen, over any number of lost connections.
+All answers are made safe for a terminal when they are read.
 """
 
 import contextlib
@@ -30,8 +28,8 @@ from bottega.errors import BottegaError, ErrorKind
 class ClientSettings(BaseSettings):
     """Address of the server and key for it, from environment variables or a ``.env`` file.
 
-    A key from the environment keeps the file from being read: the file of a strange folder must not
-    send that key to a server of its own.
+    If the environment has a key, the file is not read, because a file in a foreign folder could
+    send this key to another server.
     """
 
     model_config = SettingsConfigDict(
@@ -45,7 +43,7 @@ class ClientSettings(BaseSettings):
     )
 
     url: Annotated[
-        str | None, Field(description="Address of the server. Unset: the one of this machine.")
+        str | None, Field(description="Address of the server. Unset: the server of this machine.")
     ] = None
     port: Annotated[int, Field(description="Port of this machine's server.")] = 8400
     key: Annotated[SecretStr | None, Field(description="API key, if the server has keys.")] = None
@@ -75,12 +73,14 @@ class ClientSettings(BaseSettings):
     def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
         text = "" if key is None else key.get_secret_value()
         if not (text.isascii() and (text.isprintable() or not text)) or " " in text:
-            raise ValueError("is no key: it has spaces, or characters that no key has")
+            raise ValueError(
+                "is not a key: it has spaces or other characters that keys do not have"
+            )
         return key
 
     @property
     def address(self) -> str:
-        """The server's address, without a slash at its end."""
+        """The server's address, without a final slash."""
         return (self.url or f"http://127.0.0.1:{self.port}").rstrip("/")
 
 
@@ -93,7 +93,7 @@ class RemoteError(BottegaError):
     """The server refused a request, or cannot be reached.
 
     Attributes:
-        status: of HTTP; 0: there was no answer.
+        status: HTTP status; 0: there was no answer.
     """
 
     kind = ErrorKind.UNAVAILABLE
@@ -113,7 +113,7 @@ class RemoteServer:
     """Client of one server.
 
     Args:
-        address: such as ``http://127.0.0.1:8400``.
+        address: base URL, such as ``http://127.0.0.1:8400``.
         key: API key; ``None``: the server has none.
     """
 
@@ -124,9 +124,9 @@ class RemoteServer:
             self._client = httpx2.Client(
                 base_url=address,
                 headers=headers,
-                # The longest silence is above the time between the heartbeats of a stream.
+                # Longer than the time between a stream's heartbeats.
                 timeout=httpx2.Timeout(60.0, connect=5.0),
-                trust_env=not here,  # no proxy to this machine
+                trust_env=not here,  # no proxy for this machine's server
             )
         except httpx2.InvalidURL as error:
             raise RemoteError(f"BOTTEGA_URL is no address: {error}") from None
@@ -148,24 +148,24 @@ class RemoteServer:
         """Return the body of the answer.
 
         Raises:
-            RemoteError: also all other methods.
+            RemoteError: the server refused or was not reached; all methods raise it.
         """
         wanted = {name: value for name, value in query.items() if value is not None}
         return self._patient("GET", path, params=wanted)
 
     def create(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Post, under a key with which a repetition creates nothing."""
+        """Send a POST with an idempotency key, so that its repetition creates nothing."""
         return self._patient("POST", path, json=body, headers={"Idempotency-Key": uuid4().hex})
 
     def create_batch(self, data: bytes, **fields: str | int | None) -> Any:
-        """Start a batch of items in lines, or return that of the same lines and fields."""
+        """Start a batch from lines of items; the same lines and fields return the same batch."""
         wanted = {name: value for name, value in fields.items() if value is not None}
         key = sha256(repr(sorted(wanted.items())).encode() + data).hexdigest()
         headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
         return self._patient("POST", "/v1/batches", content=data, params=wanted, headers=headers)
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """Yield the answer's bytes as they come."""
+        """Yield the answer's bytes as they arrive."""
         with self._translated(), self._client.stream("GET", path) as answer:
             if not answer.is_success:
                 answer.read()
@@ -173,14 +173,14 @@ class RemoteServer:
             yield from answer.iter_bytes()
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Post what may be repeated: the server does the same only once."""
+        """Send a POST that is safe to repeat, because the server's operation is idempotent."""
         return self._patient("POST", path, json=body or {})
 
     def replace(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._patient("PUT", path, json=body)
 
     def all(self, path: str, limit: int) -> Iterator[Any]:
-        """Yield all items of a list, with their bodies, as they are stored."""
+        """Yield all items of a list with their bodies, not made safe for a terminal."""
         wanted = {"view": "full", "limit": limit}
         page = self._patient("GET", path, params=wanted, as_stored=True)
         yield from page["items"]
@@ -189,17 +189,15 @@ class RemoteServer:
             yield from page["items"]
 
     def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-        """Store many definitions, and return what became of each, as it is stored.
-
-        An error names the places of those that were refused.
+        """Store many definitions; return the result for each, not made safe for a terminal.
 
         Args:
-            places: what to call each, by its JSON Pointer.
+            places: names of the definitions in errors, by their JSON Pointers.
         """
         return self._patient("POST", "/v1/apply", json=body, places=places, as_stored=True)
 
     def start(self, agent: str, **run: Any) -> Any:
-        """Start a run of an agent and return it; the error of an unknown one has near names."""
+        """Start a run of an agent; for an unknown agent, the error has similar names."""
         try:
             return self.create("/v1/runs", {"agent": agent, **run})
         except RemoteError as error:
@@ -208,7 +206,7 @@ class RemoteServer:
             raise
 
     def agent(self, name: str) -> Any:
-        """Return an agent's definition; the error of an unknown one has near names."""
+        """Return an agent's definition; for an unknown agent, the error has similar names."""
         try:
             return self.get(f"/v1/agents/{quote(name, safe='')}")
         except RemoteError as error:
@@ -218,9 +216,9 @@ class RemoteServer:
 
     @contextmanager
     def streaming(self, path: str, after: int) -> Iterator[Iterator[bytes] | None]:
-        """Open a stream of server-sent events behind ``after``; yield its bytes.
+        """Open a stream of server-sent events after ``after``; yield an iterator of its bytes.
 
-        ``None``: the run is over, and has nothing behind ``after``.
+        ``None``: the run is over, and has no events after ``after``.
         """
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         with self._translated(), self._client.stream("GET", path, headers=headers) as answer:
@@ -240,7 +238,7 @@ class RemoteServer:
         as_stored: bool = False,
         **request: Any,
     ) -> Any:
-        """Send a request, again if it was lost or the server is busy; return the answer's body."""
+        """Return the answer's body; repeat the request if it is lost or the server is busy."""
         began, pause_s = monotonic(), 0.1
         while True:
             reached = self._reached
@@ -251,7 +249,7 @@ class RemoteServer:
                     return from_json(answer.content) if as_stored else body
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
-                # It was lost, or came while the server was busy: it is repeated for so long.
+                # Lost requests, and requests to a busy server, are repeated for 30 s.
                 if never_there or not error.may_pass or monotonic() - began > 30.0:
                     raise
             time.sleep(pause_s)
@@ -272,10 +270,10 @@ class RemoteServer:
             raise RemoteError(f"the connection to {self.address} failed: {why}") from None
 
     def _checked(self, answer: httpx2.Response, places: Mapping[str, str] = {}) -> Any:
-        """Return the answer's body.
+        """Return the answer's body, made safe for a terminal.
 
         Raises:
-            RemoteError: it is a refusal, or of another kind of server.
+            RemoteError: the answer is a refusal, or comes from another kind of server.
         """
         body: Any = None
         with contextlib.suppress(ValueError):
@@ -285,7 +283,7 @@ class RemoteServer:
             return body
         if not isinstance(body, dict) or not isinstance(body.get("detail"), str):
             raise RemoteError(
-                f"{self.address} is no Bottega server, or something between answers for it "
+                f"{self.address} is no Bottega server, or a proxy answers instead of it "
                 f"(HTTP {answer.status_code}): check BOTTEGA_URL",
                 code="no_bottega",
                 status=answer.status_code,
@@ -297,7 +295,7 @@ class RemoteServer:
         raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
 
     def _unknown(self, name: str, error: RemoteError) -> RemoteError:
-        """Return the error for an agent that is unknown, with near names."""
+        """Return the error for an unknown agent, with similar names."""
         try:
             names = [each["name"] for each in self.get("/v1/agents", limit=100)["items"]]
         except RemoteError:  # the key may not read
@@ -309,12 +307,12 @@ class RemoteServer:
             more = ", …" if len(names) > _NAMES_SHOWN else ""
             detail += f". There are: {', '.join(names[:_NAMES_SHOWN])}{more}"
         else:
-            detail += ", nor any other: POST /v1/agents makes one"
+            detail += ", and no other agent: POST /v1/agents creates one"
         return RemoteError(detail, code="unknown_agent", status=404)
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield the errors of a problem that are at known places, with those."""
+    """Yield a problem's errors at known places, each as text with the place's name."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:
@@ -330,12 +328,12 @@ _FIRST_PAUSE_S = 0.1
 
 
 class RunEvents:
-    """The events of a run, and its live text, until the final one.
+    """The events and live text of a run, until its final event, over any number of connections.
 
-    A second iteration goes on behind the last event of the first.
+    A second iteration continues after the last event of the first.
 
     Args:
-        notice: called with a text when the connection is lost, and when it is back.
+        notice: called with a text when the connection is lost, and when it is restored.
     """
 
     def __init__(self, server: RemoteServer, run_id: str, notice: Callable[[str], None]) -> None:
@@ -346,10 +344,11 @@ class RunEvents:
         self._over = False
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield event after event.
+        """Yield the events in order.
 
         Raises:
-            RemoteError: the run or the key is gone, or the server was away for 5 minutes.
+            RemoteError: the run was deleted, the key is invalid, or the server was not reached
+                for 5 minutes.
         """
         away_since: float | None = None
         pause_s = _FIRST_PAUSE_S
@@ -369,12 +368,12 @@ class RunEvents:
                     self._notice(f"{error.detail}. Trying again …")
                 if monotonic() - away_since > 300.0:
                     raise
-            if not self._over:  # else a server that stops has closed the stream, or it was lost
+            if not self._over:  # the server stops, or the connection was lost
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _connected(self) -> Iterator[Event | None]:
-        """Yield what one connection brings; ``None`` for a heartbeat."""
+        """Yield the events of one connection; ``None``: a heartbeat."""
         with self._server.streaming(self._path, self._after) as content:
             if content is None:
                 self._over = True
@@ -389,9 +388,9 @@ class RunEvents:
 
 
 def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Split a stream into (id or 0, data) of its frames.
+    """Split a stream into frames of id (0: none) and data (``None``: a heartbeat).
 
-    Only a line feed ends a line here: JSON may hold the others that Python knows.
+    Only line feeds end lines, because JSON may contain the other line ends that Python knows.
     """
     place, data = 0, None
     for line in _lines(content):

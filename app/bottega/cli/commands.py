@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _DEBUG = "--debug"
 _TO_END_S = 30.0
-"""Longest time in which a process stops, after its runs' grace."""
+"""Most seconds in which a process stops, after the grace period of its runs."""
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -94,8 +94,8 @@ def _announce_models(settings: "Settings") -> None:
     if settings.uses_demo_model:
         announce(
             settings,
-            "Unless you have connected another one, the built-in demo model answers: its texts are "
-            "canned. Choose Connect a model in the console, or set OPENAI_API_KEY.",
+            "Unless you connect another model, the built-in demo model answers, with fixed texts. "
+            "Choose Connect a model in the console, or set OPENAI_API_KEY.",
             "yellow",
         )
     if settings.memory != "off":
@@ -123,8 +123,8 @@ def serve(
 ) -> None:
     """Serve the API and execute runs, in one process.
 
-    With --workers or --api: in processes of their own, on one port, which are restarted when they
-    die. Each defaults to 1.
+    With --workers or --api, it starts separate processes, which share a port and are restarted when
+    they die. Each number defaults to 1.
     """
     settings = start(host=host, port=port)
     if no_worker and workers:
@@ -137,7 +137,7 @@ def serve(
 
     is_one = workers is None and api is None
     with_terminal = ends_with_terminal()
-    # Until the parent obeys it: a reload may come early.
+    # Blocked until the parent handles it, because a reload may come early.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with listen(settings) as listening, used_database(settings) as (url, lock):
         if not no_worker and workers != 0:
@@ -166,7 +166,7 @@ def serve(
 def _serve(
     settings: "Settings", url: str, listener: socket.socket, parent: int, *, worker: bool
 ) -> None:
-    """Serve below a parent."""
+    """Serve as the child of a parent process."""
     from bottega import main as web
 
     link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
@@ -185,7 +185,7 @@ def _serve(
 def _first_child(
     settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
 ) -> Child:
-    """Start the only child by a fork, which need not import the service again."""
+    """Start the only child by a fork, which saves it from importing the service again."""
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -204,7 +204,7 @@ def _first_child(
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            os._exit(status)  # the rest is the parent's to clean up
+            os._exit(status)  # everything else belongs to the parent, which cleans it up
     theirs.close()
     return Child("server", ["serve", *options], pid, ours.detach())
 
@@ -217,7 +217,7 @@ def _several_children(options: list[str], *, apis: int, workers: int | None) -> 
 
 
 def _metrics_of_several() -> tuple[str, str]:
-    """Make the folder in which several processes keep their metrics."""
+    """Make the folder in which processes share their metrics; return variable and folder."""
     from bottega import metrics
 
     folder = mkdtemp(prefix="bottega-metrics-")
@@ -234,7 +234,7 @@ def _announcement(settings: "Settings", port: int) -> str:
 def worker(parent: _Descriptor = None) -> None:
     """Execute runs. Start any number of workers, on machines that reach the database."""
     with_terminal = ends_with_terminal()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the event loop obeys it
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the event loop handles it
     settings = start()
     from bottega import worker as process
 
@@ -250,7 +250,7 @@ def worker(parent: _Descriptor = None) -> None:
     with database(settings) as url:
         if parent is None:
             _announce_models(settings)
-        # Below a parent, the API's processes report what all of them did.
+        # If there is a parent, the API's processes report the metrics of all processes.
         port = settings.metrics_port if parent is None else None
         is_reload = run(process.work(settings, url, ready, port=port))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
@@ -289,14 +289,16 @@ def migrate(
 
 @cli.command()
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the server up afterwards.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the server running afterwards.")
+    ] = False,
     port: Annotated[int, typer.Option(help="Port of the API; 0 picks one.")] = 0,
     scenario: Annotated[ScenarioName, typer.Option(help="The team to run.")] = "software",
     task: Annotated[
-        str | None, typer.Option(help="Task of the team, instead of the scenario's own.")
+        str | None, typer.Option(help="Task of the team, instead of the scenario's task.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the last chat of support.")
+        bool, typer.Option("--resume", help="Continue the last chat of support.")
     ] = False,
 ) -> None:
     """Run a team and watch it live.
@@ -349,7 +351,7 @@ _SUBJECTS = {
     "Sub-agents": "subagent",
     "Log and metrics": "log metrics",
 }
-"""Beginnings of the names of settings, by their heading."""
+"""First words of the names of settings, by their heading."""
 
 
 def _subject(name: str) -> str:
@@ -361,7 +363,7 @@ def _subject(name: str) -> str:
 
 @cli.command("settings")
 def show_settings(as_json: AsJson = False) -> None:
-    """Print every setting with its value; secrets are masked. What you have set comes first."""
+    """Print every setting with its value; secrets are masked. Settings that you set come first."""
     from bottega.settings import Settings, redactor
 
     settings = Settings()
@@ -399,7 +401,7 @@ def _print_settings(heading: str, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _odd_line(path: Path) -> int | None:
-    """Return the number of the first line of a file that is not UTF-8, if there is one."""
+    """Return the number of the file's first line that is not UTF-8; ``None``: all lines are."""
     try:
         path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -410,7 +412,7 @@ def _odd_line(path: Path) -> int | None:
 
 
 def main(command: Callable[[], Any] = cli) -> None:
-    """Run the command; print an error as one sentence and what to do, not as a traceback."""
+    """Run the command; print an error as a sentence with a remedy, not as a traceback."""
     _open_standard_streams()
     try:
         command()
@@ -423,7 +425,8 @@ def main(command: Callable[[], Any] = cli) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open what the caller has closed of input, output and errors, so that nothing else gets it."""
+    """Open standard streams that the caller closed, so that no other file gets their numbers."""
+
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

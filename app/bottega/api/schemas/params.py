@@ -1,4 +1,4 @@
-"""Tools, parameters of model calls and schemas of answers on the wire."""
+"""Bodies of tools, of parameters of model calls, and of answers' schemas."""
 
 from typing import Annotated, Any, Literal
 
@@ -34,11 +34,11 @@ class BuiltinTool(Body, Approvable):
 
     type: Literal["builtin"]
     name: Literal["current_time", "calculator", "http_get", "read_shared_memory", "ask_user"]
-    """The model sees it under this name."""
+    """Name of the tool, as the model sees it."""
 
 
 class ClientToolDefinition(Body, Approvable):
-    """A tool that the run's client executes; its run waits for the result."""
+    """A tool that the run's client executes; the run waits for the result."""
 
     type: Literal["client"]
     name: HttpToolName
@@ -56,12 +56,12 @@ class ClientToolDefinition(Body, Approvable):
 
 
 class RunToolDefinition(ClientToolDefinition):
-    """A tool that a run brings with it."""
+    """A client's tool that is defined in the request for a run."""
 
     description: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
     """Purpose of the tool, for the model."""
     client_name: Annotated[str | None, StringConstraints(min_length=1, max_length=200)] = None
-    """The client's own name of the tool, if models refuse it; OpenAI's API calls it so."""
+    """The client's own name of the tool, if models would refuse it; only for OpenAI's API."""
 
 
 ToolDefinition = Annotated[
@@ -91,7 +91,9 @@ OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(short_schema)
 
 def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type") != "object":
-        raise PydanticCustomError("input_schema", 'arguments are an object: say "type": "object"')
+        raise PydanticCustomError(
+            "input_schema", 'arguments are always an object: the schema needs "type": "object"'
+        )
     return schema
 
 
@@ -101,8 +103,9 @@ ToolInputSchema = Annotated[
     Field(
         json_schema_extra={"properties": {"type": {"const": "object"}}, "required": ["type"]},
         description=(
-            "JSON Schema (2020-12) of the arguments of its tool at `/mcp`; the run's input is then "
-            "the arguments as JSON. Null: one argument, `input`, a text."
+            "JSON Schema (2020-12) of the arguments if the agent is a tool at `/mcp`; the run's "
+            "input is then the arguments as JSON. Null: the tool has one argument, the text "
+            "`input`."
         ),
     ),
 ]
@@ -116,9 +119,9 @@ class ToolName(Body):
 
 
 class Parameters(Body):
-    """Parameters of model calls. What is not given is the model's own default.
+    """Parameters of model calls. Parameters that are left out have the model's own default.
 
-    Not every model's API has all of them: one that it lacks is refused, never dropped.
+    A parameter that the model's API does not have is refused, never ignored.
     """
 
     model_config = ConfigDict(
@@ -126,17 +129,17 @@ class Parameters(Body):
     )
 
     temperature: Annotated[float | None, Field(ge=0, le=2, allow_inf_nan=False)] = None
-    """Randomness of the answer; 0: least."""
+    """Randomness of the answer; 0 is the least."""
     top_p: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
-    """Share of the probability from which tokens are chosen."""
+    """Tokens are chosen from the most probable ones, which together have this probability."""
     max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = None
-    """Output tokens of one call; a budget may set a lower limit."""
+    """Most output tokens of one model call; a budget may set a lower limit."""
     reasoning_effort: Effort | None = None
     """How much a reasoning model thinks before it answers."""
     verbosity: Verbosity | None = None
     """How long the answer is to be."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
-    """Number that makes answers repeatable, as far as the model's server can."""
+    """Number that makes answers repeatable, if the model's server supports it."""
     stop: (
         Annotated[
             list[Annotated[str, StringConstraints(min_length=1, max_length=256)]],
@@ -148,8 +151,8 @@ class Parameters(Body):
     parallel_tool_calls: bool | None = None
     """False: the model calls one tool at a time."""
     tool_choice: Literal["required", "none"] | ToolName | None = None
-    """`required`: the model must call a tool; `none`: it must not; or the tool that it must
-    call. For the calls in `tool_choice_scope`."""
+    """`required`: the model must call a tool; `none`: it must not; an object names the tool that it
+    must call. It applies to the model calls in `tool_choice_scope`."""
     service_tier: Annotated[str | None, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = (
         None
     )
@@ -161,12 +164,12 @@ class Parameters(Body):
 
     @model_serializer(mode="wrap")
     def _given(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Show what was given. An annotation would replace the schema of the fields."""
+        """Show only what was sent. (A return annotation would replace the schema of the fields.)"""
         return {name: value for name, value in handler(self).items() if name in self.given}
 
     @property
     def given(self) -> set[str]:
-        """Names of the parameters that are given, those with null included."""
+        """Names of the parameters that were sent, including those that are null."""
         return self.model_fields_set
 
 
@@ -187,20 +190,20 @@ MaxIterations = Annotated[int, Field(ge=1, le=100), WHOLE]
 
 
 class AgentChanges(Body):
-    """Fields of an agent's definition that are others in one run."""
+    """Fields of an agent's definition that are changed for one run."""
 
     system_message: SystemMessage | None = None
     """Instructions that each of its model calls begins with."""
     model: ModelNames | None = None
-    """Of the providers that the run has pinned."""
+    """Models, of providers that the run has pinned."""
     max_iterations: MaxIterations | None = None
     """Maximum number of model calls per query."""
     params: Parameters | None = None
-    """Each replaces the agent's own of that name; null takes it back to the model's default."""
+    """Parameters that replace the agent's; null takes the model's default."""
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The fields that are given."""
+        """Return the fields that were sent."""
         given = self.model_dump(exclude_none=True)
         return given if self.params is None else given | {"params": self.params.model_dump()}
 
@@ -213,20 +216,20 @@ class AgentOverrides(Body):
     tools: Annotated[list[RunToolDefinition], Field(max_length=128), AfterValidator(_distinct)] = (
         Field(default_factory=list)
     )
-    """Tools of this run's client, beside the agent's own; their names differ."""
+    """Tools of this run's client, in addition to the agent's own; all names must differ."""
     instructions: Annotated[str | None, StringConstraints(min_length=1, max_length=500_000)] = None
-    """Added to the agent's system message in this run; later runs of its conversation know
-    nothing of it."""
+    """Text that is added to the agent's system message in this run. Later runs of the conversation
+    do not see it."""
 
     @model_serializer(mode="wrap")
     def _with_more(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Show only what there is, and ``params``. An annotation would replace the schema."""
+        """Leave out empty fields except ``params``. (An annotation would replace the schema.)"""
         shown = handler(self)
         return {name: each for name, each in shown.items() if each or name == "params"}
 
 
 class ShownOverrides(AgentOverrides, AgentChanges):
-    """Changes of one agent for one run, those of a fork included."""
+    """Changes of one agent for one run, including the changes of a fork."""
 
     params: Parameters = Field(default_factory=Parameters)
-    """Each replaces the agent's own of that name."""
+    """Parameters that replace the agent's."""

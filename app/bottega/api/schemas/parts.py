@@ -1,4 +1,4 @@
-"""A run's input, the parts of a message's content, and files, on the wire."""
+"""Bodies of a run's input, of the parts of a message's content, and of files."""
 
 import re
 from datetime import datetime
@@ -43,7 +43,7 @@ def _web_address(url: str) -> str:
     except InvalidInputError as error:
         raise PydanticCustomError("url", "{why}", {"why": error.detail}) from None
     if not re.fullmatch(_WEB_ADDRESS, url):
-        raise PydanticCustomError("url", "a URL has no blanks: encode them")
+        raise PydanticCustomError("url", "a URL may not have blanks: encode them")
     return url
 
 
@@ -68,11 +68,11 @@ WebhookUrl = Annotated[WebAddress, AfterValidator(_without_fragment), _shown(_WI
 
 
 class SetFields(BaseModel):
-    """Is shown without its unset fields, so that a message can be sent again as it is shown."""
+    """Base that leaves out unset fields, so that a message can be sent again as it is shown."""
 
     @model_serializer(mode="wrap")
     def _set_fields(self, dump: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Leave out null. An annotation would replace the schema of the fields."""
+        """Leave out fields that are null. (A return annotation would replace the schema.)"""
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
@@ -88,21 +88,21 @@ class MediaPart(Body):
     """A part that is not text, from exactly one of `url`, `data` and `file`."""
 
     type: Literal["image", "audio", "document", "file"]
-    """`file`: what it is, its media type tells."""
+    """Kind of the part; `file`: the media type decides."""
     url: WebAddress | None = None
-    """Passed on to the model's server, which reads it; we never do."""
+    """URL that the model's server reads; this server never does."""
     data: Annotated[str | None, Field(max_length=LONGEST_DATA)] = None
-    """At most 20 MB in base64; it is stored as a file. Needs `media_type`."""
+    """Content in base64, at most 20 MB; it is stored as a file. Needs `media_type`."""
     file: Annotated[UUID | None, Field(strict=False)] = None
     """Id of an uploaded file."""
     media_type: Annotated[
         str | None, StringConstraints(pattern=r"^[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}$")
     ] = None
-    """Of a file it is found in its bytes."""
+    """Media type; of an uploaded file, the server finds it in the bytes."""
     name: Annotated[str | None, StringConstraints(min_length=1, max_length=255)] = None
     """File name, for the model."""
     size_tokens: Annotated[int, WHOLE] | None = None
-    """Estimate of its tokens in a prompt; the server sets it."""
+    """Estimate of the part's tokens in a prompt; the server sets it."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -123,7 +123,7 @@ def _kind(part: Any) -> str:
     return "text part" if kind == "text" else "media part"
 
 
-# Names of no field: errors have them in their paths.
+# The tags have blanks, so that they cannot be names of fields: paths of errors contain them.
 InputPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[MediaPart, Tag("media part")],
     Discriminator(_kind),
@@ -140,11 +140,11 @@ class ContentPart(SetFields, Answer):
     """A part of a message's content."""
 
     type: Literal["text", "image", "audio", "document", "file"]
-    """`file`: what it is, its media type tells."""
+    """Kind of the part; `file`: the media type decides."""
     text: str | None = None
-    """The text, of a part that is text."""
+    """Text of a part that is text."""
     url: str | None = None
-    """Address of what is not text, if it is not stored here."""
+    """URL of content that is not stored here."""
     file: str | None = None
     """Id of a file."""
     media_type: str | None = None
@@ -152,7 +152,7 @@ class ContentPart(SetFields, Answer):
     name: str | None = None
     """File name, for the model."""
     size_tokens: int | None = None
-    """Estimate of its tokens in a prompt."""
+    """Estimate of the part's tokens in a prompt."""
 
 
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -162,13 +162,13 @@ class InputCall(Body):
     """A call of a tool, in a message of the role `assistant`."""
 
     id: CallId
-    """The model's id of the call, which the answer to it repeats."""
+    """The model's id of the call; the call's answer has it as `tool_call_id`."""
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     """Name of the tool."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-_CALLS = "Tool calls of the message; the messages after it answer them, in their order."
+_CALLS = "Tool calls of the message; the next messages must answer them in the same order."
 
 
 class InputMessage(SetFields, Body):
@@ -177,7 +177,7 @@ class InputMessage(SetFields, Body):
     role: Literal["system", "user", "assistant", "tool"]
     """Who says it; `tool`: the answer to a tool call."""
     content: Content = ""
-    """May be left out if the message calls tools."""
+    """Content of the message; may be left out if the message calls tools."""
     tool_calls: Annotated[
         list[InputCall] | None, Field(min_length=1, max_length=128, description=_CALLS)
     ] = None
@@ -187,10 +187,11 @@ class InputMessage(SetFields, Body):
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         if self.tool_calls is not None and self.role != "assistant":
-            raise PydanticCustomError("tool_calls", "only the role 'assistant' calls tools")
+            raise PydanticCustomError("tool_calls", "only the role 'assistant' may have tool_calls")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise PydanticCustomError(
-                "tool_call_id", "the role 'tool', and no other, has a tool_call_id"
+                "tool_call_id",
+                "the role 'tool' needs a tool_call_id, and other roles may have none",
             )
         if not self.content and self.tool_calls is None:
             raise PydanticCustomError("content", "the content is missing")
@@ -208,12 +209,12 @@ class ShownCall(Answer):
 
 
 class ShownMessage(SetFields, Answer):
-    """A message of a run's input, as it is stored: data became files."""
+    """A message of a run's input as it is stored: `data` has become a file."""
 
     role: Literal["system", "user", "assistant", "tool"]
     """Who says it; `tool`: the answer to a tool call."""
     content: str | list[ContentPart]
-    """A text, or parts; data became files."""
+    """A text, or parts; `data` has become a file."""
     tool_calls: list[ShownCall] | None = None
     """Tool calls of the message."""
     tool_call_id: str | None = None
@@ -244,14 +245,14 @@ def _asks(value: list[InputMessage]) -> list[InputMessage]:
 
 
 def _check_calls(messages: list[InputMessage]) -> None:
-    """Check that the answers to a message's tool calls follow it, in their order."""
+    """Check that a message's tool calls are answered by the next messages, in order."""
     unanswered: list[str] = []
     for number, message in enumerate(messages):
         if message.role == "tool":
             if not unanswered or unanswered.pop(0) != message.tool_call_id:
                 raise PydanticCustomError(
                     "tool_call_id",
-                    "message {number} answers a call that is not the next one without an answer",
+                    "message {number} must answer the oldest tool call without an answer",
                     {"number": number},
                 )
         elif unanswered:
@@ -283,15 +284,15 @@ class File(Answer):
     name: str | None
     """Name of the file; null: it has none."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
-    """Of its bytes, in hexadecimal."""
+    """SHA-256 of the bytes, in hexadecimal."""
     media_type: str
-    """Found in its bytes."""
+    """Media type that the server found in the bytes."""
     tokens: int
-    """Estimate of its tokens in a prompt."""
+    """Estimate of the file's tokens in a prompt."""
     session_id: str | None
-    """The session that it is deleted with."""
+    """The session that the file belongs to and is deleted with; null: none."""
     created_at: datetime
     """Time of its upload."""
 
@@ -299,13 +300,13 @@ class File(Answer):
 _Said = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=500)]], Field(max_length=10)
 ]
-_GOALS = "What is to be done, if the input does not say it all. Models read it word for word."
-_CONSTRAINTS = "What the work must keep to. Models read it word for word."
-_CRITERIA = "How to tell that it was done well. Models read it word for word; nothing checks it."
+_GOALS = "Goals that the input does not name. Models read them word for word."
+_CONSTRAINTS = "Rules for the work. Models read them word for word."
+_CRITERIA = "Signs of a good result. Models read them word for word; nothing checks them."
 
 
 class Demands(Body):
-    """Demands of a request for a run, beside its input."""
+    """Goals, constraints and criteria of a run, in addition to its input."""
 
     goals: Annotated[_Said, Field(description=_GOALS)] = Field(default_factory=list)
     constraints: Annotated[_Said, Field(description=_CONSTRAINTS)] = Field(default_factory=list)
@@ -313,7 +314,7 @@ class Demands(Body):
 
 
 class ShownDemands(Answer):
-    """Demands of a run, as its request has them."""
+    """Goals, constraints and criteria of a run, as its request has them."""
 
     shows = Demands
 
@@ -331,15 +332,15 @@ class ModelToolCall(Answer):
     """Name of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     malformed: str | None = None
-    """What the model sent, if it is no JSON object."""
+    """Arguments as the model sent them, if they are no JSON object."""
 
 
 class ShortenedPrompt(Answer):
     """Size of a prompt that the working memory shortened."""
 
     tokens: int
-    """Estimate of what was sent."""
+    """Estimated tokens of the shortened prompt."""
     shrunk: int
-    """Results that became a summary and a reference."""
+    """Number of tool results that a summary and a reference replace."""
     left: int
-    """Messages that were left out, which can be recalled."""
+    """Number of messages that were left out; the agent can recall them."""

@@ -1,4 +1,4 @@
-"""Runs on the wire, with their tasks, events, graphs, usage and budgets, and two compared."""
+"""Bodies of runs: new runs, tasks, events, graphs, usage, budgets and comparisons."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -40,7 +40,9 @@ from bottega.json_schema.values import WHOLE
 
 def _positive(amount: str) -> str:
     if not Decimal(amount):
-        raise PydanticCustomError("positive", "an amount of 0 permits no model call")
+        raise PydanticCustomError(
+            "positive", "must be more than 0, because 0 would permit no model call"
+        )
     return amount
 
 
@@ -66,53 +68,53 @@ class Cost(Answer):
     currency: Literal["USD"]
     """Currency of the amount; only US dollars."""
     complete: bool
-    """False: the amount lacks tokens of models without a known price."""
+    """False: some tokens are not in the amount, because their model has no known price."""
 
 
 class Usage(Answer):
     """Tokens of model calls, and their cost."""
 
     input: int
-    """Input tokens, those from the cache included."""
+    """Input tokens, including tokens from the server's cache."""
     output: int
-    """Output tokens, those of reasoning included."""
+    """Output tokens, including reasoning."""
     cached: int
-    """Part of the input that the server had in its cache."""
+    """Input tokens that the model's server had in its cache."""
     reasoning: int
-    """Part of the output that was reasoning."""
+    """Output tokens that were reasoning."""
     estimated: bool
-    """Some of it was not reported, and is estimated at 4 bytes per token."""
+    """True: the server did not report all tokens; the rest is estimated at 4 bytes per token."""
     cost: Cost
 
 
 class AgentUsage(Usage):
-    """Tokens and calls of an agent, its sub-agents included."""
+    """Tokens and calls of an agent, including its sub-agents."""
 
     model_calls: int
-    """Number of model calls, failed ones included."""
+    """Number of model calls, including failed calls."""
     tool_calls: int
     """Number of tool calls."""
 
 
 class UsageSum(Usage):
-    """Sum of what runs spent. One of the names is set, by the parameter `by`."""
+    """Sum of what runs spent. Only the field that the parameter `by` names is set."""
 
     agent: str | None = None
-    """Name of the agent; null: summed up by something else."""
+    """Name of the agent; null: the sum is by another field."""
     model: str | None = None
-    """Name of the model; null: summed up by something else."""
+    """Name of the model; null: the sum is by another field."""
     session: str | None = None
-    """Null: of runs without a session."""
+    """Id of the session; null: runs without a session."""
     day: Annotated[str | None, Field(examples=["2026-11-02"])] = None
-    """In UTC."""
+    """Day, in UTC."""
     key: str | None = None
-    """`key:` and its prefix, `local`, or `schedule:` and its name."""
+    """Who started the runs: `key:` with the key's prefix, `local`, or `schedule:` with its name."""
     user: str | None = None
-    """Null: of runs without a user."""
+    """Name of the end user; null: runs without a user."""
     batch: str | None = None
-    """Id of the batch; null: of runs that are none."""
+    """Id of the batch; null: runs outside of batches."""
     metadata: str | None = None
-    """Value of the key that `by` names; null: of runs without the key."""
+    """Value of the metadata key that `by` names; null: runs without this key."""
     runs: int
     """Number of runs."""
 
@@ -127,8 +129,9 @@ Cause = Literal[
 ]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = (
-    "Your own name for your end user, whose memory and files the run uses; in a session, the "
-    "session's. Null: nobody; the run reads no memory of others."
+    "Your own name for your end user, whose memory and files the run uses. In a session, it must "
+    "be the session's user. Null: the session's user; without a session, the run has no user, and "
+    "reads no user's memory."
 )
 
 
@@ -146,61 +149,63 @@ class NewRun(Demands):
     )
 
     mode: Literal["orchestrated", "dag"] = "orchestrated"
-    """`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of `graph` run,
-    each as soon as those it depends on have answered."""
+    """`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of `graph` run, each
+    when all agents that it depends on have answered."""
     agent: Name | None = None
     graph: Name | None = None
     version: VersionNumber | None = None
     session_id: SessionName | None = None
-    """Shared memory that outlives the run; created when first named."""
+    """Session of the run: memory that several runs share. The first run that names it creates
+    it."""
     user: Annotated[UserName | None, Field(description=_USER)] = None
     conversation: Literal["continue", "new", "none"] | None = None
-    """`continue`: the agent goes on from where the session's last completed run of this agent
-    (and graph, and mode) ended; the default with a `session_id`. `new`: it begins another
-    conversation in the session. `none`: it knows nothing of the session's other runs but their
-    publications; the default without a session."""
+    """`continue`: the agent continues the conversation of the session's last completed run with the
+    same agent, graph and mode; this is the default with a `session_id`. `new`: it begins another
+    conversation in the session. `none`: it belongs to no conversation, and reads only publications
+    of the session's other runs; this is the default without a session."""
     if_busy: Literal["queue", "reject", "interrupt", "steer"] = "queue"
-    """While another run of its conversation is not over. `queue`: it waits its turn. `reject`:
-    409 `conversation_busy`. `interrupt`: those before it are cancelled. `steer`: the input, a
-    text or one message, is a message for that run, which is also the answer."""
+    """What happens if an earlier run of the conversation is not over. `queue`: this run waits.
+    `reject`: 409 `conversation_busy`. `interrupt`: the earlier runs are cancelled. `steer`: no run
+    is started; the input, a text or one message, is sent to the earlier run, and this run is
+    returned."""
     input: RunInput
-    """The question, or messages of which one has the role `user`. With several of that role the
-    last message is the question, and those before it are turns that come after the session's
-    own."""
+    """The question, or messages of which at least one has the role `user`. If several have, the
+    last message is the question, and the messages before it are turns that follow the session's own
+    turns."""
     priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 5
-    """1 goes first."""
+    """1 is the most urgent."""
     timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
-    """Seconds from the first start; null takes the server's default."""
+    """Seconds that the run may take from its first start; null: the server's default."""
     queue_timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
-    """Seconds that it may wait for its first start before it ends as `timeout`; null takes the
+    """Seconds that the run may wait for its first start before it ends as `timeout`; null: the
     server's default."""
     token_budget: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
-    """Input and output tokens of all model calls together; once they are spent, no further call
-    is made."""
+    """Input and output tokens of all model calls together. When they are spent, no further call is
+    made."""
     cost_budget: CostBudget | None = None
-    """Cost of all model calls together; once it is spent, no further call is made. Each model
-    needs a known price: its provider's, or a public one."""
+    """Cost of all model calls together. When it is spent, no further call is made. Each model needs
+    a known price, from its provider's definition or public."""
     webhook_url: WebhookUrl | None = None
-    """Gets a signed request (Standard Webhooks) when the run has ended; a public http or https
-    address."""
+    """Public http or https URL that gets a signed request (Standard Webhooks) when the run has
+    ended."""
     memory: MemoryMode | None = None
-    """`full`: retrieve memory of earlier runs, and store an episode of this one; `read`: only
-    retrieve; `off`: neither. Null takes the server's default. A stricter setting of its agent
-    (in a DAG, of any agent) takes precedence."""
+    """`full`: retrieve memory of earlier runs, and store an episode of this run; `read`: only
+    retrieve; `off`: neither. Null: the server's default. A stricter setting of the run's agent (in
+    a DAG, of any agent) takes precedence."""
     overrides: Annotated[
         dict[Name, AgentOverrides],
         Field(max_length=100, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
     ] = Field(default_factory=dict)
-    """Changes of the run's agents, for this run alone."""
+    """Changes of the run's agents, only for this run, by agent."""
     output_schema: OutputSchemaField | None = None
-    """JSON Schema (2020-12) of the answer; it takes the place of the agent's own. In a DAG it
-    is for each agent that no other follows."""
+    """JSON Schema (2020-12) of the answer, which replaces the agent's own schema. In a DAG it
+    applies to each agent that no other agent follows."""
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
         if self.mode == "dag" and (self.graph is None or self.agent is not None):
-            raise PydanticCustomError("mode", "mode 'dag' needs a graph, and takes no agent")
+            raise PydanticCustomError("mode", "mode 'dag' needs a graph and no agent")
         if self.mode == "orchestrated" and self.agent is None:
             raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
         if self.conversation in ("continue", "new") and self.session_id is None:
@@ -213,14 +218,14 @@ class NewRun(Demands):
         if self.mode == "dag":
             raise PydanticCustomError("steer", "a run of the mode 'dag' cannot be steered")
         if not isinstance(self.input, str) and len(self.input) > 1:
-            raise PydanticCustomError("steer", "'steer' takes a text or one message as input")
+            raise PydanticCustomError("steer", "'steer' needs a text or one message as input")
         if self.goals or self.constraints or self.success_criteria:
-            raise PydanticCustomError("steer", "'steer' takes no goals, constraints, criteria")
+            raise PydanticCustomError("steer", "'steer' allows no goals, constraints or criteria")
 
 
 def _says_something(text: str) -> str:
     if not text.strip():
-        raise PydanticCustomError("blank", "it has nothing but spaces")
+        raise PydanticCustomError("blank", "must have more than spaces")
     return text
 
 
@@ -230,9 +235,10 @@ class Attempt(Answer):
     number: int
     """1 for the first execution."""
     cause: Cause
-    """The first start, or the end of the previous attempt. `model`: it had only waited for a
-    model for 30 s, and was suspended. `time`: it had only waited for a time. `interrupt`: it had
-    only waited for people, who have decided. `message`: a user's message came at its very end."""
+    """Why the attempt was made: the first start, or the reason why the previous attempt ended.
+    `model`: it waited only for a model for 30 s, and was suspended. `time`: it waited only for a
+    time. `interrupt`: it waited only for people, who have decided. `message`: a user's message came
+    while it ended."""
     started_at: datetime
     ended_at: datetime | None
 
@@ -250,12 +256,12 @@ class Webhook(Answer):
     """The delivery of the run's webhook."""
 
     url: str
-    """Without its query string, which may hold a secret."""
+    """URL of the receiver, without its query string, which may contain a secret."""
     status: Literal["pending", "delivered", "failed"]
-    """`failed`: no further try is made."""
+    """Status of the delivery; after `failed` there is no further try."""
     tries: int
     answer: int | None
-    """HTTP status of the last try's answer."""
+    """HTTP status that the receiver answered to the last try; null: no answer."""
     error: str | None
     """Error of the last try."""
     next_at: datetime | None
@@ -264,24 +270,25 @@ class Webhook(Answer):
 
 
 class Blocker(Answer):
-    """A run that others of its conversation wait for."""
+    """A run for which other runs of the conversation wait."""
 
     run_id: UUID
     """Id of the run that is not over."""
     interrupts: list[UUID]
-    """Ids of what it waits for itself, if people must decide."""
+    """Ids of the interrupts that people must decide before this run goes on."""
 
 
 class Waiting(Answer):
-    """Arrival that a run awaits without a worker."""
+    """What a run waits for while no worker executes it."""
 
     reason: WaitReason
-    """A `person`'s decision, the `client`'s tools, its `children` (child runs), a `model` that is
-    away, or a `time`. Only the first two stop its `timeout_s`."""
+    """`person`: a decision; `client`: results of the client's tools; `children`: child runs;
+    `model`: an unavailable model; or `time`. The run's `timeout_s` stops only for `person` and
+    `client`."""
     since: datetime
-    """When it began to wait."""
+    """Time since which it waits."""
     until: datetime | None
-    """Then it goes on at the latest; null: not by itself."""
+    """Latest time at which the run goes on; null: it waits without a limit."""
 
 
 class ForkOfNode(Answer):
@@ -289,7 +296,7 @@ class ForkOfNode(Answer):
 
     run_id: UUID
     node: str
-    """It and the nodes that follow it are done again."""
+    """First node that is executed again; all nodes that follow it are, too."""
 
 
 class ForkOfEvent(Answer):
@@ -297,23 +304,23 @@ class ForkOfEvent(Answer):
 
     run_id: UUID
     seq: int
-    """The last event that it took over; all after it is done again."""
+    """Number of the last event that was taken over; all work after it is done again."""
 
 
 ForkOf = ForkOfNode | ForkOfEvent
 
 
 class TakenOver(Answer):
-    """Work that the run did not do itself."""
+    """Work that a fork took over instead of doing it."""
 
     events: int
     """Number of events that were copied into its log, from `seq` 2 on."""
     usage: AgentUsage
-    """The part of its usage that the other run had spent."""
+    """Part of the run's usage that the forked run had spent."""
 
 
 class NewFork(Body):
-    """The place from which a part of a run is repeated, and what differs in it."""
+    """The point from which a run is repeated, and the changes."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -325,29 +332,29 @@ class NewFork(Body):
     )
 
     node: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
-    """A node of the run's graph: it and those that follow it are done again."""
+    """A node of the run's graph; this node and all nodes that follow it are executed again."""
     at_seq: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    """The last event that is taken over, in place of `node`. It is moved back to the end of a
-    whole block: a model's message with the results of all its tool calls."""
+    """The last event to take over, instead of `node`. If it is inside a block, the end of the block
+    before is taken. A block is a model's message with the results of all its tool calls."""
     publication: Annotated[Text, AfterValidator(_says_something)] | None = None
-    """Text that the node publishes; then it is not asked. It must fit the node's schema."""
+    """Text that the node publishes, instead of asking its agent. It must fit the node's schema."""
     agent: AgentChanges | None = None
-    """Fields of the definition of the node's agent (or of the run's own) that are others; needs a
-    key with the scope `define`."""
+    """Changes of the definition of the node's agent, or of the run's own agent; needs a key with
+    the scope `define`."""
     input: Text | None = None
-    """A message for the run's own agent, after what is taken over. In a graph it is the question
-    of the nodes that are done, and all people are asked again."""
+    """A message for the run's own agent, after the part that is taken over. In a graph it is the
+    question for the nodes that are executed again, and all people are asked again."""
     user: OwnUser = None
 
     @model_validator(mode="after")
     def _has_one_place(self) -> Self:
         if (self.node is None) == (self.at_seq is None):
-            raise PydanticCustomError("place", "give either 'node' or 'at_seq'")
+            raise PydanticCustomError("place", "send either 'node' or 'at_seq'")
         if self.publication is not None and (self.node is None or self.agent is not None):
             raise PydanticCustomError(
                 "publication",
-                "'publication' takes the place of a node's answer: it needs 'node', "
-                "and then no 'agent' is asked",
+                "'publication' replaces a node's answer: it needs 'node', and allows no 'agent', "
+                "because no agent is asked",
             )
         return self
 
@@ -357,67 +364,67 @@ class RunSummary(Answer):
 
     id: UUID
     status: Status
-    """`completed`, `failed`, `timeout` and `cancelled` are final; `waiting`: for people, or for
-    a model."""
+    """Status of the run; `completed`, `failed`, `timeout` and `cancelled` are final. `waiting` has
+    its reason in the field `waiting`."""
     mode: str
     agent: str | None
-    """The agent that it begins with; null: it is a `dag`."""
+    """The agent that the run begins with; null: the mode is `dag`."""
     graph: str | None
     question: Annotated[str, Field(max_length=200)]
-    """The first 200 characters of the user's last text; empty: there is none."""
+    """First 200 characters of the user's last text; empty: there is no text."""
     session_id: str | None
-    """The session that it belongs to; null: none."""
+    """The run's session; null: none."""
     user: str | None = None
-    """The end user that it acts for; null: nobody."""
+    """The end user that the run acts for; null: none."""
     conversation_id: UUID | None = None
-    """The conversation that it belongs to; null: none."""
+    """The run's conversation; null: none."""
     blocked_by: Blocker | None = None
-    """The run of its conversation that it waits for; that time does not count towards
+    """The earlier run of the conversation that it waits for; this time does not count towards
     `queue_timeout_s`."""
     waiting: Waiting | None = None
-    """What it waits for; null, unless its status is `waiting`."""
+    """What the run waits for; null unless its status is `waiting`."""
     outcome: ShownOutcome
-    """What the run was worth, and who says so."""
+    """Worth of the run, and the source of this judgement."""
     stop_reason: str | None
     error: Failure | None
-    """Why it did not complete; null: it did, or is not over."""
+    """Why the run did not complete; null: it completed, or is not over."""
     usage: AgentUsage | None
-    """What it spent; null: it is not over."""
+    """What the run spent; null: it is not over."""
     attempts: list[Attempt]
-    """Executions by workers; each but the first follows an interruption."""
+    """Executions by workers; after each interruption there is another one."""
     priority: int
     timeout_s: float
-    """Seconds that it may take from its first start."""
+    """Seconds that the run may take from its first start."""
     queue_timeout_s: float
-    """Seconds that it may wait for its first start."""
+    """Seconds that the run may wait for its first start."""
     token_budget: int | None
     cost_budget: CostBudget | None = None
     """Most that its model calls may cost; null: no limit."""
     memory: MemoryMode
     """Effective use of memory."""
     memory_used: Annotated[str, Field(examples=["user", "none (no user)"])]
-    """Whose earlier runs it may read: those of its `user`, of its `session`, or of the `tenant`
-    (`memory_scope`); else `none` and the reason."""
+    """Whose earlier runs the run may read: those of its `user`, of its `session`, or of the
+    `tenant` (see `memory_scope`); or `none` with the reason."""
     metadata: Metadata
     """Your own data, as sent."""
     webhook: Webhook | None
-    """Null: none was requested."""
+    """Delivery of the run's webhook; null: no webhook was requested."""
     retry_of: UUID | None
-    """The run that this one repeats."""
+    """The run that this run repeats; null: none."""
     fork_of: ForkOf | None = None
-    """The run of which this one repeats a part; null: it is no fork."""
+    """The run of which this run repeats a part; null: it is no fork."""
     taken_over: TakenOver | None = None
-    """Events and usage that a fork took over from that run; null: it is no fork."""
+    """Events and usage that a fork took over; null: it is no fork."""
     parent_run_id: UUID | None = None
-    """Set: a child run of it."""
+    """The run that this child run works for; null: it is no child run."""
     draft: bool = False
-    """True: it tries a definition of its agent that is not stored."""
+    """True: the run tries an agent's definition that is not stored."""
     learning: LearningStatus | None
-    """Status of learning from the run; null: it is not over, or left no episode."""
+    """Status of learning from the run; null: the run is not over, or left no episode."""
     created_at: datetime
-    """Time at which it was accepted."""
+    """Time at which the run was accepted."""
     started_at: datetime | None
-    """Time of its first start; null: it is queued."""
+    """Time of the first start; null: not started yet."""
     ended_at: datetime | None
 
 
@@ -425,67 +432,69 @@ class Run(RunSummary, ShownDemands):
     """A run."""
 
     input: str | list[ShownMessage]
-    """The question or the messages, as sent; data became files."""
+    """The question or the messages, as sent; `data` has become a file."""
     output: str | dict[str, str] | None
-    """The answer, or a part of it if the run failed; else null. Of a DAG with several last
-    agents: answers by agent."""
+    """The answer, or the part of it that a failed run has; null: no answer. If a DAG has several
+    last agents: their answers by agent."""
     output_json: Any = None
-    """The answer, parsed, if it has a schema and fits it; else null. If `output` is by agent,
-    so is this."""
+    """The parsed answer, if it has a schema and fits it; else null. If `output` is by agent, this
+    is, too."""
     success_check: RunCheck | None = None
-    """Decisions of the agent's success checks; null: it has none."""
+    """Results of the agent's success checks; null: the agent has no checks."""
     overrides: dict[str, ShownOverrides] = Field(default_factory=dict)
-    """Changes of the run's agents, for this run alone, by agent."""
+    """Changes of the run's agents for this run only, by agent."""
     output_schema: dict[str, Any] | None = None
-    """JSON Schema that the answer must fit; null: the agent's own, if any."""
+    """JSON Schema that the answer must fit; null: the agent's own schema, if it has one."""
     message_id: UUID | None = None
-    """Of the message for this run that the request became (`steer`)."""
+    """Id of the message that this request sent to the run (`steer`); null: none."""
 
 
 class Task(Answer):
-    """A call of a sub-agent, or a task dispatched to one."""
+    """A call of a sub-agent, a node of a DAG, or a dispatched (asynchronous) task."""
 
     id: UUID
-    """UUIDv5 of the task; it is the same in every attempt."""
+    """Id of the task, a UUIDv5; every attempt of the run has the same."""
     parent_id: UUID | None
-    """Null: called by the run's own agent."""
+    """Id of the task that called this one; null: the run's own agent did."""
     agent: str
-    """Name of the agent that does it."""
+    """Name of the agent that does the task."""
     depth: int
-    """0 for a task that the run's own agent called, 1 for one below it, and so on."""
+    """0: the run's own agent called the task; 1: a task of depth 0 called it; and so on."""
     status: TaskStatus
-    """`streaming`: its model call sends text; `waiting`: for tasks or for people."""
+    """Status of the task. `streaming`: its model call sends text; `waiting`: it waits for tasks or
+    for people."""
     status_changed_at: datetime
-    """Time of its last change of status."""
+    """Time of the last change of status."""
     prompt: str | None
-    """Only of a dispatched task."""
+    """The task in words; only for a dispatched task."""
     instructions: str | None
-    """System message of a helper without a definition; null: it has one."""
+    """System message of a task without a sub-agent's definition; null: it has a definition."""
     token_budget: int | None
-    """Tokens that it may spend."""
+    """Tokens that the task may spend; null: no limit of its own."""
     queue_position: int | None
-    """Waiting tasks of the run that go before it; null: it does not wait."""
+    """Number of the run's waiting tasks that go before this one; null: it does not wait."""
     partial_output: str | None
-    """While it runs: the last 10,000 characters of what its model has said in its present call."""
+    """Last 10,000 characters of the text of its current model call; null: the task is not
+    running."""
     mode: Literal["sync", "async"]
-    """`sync`: its caller waits for it; nodes of a DAG are `sync` too. `async`: it was
-    dispatched, and runs beside its parent."""
+    """`sync`: the caller waits for the task; nodes of a DAG are `sync`, too. `async`: the task was
+    dispatched, and runs in parallel with its parent."""
     priority: int | None
-    """Only of a dispatched task; 1 goes first."""
+    """1 is the most urgent; only for a dispatched task."""
     timeout_ms: int | None
-    """Only of a dispatched task: limit on its running time."""
+    """Limit on its running time; only for a dispatched task."""
     attempt: int | None
-    """Only of a dispatched task: number of its starts."""
+    """Number of its starts; only for a dispatched task."""
     output: str | None
     error: Failure | None
     usage: AgentUsage | None
     duration_ms: int | None
-    """Only of a dispatched task that is over: its running time."""
+    """Its running time; only for a dispatched task that is over."""
     metadata: dict[str, Any] | None
-    """Notes of its parent's model."""
+    """Notes that the parent's model made about the task."""
     created_at: datetime
     started_at: datetime | None
-    """Null: it waits, or was cancelled while waiting."""
+    """Time of the start; null: the task waits, or was cancelled while it waited."""
     ended_at: datetime | None
 
 
@@ -493,41 +502,42 @@ class TaskProgress(Answer):
     """The dispatched tasks of a run, by state."""
 
     waiting: int
-    """Tasks that wait for a slot, for tasks or for people."""
+    """Tasks that wait for a slot, for other tasks or for people."""
     running: int
     """Tasks that an agent works on now."""
     done: int
     """Tasks that completed."""
     failed: int
-    """Those that timed out or were cancelled, too."""
+    """Tasks that failed, timed out or were cancelled."""
     estimated_ms: int | None
-    """Until all have ended, by the time of those so far."""
+    """Estimated milliseconds until all tasks are over, by the tasks that are over; null:
+    unknown."""
 
 
 class Event(Answer):
     """One entry of a run's log."""
 
     seq: int
-    """1, 2, 3 … without gaps over the whole run."""
+    """Number of the event in the run: 1, 2, 3 …, without gaps."""
     type: str
     """Type of the event, such as `tool.completed`."""
     run_id: UUID
-    """Id of the run whose log it is in."""
+    """Id of the run whose log has the event."""
     task_id: UUID | None
-    """Id of the task that it is about; null: the run's own agent, or the run."""
+    """Id of the task that the event belongs to; null: the run's own agent, or the whole run."""
     agent: str | None
-    """Name of the agent that it is about; null: the run."""
+    """Name of the agent that the event belongs to; null: the whole run."""
     parent_task_id: UUID | None
     at: datetime
     data: dict[str, Any]
-    """Facts about the event; its type tells which."""
+    """Data of the event; the fields depend on its type."""
 
 
 T = TypeVar("T")
 
 GraphMetadata = Annotated[
     dict[str, Any],
-    Field(default_factory=dict, description="What the agent's tools and hooks annotated."),
+    Field(default_factory=dict, description="Annotations by the agent's tools and hooks."),
 ]
 
 
@@ -539,7 +549,7 @@ class Published(Answer):
     content: str
     """Text of the publication."""
     task_id: UUID | None
-    """Null: from an earlier run of the session."""
+    """Id of the task that published it; null: an earlier run of the session did."""
     published_at: datetime
     metadata: GraphMetadata
 
@@ -551,30 +561,30 @@ class RunNode(Answer):
     """Name of the node."""
     type: NodeType
     agent: str | None
-    """Name of the agent; null: the node is none."""
+    """Name of the node's agent; null: the node has another type."""
     status: NodeStatus
     reason: str | None
-    """Why it was skipped: names the node that decided it; null: it was not."""
+    """Why the node was skipped, with the name of the node that decided it; null: not skipped."""
     ttl_s: float | None
     published: Published | None
-    """Its last publication; null: none yet."""
+    """Last publication of the node; null: none yet."""
 
 
 class ContextItem(Answer):
     """An answer that an agent received from another agent."""
 
     seq: int
-    """Number of its event."""
+    """Number of the event of receiving it."""
     task_id: UUID | None
     source: str
     """Name of the agent that published it."""
     version: int
     """Number of that agent's publication."""
     edge: list[str] | None = None
-    """Null: recalled, not read directly."""
+    """Publishing and receiving agent; null: the answer was recalled, not read along an edge."""
     policy: str | None = None
     score: float | None = None
-    """Only if recalled: similarity to the query, -1 to 1."""
+    """Similarity to the query, -1 to 1; only for recalled answers."""
     content: str
     """Text that the agent received."""
     metadata: GraphMetadata
@@ -595,11 +605,11 @@ class RunGraph(Answer):
     version: int
     """Version of the graph that the run pinned."""
     seq: int
-    """The last event that it follows from."""
+    """Number of the last event that this state includes."""
     nodes: list[RunNode]
-    """In the order of dependency."""
+    """Nodes, in the order of their dependencies."""
     edges: list[dict[str, Any]]
-    """As defined, with `taken`: true, false, or null: not decided."""
+    """Edges as defined, with `taken`: true, false, or null: not decided yet."""
 
 
 class BeforeAfter(Answer, Generic[T]):
@@ -613,13 +623,13 @@ class OutputDiff(BeforeAfter[str | None]):
     """An agent's last answer in both runs."""
 
     before: str | None
-    """At most 10,000 characters of it."""
+    """Answer of the run in the path, at most 10,000 characters."""
     after: str | None
-    """At most 10,000 characters of it."""
+    """Answer of the other run, at most 10,000 characters."""
     diff: str
-    """Unified diff of at most 400 lines of each; empty: no difference."""
+    """Unified diff of the first 400 lines of both answers; empty: no difference."""
     truncated: bool
-    """An output is longer than one of these limits."""
+    """True: an answer exceeds one of these limits."""
 
 
 class ReceivedDiff(Answer):
@@ -628,11 +638,11 @@ class ReceivedDiff(Answer):
     source: str
     """Name of the agent that it came from."""
     version: BeforeAfter[int | None]
-    """Its last version; null: nothing was received."""
+    """Number of the last publication received; null: nothing was received."""
     times: BeforeAfter[int]
-    """Number of times that it was received."""
+    """Number of times that the agent received context of this source."""
     is_same: bool
-    """The texts of both runs are equal, in their order."""
+    """True: both runs received the same texts in the same order."""
 
 
 class AgentDiff(Answer):
@@ -640,25 +650,26 @@ class AgentDiff(Answer):
 
     agent: str
     version: BeforeAfter[int | None]
-    """Version of its definition; null: not in it."""
+    """Version of the agent's definition; null: the run does not have the agent."""
     output: OutputDiff
-    """Last answers, and how they differ."""
+    """Last answers, and their difference."""
     tokens: BeforeAfter[int]
-    """Sent and received in model calls."""
+    """Input and output tokens of the agent's model calls."""
     cost: BeforeAfter[Cost]
-    """Cost of its model calls."""
+    """Cost of the agent's model calls."""
     duration_ms: BeforeAfter[int | None]
-    """Sum of its ended queries, sub-agents included; null: there is none."""
+    """Sum of the durations of its finished queries, including sub-agents; null: none is
+    finished."""
     model_calls: BeforeAfter[int]
     """Number of its model calls."""
     tool_calls: BeforeAfter[int]
     """Number of its tool calls."""
     queries: BeforeAfter[int]
-    """Number of times that it was asked."""
+    """Number of queries that the agent got."""
     received: list[ReceivedDiff]
-    """Context that it received, by source."""
+    """Context that the agent received, by source."""
     received_more: bool
-    """There are more sources than the 100 in `received`."""
+    """True: there are more than the 100 sources in `received`."""
 
 
 class ComparedRun(Answer):
@@ -675,7 +686,7 @@ class ComparedRun(Answer):
 
 
 class RunTotals(Answer):
-    """Two runs as wholes; null: known once the run has ended."""
+    """Totals of both runs; null: the run is not over."""
 
     tokens: BeforeAfter[int | None]
     """Input and output tokens."""
@@ -694,7 +705,7 @@ class NodeDiff(Answer):
 
     name: str
     status: BeforeAfter[str | None]
-    """Null: its graph has no such node."""
+    """Status of the node in both runs; null: the run's graph does not have the node."""
 
 
 class RunDiff(Answer):
@@ -705,10 +716,10 @@ class RunDiff(Answer):
     after: ComparedRun
     """The run that it is compared with."""
     total: RunTotals
-    """Both runs as wholes."""
+    """Totals of both runs."""
     agents: list[AgentDiff]
-    """Agents that did something, by name."""
+    """Agents that were asked in one of the runs, by name."""
     nodes: list[NodeDiff]
-    """Nodes of their graphs whose status differs."""
+    """Nodes whose status differs between the runs."""
     next_cursor: str | None = None
-    """Pass it as `cursor` for more agents; null on the last page."""
+    """Send it as `cursor` to get more agents; null: this is the last page."""

@@ -1,4 +1,4 @@
-"""Clients' addresses: connections and keyless requests, counted for each."""
+"""Limits per client address: open connections, and requests without a valid key."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ class Addresses:
     """Open connections, counted by client address.
 
     Args:
-        each: connections per address; for IPv6, per /64 network.
-        trusted: proxies, exempt from the limit.
+        each: most connections per address; for IPv6, per /64 network.
+            trusted: networks of proxies, which are exempt from the limit.
     """
 
     each: int
@@ -30,7 +30,7 @@ class Addresses:
     _open: Counter[str] = field(default_factory=Counter)
 
     def enter(self, client: tuple[str, int] | None) -> int:
-        """Count a new connection; return by how many its address exceeds its limit."""
+        """Count a new connection; return by how many its address is above the limit."""
         address = _address_of(client)
         place = _place(address)
         self._open[place] += 1
@@ -39,7 +39,7 @@ class Addresses:
         return 0 if is_exempt else max(0, self._open[place] - self.each)
 
     def leave(self, client: tuple[str, int] | None) -> None:
-        """Count the end of a connection that was entered."""
+        """Count the end of a connection that :meth:`enter` counted."""
         place = _place(_address_of(client))
         self._open[place] -= 1
         if not self._open[place]:
@@ -47,12 +47,12 @@ class Addresses:
 
 
 class KeylessRates:
-    """Rates of requests without a valid key, by address; for IPv6, by /64 network.
+    """Rate limit of requests without a valid key, per address; for IPv6, per /64 network.
 
-    A trusted proxy names the client's address in ``X-Forwarded-For``.
+    Behind a trusted proxy, ``X-Forwarded-For`` has the client's address.
 
     Args:
-        per_s: requests of an address per second; four seconds' worth may come at once.
+        per_s: requests of an address per second; up to 4 times as many may come at once.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class KeylessRates:
         return self._limits.rate
 
     def take(self, scope: Scope) -> Decision:
-        """Decide on a request that arrives now."""
+        """Decide on a request that arrives now, and count it."""
         return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:
@@ -74,7 +74,7 @@ class KeylessRates:
         return self._limits.look(_place(self.client(scope)))
 
     def client(self, scope: Scope) -> _Address | None:
-        """Return the address behind all trusted proxies."""
+        """Return the client's address: the last one that is no trusted proxy's."""
         address = _address_of(scope.get("client"))
         named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
         for hop in reversed(named.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if named else []):
@@ -95,7 +95,7 @@ def _address_of(client: tuple[str, int] | None) -> _Address | None:
 
 
 def _parsed(text: str) -> _Address | None:
-    """Read an address, perhaps with a port (RFC 7239, 6); ``None``: it is none."""
+    """Parse an address with or without a port (RFC 7239, 6); ``None``: the text is no address."""
     host = text.strip().strip('"')
     if host.startswith("["):
         host = host[1:].partition("]")[0]
@@ -106,12 +106,12 @@ def _parsed(text: str) -> _Address | None:
     except ValueError:
         return None
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped  # of a socket for both families
+        return address.ipv4_mapped  # a socket for both families shows IPv4 clients so
     return address
 
 
 def _place(address: _Address | None) -> str:
-    """Return what counts as one client."""
+    """Return the address or /64 network that counts as one client."""
     if address is None:
         return ""
     return str(ip_network((address, 64), strict=False) if address.version == 6 else address)

@@ -1,10 +1,11 @@
-"""Connections of clients, with limits on size, time and number, which uvicorn lacks.
+"""Protocols for uvicorn that add limits on the size, time and number of clients' connections.
 
-The scope of a WebSocket has functions in its extensions that ASGI lacks:
+The scope of a WebSocket has functions in its extensions that ASGI does not have:
 
-- Drop a client that does not read: a closing handshake would wait until it has read everything.
-- Send many frames at once: with a thousand subscribers, system calls cost more than all the rest.
-- Limit pings.
+- ``DROP`` disconnects a client that does not read; a closing handshake would wait until it reads.
+- ``SEND`` sends many frames in one system call, because for a thousand subscribers the calls cost
+  more than all other work.
+- ``MAY_PING`` limits pings.
 """
 
 import logging
@@ -30,15 +31,15 @@ from bottega.api.server.headers import for_path
 from bottega.tenants.ratelimit import Rate, decide
 
 RECEIVED = "bottega.received"
-"""Scope extension of a request: ``received()`` returns the bytes that have come for it so far."""
+"""Scope extension of a request: ``received()`` returns its bytes that have arrived so far."""
 DROP = "bottega.drop"
-"""Scope extension of a WebSocket: ``drop(code, reason)`` ends it."""
+"""Scope extension of a WebSocket: ``drop(code, reason)`` closes it without waiting."""
 SEND = "bottega.send"
-"""Scope extension: ``await send(texts)`` sends UTF-8 texts, a frame each."""
+"""Scope extension: ``await send(texts)`` sends each UTF-8 text as a frame."""
 MAY_PING = "bottega.may_ping"
 """Scope extension: ``may_ping()`` counts a client's frame as a ping.
 
-It returns false beyond the limit; then nothing more is read from the client.
+It returns false above the limit; from then on, nothing is read from the client.
 """
 TOO_MANY_PINGS = "bottega.too_many_pings"
 """Scope extension that the application sets: called once, if the client sends too many pings."""
@@ -46,9 +47,9 @@ PINGS_PER_S, PING_BURST = 1.0, 20
 MAX_PIECES = 100
 _PINGS = Rate(PINGS_PER_S, PING_BURST)
 _SLICE_BYTES = 1024
-"""Bytes parsed at a time, so that excess pings are noticed before all are parsed."""
+"""Bytes that are parsed at a time, so that too many pings are noticed early."""
 UPLOADS = ("POST", "/v1/files")
-"""Method and path of requests whose body may take longer: only their silence is limited."""
+"""Method and path of uploads. Only their pauses are limited, not the time of the whole body."""
 MAX_URL_BYTES = 8000
 MAX_FIELDS = 100
 MAX_FIELD_BYTES = 8000
@@ -56,7 +57,7 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0
 """Seconds after which a client that reads nothing of a response or stream is disconnected."""
-# uvicorn warns about each unreadable request: anyone could fill the log.
+# uvicorn would log a warning for each unreadable request, so that anyone could fill the log.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 
@@ -66,10 +67,10 @@ class Bounds:
     """Limits on clients.
 
     Attributes:
-        patience_s: seconds for a request's head to arrive, and again for its body; of an upload,
-            the longest silence.
-        slow_reader_s: seconds that a client may read nothing of a response.
-        connections: of all clients together.
+        patience_s: seconds in which a request's head must arrive, and then its body; for an
+                upload, the longest pause.
+            slow_reader_s: seconds for which a client may read nothing of a response.
+            connections: most connections of all clients together.
     """
 
     patience_s: float
@@ -78,18 +79,18 @@ class Bounds:
 
 
 LAST_ANSWERS = "last_answers"
-"""Attribute of the server's state: each connection closes behind its next answer."""
+"""Attribute of the server's state; if true, each connection closes after its next answer."""
 
 
 class _RefusedError(Exception):
-    """A request exceeds a limit."""
+    """Signal to the parser that a request exceeds a limit."""
 
 
 class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol with limits.
 
-    The kernel buffers little for a slow client. A refusal is sent if no other response is in
-    progress on the connection, which then closes.
+    The kernel buffers little for a slow client. A refusal is sent only if no other response is in
+    progress on the connection. Then the connection closes.
     """
 
     _timer: TimerHandle | None = None
@@ -129,7 +130,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def _refuse_at_once(self, why: str) -> None:
-        """Answer and close; a client that has already sent something may miss the response."""
+        """Send the refusal and close; a client that is still sending may not get it."""
         self._refusal = _busy(why)
         self.transport.write(raw_answer(self._refusal, self.server_state.default_headers))
         self.transport.close()
@@ -149,9 +150,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
         elif self._timer is None and not (self._answering or self._part):
-            self._wait()  # for the request after empty lines, which may stand between requests
+            self._wait()  # empty lines came, which may precede a request
 
-    # Callbacks of the parser, which turns an exception into send_400_response.
+    # Callbacks of the parser. If one raises an exception, the parser calls send_400_response.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -207,7 +208,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        if self._answering:  # the responses would mix, and the first would miss the disconnect
+        if (
+            self._answering
+        ):  # otherwise both responses would mix, and the first would not notice the disconnect
             detail = "a WebSocket was requested before the previous request was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
             return
@@ -216,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_watching()
         super().handle_websocket_upgrade()
 
-    # A response stays buffered until it is read, even after the connection ended.
+    # Without this, a response would stay buffered until the client reads it, even after the end.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -244,9 +247,9 @@ class HttpProtocol(HttpToolsProtocol):
     # Refusing
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser, or a limit, stopped."""
+        """Refuse a request that the parser or a limit stopped."""
         stopped = self._refusal or problem_response(
-            400, "bad_request", "this cannot be read as an HTTP/1.1 request"
+            400, "bad_request", "this is not a valid HTTP/1.1 request"
         )
         self._refusal = None
         self._refuse(stopped)
@@ -284,13 +287,13 @@ class HttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: Response) -> None:
-        """Answer and close; abort if the client could take it for another request's response."""
+        """Send a refusal and close; abort if the client could take it for another response."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = answer
         self._stop_waiting()
         free = not self._answering
-        if self._part == "body":  # its head was accepted, so its response may have begun
+        if self._part == "body":  # the head was accepted, so the response may have begun
             free = not (free or self.pipeline or self.cycle.response_started)
         if self._answering:
             self.cycle.disconnected = True
@@ -299,7 +302,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(raw_answer(answer, self.server_state.default_headers))
-        # Closing with unread input would reset the connection and lose the response.
+        # If input stayed unread, closing would reset the connection, and the response would be
+        # lost.
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(1.0, self.transport.abort)
@@ -359,8 +363,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # uvicorn takes a refusal, or a client that has gone, for a missing answer, and would
-            # log an error.
+            # uvicorn would log an error, because it takes a refusal or a disconnect for a missing
+            # # answer.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 
@@ -372,14 +376,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 return
             super().data_received(data[start : start + _SLICE_BYTES])
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # Not even a readable handshake: uvicorn would leave it open without an answer.
+            # The handshake is unreadable. uvicorn would leave the connection open without an
+            # answer.
             detail = "this is not a valid WebSocket handshake"
             unreadable = problem_response(400, "bad_handshake", detail)
             self.transport.write(b"".join(self.conn.data_to_send()) or raw_answer(unreadable))
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Limit a message's pieces: uvicorn limits its size, and pieces may be empty."""
+        """Limit the number of a message's pieces, which uvicorn does not; pieces may be empty."""
         if self.close_sent:
             return
         if len(self.frames) >= MAX_PIECES:
@@ -408,10 +413,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return decision.allowed
 
     async def _send(self, texts: Iterable[bytes]) -> None:
-        """Send frames as soon as there is room for them.
+        """Send frames when the buffer has room for them.
 
         Raises:
-            ClientDisconnected: the client has gone, or is closing.
+            ClientDisconnected: the client has disconnected, or is closing.
         """
         await self._room()
         if self.conn.state is not State.OPEN:
@@ -425,17 +430,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
 
     async def _room(self) -> None:
-        """Wait until there is room. (uvloop fails on writes to a closed connection.)
+        """Wait until the buffer has room. (uvloop fails on writes to a closed connection.)
 
         Raises:
-            ClientDisconnected: the client has gone.
+            ClientDisconnected: the client has disconnected.
         """
         await self.writable.wait()
         if self.transport.is_closing():
             raise ClientDisconnected
 
     def _drop(self, code: int, reason: str) -> None:
-        """Send a close frame behind the unread data, and abort the connection soon after."""
+        """Send a close frame after the unread data, and abort the connection 5 s later."""
         if self.transport.is_closing() or self.close_sent:
             return
         self.conn.send_close(code, reason)
@@ -447,7 +452,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if its client does not read; the application closes the others."""
+        """Abort the connection if its client does not read; the application closes all others."""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:
@@ -455,7 +460,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _rejection(status: int, text: str) -> Handshake:
-    """Return a problem, where :meth:`ServerProtocol.reject` returns plain text."""
+    """Return a problem, instead of the plain text of :meth:`ServerProtocol.reject`."""
     code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
     problem = problem_response(status, code, text.strip())
     added = ((name.decode(), value.decode()) for name, value in for_path(""))

@@ -1,4 +1,4 @@
-"""Public documents, made once, with entity tags (RFC 9110, 13): documentation and console."""
+"""Public documents with entity tags (RFC 9110, 13), such as the API's docs and the console."""
 
 import asyncio
 import gzip
@@ -23,9 +23,9 @@ import bottega
 from bottega.api.errors import problem_response
 
 CHECK = "no-cache"
-"""Cache-Control of documents: a browser keeps its copy, and asks each time if it is current."""
+"""Cache-Control of documents: a browser keeps a copy, and asks at each use if it is current."""
 LASTING = "public, max-age=31536000, immutable"
-"""Cache-Control of addresses that name their content: a browser never asks again."""
+"""Cache-Control of addresses that contain a hash of their content: browsers never ask again."""
 _NO_GZIP = re.compile(r"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 _READ = ("GET", "HEAD")
 _VERSIONED = re.compile(r"([0-9a-f]{16})/(?=.)")
@@ -33,10 +33,10 @@ _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".md": "text/mark
 
 
 class Document:
-    """A document that anybody may read, as often as they like.
+    """A document that anybody may read.
 
     Args:
-        headers: of its answers, besides those that all documents have.
+        headers: headers of its answers, in addition to those of all documents.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Document:
         if _is_current(sent.get("if-none-match", ""), self._tag):
             return Response(status_code=304, headers=known)
         packed = _takes_gzip(sent.get("accept-encoding", ""))
-        # Compressed, it is another representation: equivalent, not the same bytes.
+        # A weak tag, because the compressed bytes differ.
         fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
         body = self.gzipped if packed else self._body
         return Response(
@@ -76,10 +76,10 @@ class Document:
 
 
 class LateDocument:
-    """A JSON document that takes long to make: a thread makes it, at the first request.
+    """A JSON document that takes long to make, so that a thread makes it at the first request.
 
     Args:
-        make: returns its bytes.
+        make: returns the document's bytes.
     """
 
     def __init__(self, make: Callable[[], bytes]) -> None:
@@ -88,7 +88,7 @@ class LateDocument:
         self._making: asyncio.Task[Document] | None = None
 
     async def answer(self, request: Request) -> Response:
-        """Do as :meth:`Document.answer`."""
+        """Answer as :meth:`Document.answer` does."""
         if self._document is None:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(asyncio.to_thread(self._made))
@@ -102,16 +102,17 @@ class LateDocument:
 
 
 class DocumentFolder:
-    """ASGI application that answers with the files of a folder, read once.
+    """ASGI application that answers with the files of a folder, which it reads once.
 
-    A file is also below its ``version``, for browsers to keep without asking. Below another
-    version, which a page of another release names, it is the present file, to be checked.
+    Each file has a second path that begins with ``version``, and that browsers cache for ever. A
+    path with another version, which a page of another release may have, leads to the current file,
+    without such caching.
 
     Args:
-        pattern: of the files; ``**`` matches folders.
+        pattern: glob pattern of the files; ``**`` matches folders.
 
     Attributes:
-        version: hash of all files, so that a module and those that it imports belong together.
+        version: hash of all files, so that browsers never mix modules of different releases.
     """
 
     def __init__(self, folder: Path, pattern: str = "**/*") -> None:
@@ -122,7 +123,7 @@ class DocumentFolder:
         self.version = sha256(content.encode()).hexdigest()[:16]
 
     def with_index(self, page: Document) -> "DocumentFolder":
-        """Return the same files, and a page at the folder itself."""
+        """Return a copy with the same files, and with a page at the folder's own path."""
         same = copy(self)
         same._files = {**self._files, "": page}
         return same
@@ -185,7 +186,7 @@ def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
 def _page(title: str) -> Document:
     assets = ASSETS.lstrip("/")
     page = get_swagger_ui_html(
-        # Relative addresses: a proxy may serve the page below a path.
+        # Relative addresses, because a proxy may serve the page below a path.
         openapi_url=OPENAPI.lstrip("/"),
         title=f"{title} - Swagger UI",
         swagger_js_url=f"{assets}/swagger-ui-bundle.js",
@@ -224,7 +225,7 @@ _MODULES = {
 }
 """Files in ``vendor``, by the name that other modules import."""
 _OWN_FILE = re.compile(r'(?:href|src)="(?=\w)')
-"""Before the address of a file of the console in its page."""
+"""Text before the address of one of the console's own files in its page."""
 
 
 def add_console(app: FastAPI) -> None:

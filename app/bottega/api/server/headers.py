@@ -1,15 +1,15 @@
-"""Security headers of every response."""
+"""Default headers of responses, most for security, and a reader of requests' headers."""
 
 from starlette.types import Scope
 
 RawHeader = tuple[bytes, bytes]
-"""Name, in lower case, and value: a header in ASGI's form."""
+"""A header in ASGI's form: name, in lower case, and value."""
 _ALWAYS: tuple[RawHeader, ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # Responses are not pages: one that a browser shows anyway may load and run nothing. Pages
-    # set their own policy.
+    # A browser that shows a response as a page may load and run nothing. Real pages set their
+    # # own policy.
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 _OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))
@@ -21,5 +21,5 @@ def for_path(path: str) -> tuple[RawHeader, ...]:
 
 
 def sent(scope: Scope, name: bytes) -> list[bytes]:
-    """Return the values of a request's header; ``name`` is in lower case."""
+    """Return all values that a request sent for a header; ``name`` must be in lower case."""
     return [value for each, value in scope["headers"] if each == name]

@@ -1,4 +1,7 @@
-"""Middleware, from the outside in: answers, CORS, limits, repetition."""
+"""Middleware, from the outside in: answers, proxy's path, CORS, limits, repetition.
+
+``bottega.main`` builds the stack. :mod:`bottega.api.auth` comes between CORS and the limits.
+"""
 
 import asyncio
 import contextlib
@@ -35,7 +38,7 @@ from bottega.tracing.spans import CANCELLED, Span
 
 
 class Translation(NamedTuple):
-    """An error of another API: status, body, and more headers."""
+    """An error in the form of another API."""
 
     status: int
     body: Any
@@ -43,17 +46,17 @@ class Translation(NamedTuple):
 
 
 Translate = Callable[[int, Mapping[str, Any]], Translation]
-"""Makes a translation of a problem and its status."""
+"""Function that translates a status and a problem."""
 
 
 class Answers:
     """Outermost middleware: adds the default headers, measures, and translates problems.
 
-    It counts each request, and measures the time to the head of its answer. The request's trace is
-    that of all that is done for it.
+    It counts each request, and measures the time until the head of the answer. It also sets the
+    trace of the request for all work that the request starts.
 
     Args:
-        facades: how clients of other APIs read problems, by the first segment of the path.
+        facades: translations of problems for clients of other APIs, by the path's first segment.
     """
 
     def __init__(self, app: ASGIApp, facades: Mapping[str, Translate]) -> None:
@@ -84,10 +87,10 @@ class Answers:
 
 
 class BelowPath:
-    """Middleware behind a proxy that strips a path: addresses in headers of answers begin with it.
+    """Middleware for a proxy that strips a path: it adds the path to addresses in answers' headers.
 
     Args:
-        root: the path, such as ``/team/bottega``.
+        root: the stripped path, such as ``/team/bottega``.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -112,10 +115,10 @@ class BelowPath:
 
 
 class _MeasuredAnswer:
-    """The answer to a request.
+    """The answer to a request, which is measured, and translated if it is a problem.
 
     Args:
-        translate: of a problem; ``None``: clients read it as it is.
+        translate: translation of problems; ``None``: problems are sent unchanged.
     """
 
     def __init__(self, scope: Scope, send: Send, translate: Translate | None) -> None:
@@ -157,7 +160,7 @@ class _MeasuredAnswer:
         await self._send({"type": "http.response.body", "body": body})
 
     def count(self, status: int) -> None:
-        """Count the request, once."""
+        """Count the request; further calls do nothing."""
         if self._is_counted:
             return
         self._is_counted = True
@@ -167,7 +170,7 @@ class _MeasuredAnswer:
             end(self._span, route, status)
 
     def end(self) -> None:
-        """End the request's span, if it was not answered."""
+        """End the request's span if the request got no answer."""
         if self._span is not None:
             self._span.end(CANCELLED)
 
@@ -183,7 +186,7 @@ def _add_headers(message: Message, path: str) -> None:
 
 
 def begin(method: str) -> Span | None:
-    """Begin the span of a request, below the caller's; only of POST, which starts work."""
+    """Begin a request's span below the caller's span; only for POST, which starts work."""
     if spans.tracer is None or method != "POST":
         return None
     return spans.begin("POST", spans.SERVER, {spans.METHOD: method})
@@ -193,7 +196,7 @@ def end(span: Span, route: str, status: int) -> None:
     """End the span of an answered request.
 
     Args:
-        route: the pattern of its path.
+        route: the pattern of the request's path.
     """
     span.name(f"POST {route}")
     span.set({spans.ROUTE: route, spans.STATUS: status})
@@ -207,7 +210,7 @@ ALLOW_ORIGIN = "add the page's origin to BOTTEGA_CORS_ORIGINS"
 
 
 class Cors(CORSMiddleware):
-    """CORS for the configured origins; refusals are problems."""
+    """CORS for the configured origins; it refuses with problems."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -241,7 +244,7 @@ class Cors(CORSMiddleware):
 
 
 async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request, or a WebSocket before its upgrade."""
+    """Send a refusal to a request, or to a WebSocket before its upgrade."""
     if scope["type"] == "http":
         await answer(scope, receive, send)
         return
@@ -251,11 +254,12 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
 
 @dataclass(frozen=True, slots=True)
 class LongBodies:
-    """Requests whose bodies may exceed the usual limit, but only a few at once.
+    """Limit of requests that may have longer bodies than usual, but only a few at once.
 
     Attributes:
-        bytes: limit of one.
-        each: concurrent ones of a tenant; ``all``: of all tenants, in this process.
+        bytes: most bytes of a body.
+        each: most concurrent requests of a tenant.
+        all: most concurrent requests of all tenants in this process.
     """
 
     bytes: int
@@ -265,7 +269,7 @@ class LongBodies:
 
     @contextmanager
     def turn(self, tenant: UUID) -> Iterator[bool]:
-        """Count a request during the block; yield false if there are too many."""
+        """Count a request during the block; yield false if there are too many requests."""
         if self._open[tenant] >= self.each or self._open.total() >= self.all:
             yield False
             return
@@ -278,38 +282,40 @@ class LongBodies:
 
 def _too_many(longer: LongBodies) -> Response:
     detail = (
-        f"a tenant may send {longer.each} long bodies at once here, all together {longer.all}: "
-        "try again in a moment"
+        f"a tenant may send {longer.each} long bodies at once here, and all tenants together "
+        f"{longer.all}: try again in a moment"
     )
     return problem_response(429, "too_many_uploads", detail, headers={"Retry-After": "1"})
 
 
 TURN = "bottega.turn"
-"""Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
+"""Scope extension of a limited WebSocket: ``await turn()`` waits until a request is allowed."""
 PAST = "bottega.past"
-"""Scope extension of a stream, if limited: ``past(size)`` charges for bytes of a log's past."""
+"""Scope extension of a limited stream: ``past(size)`` charges for bytes of old events."""
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
 _SENT, _RECEIVED = 64 * 1024, 16 * 1024
-"""Each so many bytes of a request's body, or of its answer, cost as much as one more request. Pages
-take milliseconds for each 16 KiB, most of them for checks of the items."""
+"""Bytes of a request's body, and of its answer, that cost as much as one more request.
+
+Each 16 KiB of a page take milliseconds, most of them for checks of the items.
+"""
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
 class LimitRequests:
     """Middleware that limits a tenant's requests and streams, and the length of bodies.
 
-    It is right behind the check of the key, so that a refusal is cheap. It adds the remaining quota
-    to every response. While there are no keys, only bodies are limited: only this machine has
-    access. A body's declared length is checked first, then its received bytes. (FastAPI's own limit
-    answers with plain text.)
+    It comes directly after the check of the key, so that a refusal is cheap. It adds the remaining
+    quota to every response. While there are no keys, it limits only bodies, because only this
+    machine has access. It checks a body's declared length first, then its received bytes.
+    (FastAPI's own limit would answer with plain text.)
 
     Args:
-        per_s: requests (and ``cancel`` frames) of a tenant per second, on average.
-        streams: concurrent streams of a tenant: WebSockets, server-sent events, and requests that
-            wait for a run.
-        max_bytes: of a body.
-        longer: requests that may have longer bodies, by method and path.
+        per_s: requests (and frames such as ``cancel``) of a tenant per second, on average.
+        streams: most concurrent streams of a tenant: WebSockets, server-sent events, and requests
+            that wait for a run.
+        max_bytes: most bytes of a body.
+        longer: limits of requests that may have longer bodies, by method and path.
     """
 
     def __init__(
@@ -372,7 +378,7 @@ class LimitRequests:
             await self._stream(tenant, bill, scope, receive, send_with_headers)
 
     def _refusal_of_key(self, limits: StoredLimits) -> Response | None:
-        """Return the refusal of a request above the rate of its key."""
+        """Return a refusal if the request is above its key's own rate."""
         if limits.requests_per_s is None:
             return None
         rate = Rate.of(limits.requests_per_s)
@@ -438,11 +444,12 @@ def _is_stream(scope: Scope) -> bool:
 
 @dataclass(slots=True)
 class _Bill:
-    """The cost of a request by its size, charged while the bodies come and go.
+    """The cost of a request by its size, charged while the bodies are transferred.
 
     Attributes:
-        charge: takes units of cost, each as much as one more request.
-        sent, received: bytes of the client's body, and of its answer's.
+        charge: charges units of cost; a unit costs as much as one more request.
+        sent: bytes of the client's body so far.
+        received: bytes of the answer's body so far.
     """
 
     charge: Callable[[int], None]
@@ -450,10 +457,12 @@ class _Bill:
     received: int = 0
 
     def receiving(self, scope: Scope, receive: Receive, most: int) -> Receive:
-        """Charge for the request's body, also for what frames it: chunks may have a byte each.
+        """Wrap ``receive`` so that it charges for the request's body as it was transferred.
+
+        The bytes around chunks count, because each chunk may have a single byte.
 
         Args:
-            most: bytes that the body may have; beyond, reading it raises ``HTTPException(413)``.
+            most: most bytes of the body; if it is longer, reading raises ``HTTPException(413)``.
         """
         whole = scope.get("extensions", {}).get(RECEIVED, lambda: 0)
         size = 0
@@ -473,7 +482,7 @@ class _Bill:
         return charged
 
     def answer(self, size: int) -> None:
-        """Charge for a part of the answer, as far as it is longer than the request's body."""
+        """Charge for the part of the answer that exceeds the length of the request's body."""
         before, self.received = self.received, self.received + size
         self._charge(self._of_answer(self.received) - self._of_answer(before))
 
@@ -491,7 +500,7 @@ def _left(decision: Decision) -> bytes:
 
 
 def limited(code: str, detail: str, retry_after_s: float) -> Response:
-    """Return the refusal of one request too many."""
+    """Return the refusal of a request above a rate."""
     later = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
     return problem_response(429, code, detail, headers=later)
 
@@ -501,11 +510,11 @@ _IDEMPOTENT = ("PUT", "DELETE")
 
 
 class RepeatRequests:
-    """Middleware that repeats a request in place of the answer that the database is unavailable.
+    """Middleware that repeats a request, instead of answering that the database is unavailable.
 
-    One that only reads is repeated after any error that passes; one that may be made twice only if
-    the transaction that failed was undone, since nobody knows what else it would find. What other
-    requests store is repeated where it is stored.
+    GET and HEAD are repeated after any temporary error. PUT and DELETE are repeated only if the
+    failed transaction was undone, because otherwise they could meet their own changes. Of other
+    methods, the code that stores repeats only its transaction.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -527,7 +536,7 @@ class RepeatRequests:
 
 
 class _Answer:
-    """An answer to the client, which is dropped if the request may be repeated."""
+    """An answer, which is not sent to the client if the request can be repeated."""
 
     def __init__(self, scope: Scope, send: Send, until: float) -> None:
         self.is_dropped = False
@@ -545,7 +554,8 @@ class _Answer:
 
 
 def _again(received: list[Message], receive: Receive) -> Receive:
-    """Return what gives the messages of an earlier try, and then new ones, which it keeps."""
+    """Return a ``receive`` that replays earlier messages, then receives and keeps new ones."""
+
     earlier: Iterator[Message] = iter([*received])
 
     async def receive_again() -> Message:

@@ -1,4 +1,4 @@
-"""Routes that all kinds of definitions share, with versions as entity tags (RFC 9110, 13.1)."""
+"""Routes that all kinds of definitions share; versions are entity tags (RFC 9110, 13.1)."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -32,7 +32,7 @@ _TAG = re.compile(r'"(\d{1,9})"')
 
 
 def if_match_version(header: str | None) -> int | None:
-    """Return the version in ``If-Match``, or ``None`` if any version will do.
+    """Return the version in ``If-Match``; ``None``: any version.
 
     Raises:
         VersionConflictError: the header is no ETag of this API, so it matches no version.
@@ -41,9 +41,7 @@ def if_match_version(header: str | None) -> int | None:
         return None
     match = _TAG.fullmatch(header.strip())
     if match is None:
-        raise VersionConflictError(
-            'If-Match takes one ETag as it was answered, such as "3", or *; this matches nothing'
-        )
+        raise VersionConflictError('If-Match must be one ETag of this API, such as "3", or *')
     return int(match.group(1))
 
 
@@ -56,7 +54,9 @@ def is_only_new(if_none_match: str | None) -> bool:
     if if_none_match is None:
         return False
     if if_none_match.strip() != "*":
-        raise VersionConflictError("If-None-Match takes only *: store it if the name is new")
+        raise VersionConflictError(
+            "If-None-Match must be *, which stores the body only if the name is new"
+        )
     return True
 
 
@@ -64,9 +64,9 @@ DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Paging = Annotated[ViewQuery, Query()]
 IfMatch = Annotated[
-    str | None, Header(description='Do it only if this is the current version: `"3"`.')
+    str | None, Header(description='Only if this is the current version, such as `"3"`.')
 ]
-IfNoneMatch = Annotated[str | None, Header(description="`*`: do it only if the name is new.")]
+IfNoneMatch = Annotated[str | None, Header(description="`*`: only if the name is new.")]
 
 ETAG = "The version, for `If-Match`."
 
@@ -82,7 +82,7 @@ class Caller:
     tenant: UUID
     principal: Principal
     absent_secrets: Set[str] = frozenset()
-    """Names of secrets that need not exist: they are told by the caller."""
+    """Names of secrets that are not checked, because the caller reports that they do not exist."""
 
 
 async def _caller(
@@ -94,23 +94,23 @@ async def _caller(
 CallerDep = Annotated[Caller, Depends(_caller, scope="function")]
 
 Prepare = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
-"""Function (caller, name, body) → content to store; raises for invalid bodies."""
+"""Function (caller, name, body) that returns the content to store; raises if it is invalid."""
 Check = Callable[[Service, UUID, Any], Awaitable[None]]
-"""Function (service, tenant, body); raises for invalid bodies."""
+"""Function (service, tenant, body) that raises if the body is invalid."""
 Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
-"""Function (caller, name, response) → the body of GET."""
+"""Function (caller, name, response) that returns the body of GET."""
 Others = Callable[[Service], Sequence[dict[str, Any]]]
-"""Function (service) → items of the list that are not the tenant's, unless it has their names."""
+"""Function (service) that returns items that every tenant's list has, unless it has their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of reading that hold more than the definitions.
+    """Bodies of GET that have more than the tenant's own definitions.
 
     Attributes:
-        output: schema of GET's body.
-        show: makes it.
-        others: further items of the list.
+        output: schema of the body of a single definition.
+        show: makes this body.
+        others: returns further items of the list.
     """
 
     output: type[BaseModel]
@@ -119,7 +119,7 @@ class Shown:
 
 
 Extra = Callable[[Service, Mapping[str, Any]], dict[str, Any]]
-"""Function (service, content) → further fields of a definition in full."""
+"""Function (service, content) that returns further fields of a definition's body."""
 
 
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
@@ -136,16 +136,17 @@ def answer(definition: Definition, response: Response | None = None) -> dict[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefinitionRoutes:
-    """The routes of one kind, agents under ``/v1/agents``.
+    """The routes of one kind of definitions, such as agents under ``/v1/agents``.
 
     Attributes:
         new: schema of POST: ``content`` with a ``name``.
         content: schema of PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
-        check: checks the bodies of POST and PUT before their transaction begins: it may be slow.
-        shown: what reading shows, if it is more than the definitions.
-        more_fields: what a definition in full has beside its content.
+        check: checks the bodies of POST and PUT before the transaction begins, because it may be
+                slow.
+            shown: bodies of GET; ``None``: the stored definitions.
+            more_fields: returns fields that a definition's body has in addition to its content.
     """
 
     kind: DefinitionKind
@@ -184,7 +185,9 @@ class DefinitionRoutes:
             "",
             operation_id=f"create_{kind.word}",
             summary=f"Create {kind.article} {kind.noun}",
-            description="Refuses a name that exists; a deployment sends PUT, which takes both.",
+            description=(
+                "Refuses a name that exists. Deployments send PUT, which creates or replaces."
+            ),
             status_code=201,
             response_model=output,
             responses={
@@ -222,7 +225,7 @@ class DefinitionRoutes:
             "/{name}",
             operation_id=f"replace_{kind.word}",
             summary=f"Store a new version of the {kind.noun}, or a new {kind.noun}",
-            description="For deployments: it creates or replaces; accepted runs keep theirs.",
+            description="For deployments: creates or replaces. Accepted runs keep their version.",
             response_model=output,
             responses={
                 **problems(400, 404, 409, 412, 413, 415),
@@ -289,7 +292,9 @@ class DefinitionRoutes:
             "",
             operation_id=f"list_{kind.word}s",
             summary=f"List {kind.noun}s by name",
-            description=f"The current version of each {kind.noun}; bodies only with `view=full`.",
+            description=(
+                f"The current version of each {kind.noun}, with its body only if `view=full`."
+            ),
             response_model=self._page_model(),
             responses={**problems(), 200: headers(Link=LINK)},
         )
@@ -342,7 +347,7 @@ class DefinitionRoutes:
             "/{name}/versions",
             operation_id=f"list_{kind.word}_versions",
             summary=f"List the {kind.noun}'s versions",
-            description="To see what changed and when; runs name the versions that they pinned.",
+            description="Shows what changed and when. Runs name the versions that they pinned.",
             response_model=self._page_model(),
             responses={**problems(404), 200: headers(Link=LINK)},
         )
@@ -371,7 +376,9 @@ class DefinitionRoutes:
             "/{name}/versions/{version}",
             operation_id=f"get_{kind.word}_version",
             summary=f"Read one version of the {kind.noun}",
-            description="As it was stored; also of a version that a run pinned long ago.",
+            description=(
+                "Returns the version as it was stored, even a version that a run pinned long ago."
+            ),
             response_model=self.output,
             responses={**problems(404), 200: headers(ETag=ETAG)},
         )
@@ -389,7 +396,7 @@ class DefinitionRoutes:
 
 
 async def note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
-    """Note a change in the audit log."""
+    """Add a change of a definition to the audit log."""
     about = {"version": definition.version}
     actor, action = caller.principal.actor, f"{kind.word}.{verb}"
     await audit.note(caller.tx, caller.tenant, actor, action, definition.name, about)
@@ -399,7 +406,7 @@ class Sending(NamedTuple):
     """A secret that a definition sends to a URL.
 
     Attributes:
-        pointer: its place in the body.
+        pointer: JSON Pointer of the secret's name in the body.
     """
 
     pointer: str
@@ -408,7 +415,7 @@ class Sending(NamedTuple):
 
 
 async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
-    """Refuse secrets that must not be sent where a definition sends them.
+    """Refuse secrets that a definition would send to hosts that may not get them.
 
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``, ``secret_needs_https``.
@@ -433,7 +440,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
 
 
 async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
-    """Return those of these secrets that neither the tenant nor its operator has."""
+    """Return the names of these secrets that neither the tenant nor the operator has."""
     if not names:
         return names
     stored = await rows.hosts_of(caller.tx, caller.tenant, names)

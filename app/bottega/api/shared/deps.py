@@ -25,7 +25,7 @@ async def _service(request: Request) -> Service:
     return service
 
 
-# ``async`` without awaiting anything: FastAPI would run a plain function in a thread.
+# ``async`` although it awaits nothing, because FastAPI would run a plain function in a thread.
 ServiceDep = Annotated[Service, Depends(_service)]
 
 
@@ -47,7 +47,7 @@ Actor = Annotated[str, Depends(_actor)]
 
 
 def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UUID:
-    """Return the caller's tenant, once its scope and the query's names are checked."""
+    """Check the caller's scope and the names of the query's parameters; return the tenant."""
     if scopes:
         principal.need(*scopes)
     route = request.scope["route"]
@@ -60,12 +60,12 @@ def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
     """Check the names of a query's parameters.
 
     Args:
-        known: names that there are.
+        known: names of the parameters that exist.
 
-    Raises:
-        RequestValidationError: some are unknown.
+            Raises:
+                RequestValidationError: a name is unknown.
     """
-    there_are = f"there are: {', '.join(sorted(known))}" if known else "there are none"
+    there_are = f"the names are {', '.join(sorted(known))}" if known else "leave it out"
     message = f"there is no such query parameter here; {there_are}"
     unknown = [
         {"type": "extra_forbidden", "loc": ("query", name), "msg": message}
@@ -77,7 +77,7 @@ def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _query_names(dependant: Dependant) -> set[str]:
-    """Return the names of a route's query parameters, those of its dependencies included."""
+    """Return the names of a route's query parameters, including those of its dependencies."""
     own = get_flat_params(Dependant(query_params=dependant.query_params))
     return {field.alias for field in own}.union(*map(_query_names, dependant.dependencies))
 
@@ -117,13 +117,13 @@ DefineTenant = Annotated[UUID, Depends(_define_tenant)]
 ReadTenant = Annotated[UUID, Depends(_read_tenant)]
 """Tenant of the caller, for a POST that only reads (scope ``read``)."""
 ReviewTenant = Annotated[UUID, Depends(_review_tenant)]
-"""Tenant of the caller, for reading what people decide on (scope ``read`` or ``approve``)."""
+"""Tenant of the caller, for reading interrupts and their runs (scope ``read`` or ``approve``)."""
 PeopleTenant = Annotated[UUID, Depends(_people_tenant)]
-"""Tenant of the caller, for what people decide (scope ``run`` or ``approve``)."""
+"""Tenant of the caller, for people's decisions (scope ``run`` or ``approve``)."""
 AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
 """Tenant of the caller, for administration (scope ``admin``)."""
 AnyTenant = Annotated[UUID, Depends(_any_tenant)]
-"""Tenant of the caller, for what every caller may do."""
+"""Tenant of the caller, for routes that need no scope."""
 
 
 _SCOPES: dict[Callable[..., Any], tuple[Scope, ...]] = {
@@ -137,7 +137,7 @@ _CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "d
 
 
 def required_scopes(dependency: Callable[..., Any], method: str) -> tuple[Scope, ...]:
-    """Return the scopes of which a route's dependency requires one; ``()``: it requires none."""
+    """Return the scopes of which a dependency requires at least one; ``()``: none is required."""
     changing = _CHANGING.get(dependency)
     return (_usual_scope(method, changing),) if changing else _SCOPES.get(dependency, ())
 
@@ -154,7 +154,8 @@ async def _transaction(
 
 
 Transaction = Annotated[AsyncConnection, Depends(_transaction, scope="function")]
-"""Transaction of the tenant, committed *before* the response is sent (FastAPI's default: after)."""
+"""Transaction of the tenant. It is committed before the response is sent, unlike FastAPI's default.
+"""
 
 
 async def _turn(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""``Idempotency-Key`` of requests: see :mod:`bottega.runs.submit`."""
+"""The header ``Idempotency-Key``; :mod:`bottega.runs.submit` has the keys of runs."""
 
 import json
 import re
@@ -24,15 +24,15 @@ _KEEP = text("SELECT keep_answer(:tenant, :key, :request_hash, CAST(:answer AS j
 
 
 def is_key(value: str) -> bool:
-    """Return true if a header's value may be a key."""
+    """Return true if a header's value has the form of a key."""
     return re.fullmatch(_KEY, value) is not None
 
 
 class Once:
-    """Creates once per key; without a key, on every call.
+    """Function that creates a resource once per key; without a key, at every call.
 
     Attributes:
-        key: of the request, or ``None``.
+        key: the request's ``Idempotency-Key``; ``None``: it has none.
     """
 
     def __init__(self, request: Request, tenant_id: UUID, key: str | None) -> None:
@@ -47,11 +47,11 @@ class Once:
         output: type[BaseModel],
         create: Callable[[], Awaitable[Any]],
     ) -> Any:
-        """Return the response of ``create``, or the one stored at the key's first use.
+        """Call ``create`` and return its response, or return the response of the key's first use.
 
         Args:
-            tx: the uncommitted transaction that creates.
-            response: its headers, as ``create`` leaves them, are stored too.
+            tx: the open transaction in which ``create`` works.
+            response: response whose headers are stored, too, as ``create`` set them.
             output: the schema of the response.
 
         Raises:
@@ -73,14 +73,14 @@ class Once:
         return body
 
     async def key_with_hash(self) -> OnceKey | None:
-        """Return the key with the request's hash, if the request has a key."""
+        """Return the request's key with the request's hash; ``None``: the request has no key."""
         return None if self.key is None else await once_key(self._request, self.key)
 
 
 async def once_key(request: Request, key: str) -> OnceKey:
-    """Return a key with a hash of path and body, independent of spaces and the order of keys.
+    """Return a key with a hash of path and body; spaces and the order of members do not matter.
 
-    Keys of an end user's token are that user's own.
+    If an end user's token sent the key, the user's hash is added, so that users cannot share keys.
     """
     if (acting := acting_user.get()) is not None:
         key = f"{sha256(acting.user.encode()).hexdigest()} {key}"
@@ -99,7 +99,7 @@ async def _once(
             description=(
                 "Your own text, new for each resource to create. For 24 hours, a repeated "
                 "request with the same key and body creates nothing and gets the first response. "
-                "422 `idempotency_key_reused`: the body is another; 409 `in_flight`: the first "
+                "422 `idempotency_key_reused`: the body differs; 409 `in_flight`: the first "
                 "request is in progress. A refused request may be repeated with the same key."
             ),
         ),

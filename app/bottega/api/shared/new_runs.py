@@ -1,4 +1,4 @@
-"""Acceptance of runs, however they are asked for."""
+"""Acceptance of runs for all of the API's doors; :mod:`bottega.runs.submit` stores the runs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -32,7 +32,7 @@ async def check_webhook(
     *,
     pointer: str = "/webhook_url",
 ) -> None:
-    """Refuse a webhook that could never be sent; its host's addresses are checked when it is.
+    """Refuse a webhook that could never be sent. The host's addresses are checked when it is sent.
 
     Raises:
         InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
@@ -63,12 +63,16 @@ async def submit(
     before: Callable[[AsyncConnection], Awaitable[object]] | None = None,
     draft: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Store and queue a run; return it as :func:`bottega.runs.submit.submit` does.
+    """Check a client's request for a run, store its files, and submit the run.
 
     Args:
-        channel: the façade by which it comes, which must show its agent; None: our own API.
-        before: called in the transaction that stores it: a refusal undoes what this stored.
-        draft: the definition of its agent; see :meth:`bottega.runs.pins.PinCache.of_draft`.
+        once: key of the request; with a repeated key, the first run is returned.
+        channel: the façade of the request, which must offer the run's agent; ``None``: this API.
+        before: called in the transaction that stores the run, so that a refusal undoes it.
+        draft: definition of the run's agent; see :meth:`bottega.runs.pins.PinCache.of_draft`.
+
+    Returns:
+        The run, as :func:`bottega.runs.submit.submit` returns it.
 
     Raises:
         BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
@@ -77,7 +81,7 @@ async def submit(
     database, tenant, limits = service.database, principal.tenant_id, principal.limits
     if principal.token is not None:
         principal.token.need_run_of(body.agent, body.graph, body.session_id)
-    async with _checked(service, principal, body, channel, draft) as (new, stored):
+    async with _prepared(service, principal, body, channel, draft) as (new, stored):
 
         @repeated
         async def store() -> dict[str, Any]:
@@ -104,14 +108,14 @@ async def submit(
 
 
 @asynccontextmanager
-async def _checked(
+async def _prepared(
     service: Service,
     principal: Principal,
     body: NewRun,
     channel: str | None,
     draft: dict[str, Any] | None,
 ) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
-    """Yield the run to submit; tell the input, too, which run was accepted."""
+    """Check the body; yield the run to submit and its input, whose files are stored meanwhile."""
     tenant, settings = principal.tenant_id, service.settings
     owner = Owner(acts_for(principal, body.user).user, body.session_id)
     if body.webhook_url is not None:

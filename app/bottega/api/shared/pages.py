@@ -1,6 +1,6 @@
 """Pages of lists: ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
-A page ends early if its items exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
+A page has fewer items if they exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 
 _SLICE = 8
-"""Items of a page that are encoded without a break for other requests."""
-LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
+"""Items that are encoded at a time; between, other requests get their turn."""
+LINK = 'The next page, as `<path>; rel="next"`; absent on the last page.'
 
 
 class Window(TypedDict):
-    """The part of a list that a page shows; ``after``: a place, see :meth:`PageQuery.place`."""
+    """The part of a list that a page shows; ``after`` is the place of :meth:`PageQuery.place`."""
 
     after: Any
     descending: bool
@@ -55,10 +55,10 @@ class PageQuery(BaseModel):
         return self.order == "desc"
 
     def place(self, kind: Any) -> Any:
-        """Return the place in the cursor, checked to be of the list's type.
+        """Return the place in the cursor, after a check of its type; ``None``: no cursor was sent.
 
         Raises:
-            InvalidInputError: ``invalid_cursor``: malformed, or of another list.
+            InvalidInputError: ``invalid_cursor``: the cursor is malformed, or of another list.
         """
         if self.cursor is None:
             return None
@@ -81,13 +81,13 @@ class PageQuery(BaseModel):
             UnicodeError,
         ):
             raise InvalidInputError(
-                "this cursor is not of this list: pass the next_cursor of its previous page, "
-                "with the same order",
+                "this cursor does not belong to this list: send the next_cursor of the list's "
+                "previous page, with the same order",
                 code="invalid_cursor",
             ) from None
 
     def window(self, kind: Any) -> Window:
-        """Return the part of a list that is asked for.
+        """Return the part of a list that the request asks for.
 
         Raises:
             InvalidInputError: ``invalid_cursor``, see :meth:`place`.
@@ -104,7 +104,7 @@ class PageQuery(BaseModel):
         """Return the response for a page's items.
 
         Args:
-            place: maps an item to the place that a cursor holds.
+            place: returns an item's place, which the cursor stores.
         """
         if not found.more:
             return {"items": found, "next_cursor": None}
@@ -116,14 +116,14 @@ class PageQuery(BaseModel):
 
 
 async def encoded_page(page: dict[str, Any], item: type[BaseModel], of: Response) -> Response:
-    """Return the response for a page whose items are large: encode them a few at a time.
+    """Return the response for a page with large items, encoding a few items at a time.
 
-    FastAPI encodes a page at once, which holds the event loop for milliseconds.
+    FastAPI would encode the whole page at once, which stops the event loop for milliseconds.
 
     Args:
-        page: of :meth:`PageQuery.page`.
+        page: result of :meth:`PageQuery.page`.
         item: schema of an item.
-        of: response with the headers to send.
+        of: response whose headers are sent.
     """
     adapter = _adapter(item)
     parts: list[bytes] = []
@@ -161,10 +161,12 @@ def merged(
     limit: int,
     order: Sequence[str],
 ) -> PageItems[dict[str, Any]]:
-    """Return a page with those of the other items that belong on it. Pure.
+    """Add other items to a page, where their names belong. Pure.
 
     Args:
-        order: all names, in the order of the list.
+        others: items that are not stored with the page's; an item of the page replaces one with
+            the same name.
+        order: names of all items, in the order of the list.
     """
     place = {name: number for number, name in enumerate(order)}
     first = -1 if after is None else place[after]
@@ -194,14 +196,16 @@ def storable(value: T) -> T:
 QueriedUser = Annotated[
     UserName | None,
     AfterValidator(storable),
-    Field(description="Only this user's. A key that must name a user needs it."),
+    Field(description="Only what belongs to this user. Keys that must name a user need it."),
 ]
 OwnerNamed = Annotated[
     UserName | None,
     AfterValidator(storable),
     Query(
-        description="The user that this acts for; 409 `session_user` if it belongs to another one, "
-        "or to none. Without it is not compared, unless the key must name a user."
+        description=(
+            "The user that the request acts for; 409 `session_user`: what it changes belongs "
+            "to another user, or to none. Left out: not compared, unless the key must name a user."
+        )
     ),
 ]
 MetadataPairs = Annotated[
@@ -211,15 +215,15 @@ MetadataPairs = Annotated[
         default_factory=list,
         max_length=5,
         description=(
-            "`key:value`, up to five times: only those with all of these in their metadata. A "
-            "value may be a text, or a number, `true`, `false` or `null`."
+            "`key:value`, up to five times: only items with all of these in their metadata. A "
+            "value may be a text, a number, `true`, `false` or `null`."
         ),
     ),
 ]
 
 
 def pairs_of(entries: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs that such parameters spell."""
+    """Split parameters of the form ``key:value``."""
     pairs = [entry.partition(":") for entry in entries]
     return [(key, value) for key, _, value in pairs]
 
@@ -229,13 +233,13 @@ _BREAKS = {
     "\N{LINE SEPARATOR}".encode(): rb"\u2028",
     "\N{PARAGRAPH SEPARATOR}".encode(): rb"\u2029",
 }
-"""Characters that many readers take for an end of line, and how JSON escapes them."""
+"""Characters that many readers take for an end of line, with their escapes in JSON."""
 
 
 async def escaped_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield chunks of JSON, each of whole characters, in which only line feeds end lines.
 
-    Closes ``chunks`` with itself: a reader that is cut off must not stay a reader.
+    When it is closed, it closes ``chunks``, too, so that a disconnected reader's source is freed.
     """
     try:
         async for chunk in chunks:

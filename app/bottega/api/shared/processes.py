@@ -1,4 +1,4 @@
-"""Costly work of requests: bounded for each tenant, in processes of their own."""
+"""Costly work of requests, in separate processes, with limits per tenant."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,12 @@ Command = tuple[list[str], dict[str, str]]
 
 
 class TenantLimit:
-    """A limit on a tenant's requests of one kind that are in progress or wait, in this process.
+    """A limit on a tenant's unfinished requests of one kind in this process.
 
     Args:
-        what: such requests, for people.
-        code: of the error.
+        most: most unfinished requests.
+        what: name of such requests in errors.
+        code: code of the error.
     """
 
     def __init__(self, most: int, what: str, code: str) -> None:
@@ -35,7 +36,7 @@ class TenantLimit:
         """Count a request during the block.
 
         Raises:
-            LimitedError: too many others of the tenant are in progress.
+            LimitedError: too many other requests of the tenant are unfinished.
         """
         if self._open[tenant_id] >= self._most:
             raise LimitedError(
@@ -54,10 +55,10 @@ class TenantLimit:
 
 
 class Processes:
-    """Programs of one kind: one at a time for each tenant, two in all.
+    """Runner of programs of one kind: one at a time per tenant, and two at a time in all.
 
     Args:
-        longest_s: that one may run.
+        longest_s: most seconds for a program, including its wait.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -66,11 +67,11 @@ class Processes:
         self._turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     async def output(self, tenant_id: UUID, command: Command, data: bytes) -> bytes:
-        """Return what :func:`output_of` does, when it is the tenant's turn.
+        """Wait for the tenant's turn, then run a program; return its output.
 
         Raises:
             TimeoutError: it took too long.
-            ProcessEndedError: it failed.
+            ProcessEndedError: the program failed.
         """
         turn = self._turns.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._slots, asyncio.timeout(self._longest_s):
@@ -78,7 +79,7 @@ class Processes:
 
 
 class ProcessEndedError(Exception):
-    """A process ended with a status that is not 0; of a signal, minus its number."""
+    """A process ended with a status that is not 0; ended by a signal: minus its number."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the process ended with status {status}")
@@ -86,27 +87,27 @@ class ProcessEndedError(Exception):
 
 
 async def output_of(command: Command, data: bytes) -> bytes:
-    """Run a program at low priority, which does not outlive the call; return its output.
+    """Run a program at low priority; return its output. The program never outlives the call.
 
     Args:
-        command: its arguments and environment.
-        data: its input.
+        command: arguments and environment of the program.
+        data: input of the program.
 
     Raises:
-        ProcessEndedError: it failed.
+        ProcessEndedError: the program failed.
     """
     arguments, environment = command
-    # Not asyncio's, since uvloop forks: for 6 ms and more it copies this process's page tables.
+    # Not asyncio's, because uvloop forks, which copies this process's page tables for 6 ms or more.
     process = Popen(  # noqa: ASYNC220, S603 (it returns in 0.3 ms; arguments are our own)
         arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
-    with contextlib.suppress(ProcessLookupError):  # from its start on: its imports take long
+    with contextlib.suppress(ProcessLookupError):  # at once, because its imports take long
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + 10
         os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))
     try:
         output, _ = await run_in_thread(lambda: process.communicate(data))
     finally:
-        process.kill()  # does nothing to one that is over
+        process.kill()  # does nothing if the process is over
     if process.returncode:
         raise ProcessEndedError(process.returncode)
     return output

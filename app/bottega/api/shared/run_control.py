@@ -1,4 +1,4 @@
-"""Decisions, messages and changes of runs, however they come: by HTTP or by a WebSocket."""
+"""Decisions, messages and changes of runs, for HTTP and for WebSockets."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -29,16 +29,16 @@ async def decide(
     *,
     run_id: UUID | None = None,
 ) -> dict[str, Any]:
-    """Resolve an interrupt, if the caller's scopes allow it; return it.
+    """Resolve an interrupt, if the caller's scopes allow it; return the interrupt.
 
     Args:
-        run_id: the only run that it may be of; ``None``: any.
+        run_id: the run that the interrupt must belong to; ``None``: any.
 
     Raises:
         ForbiddenError: ``insufficient_scope``.
-        UserRequiredError: the key must name a user.
+        UserRequiredError: the key requires an end user, but the body names none.
         ConflictError: ``session_user``.
-        NotFoundError: it is unknown, or of another run.
+        NotFoundError: the interrupt is unknown, or belongs to another run.
         InvalidInputError, ConflictError: see :func:`bottega.runs.interrupts.resolve`.
     """
     principal.need("run", "approve")
@@ -73,7 +73,7 @@ async def send_message(
     """Store a message for a run; return its ``message_id``.
 
     Args:
-        once: of a request that may have a key, and its response.
+        once: idempotency of the request, and the response for its headers; ``None``: no key.
 
     Raises:
         ConflictError: ``session_user``.
@@ -107,7 +107,7 @@ async def send_message(
 async def stored_message(
     service: Service, acting: Acting, run_id: UUID, body: NewMessage
 ) -> AsyncIterator[StoredInput]:
-    """Yield a message as a run's input, with files in place of data.
+    """Yield a message in the form of a run's input; its data is stored as files.
 
     Raises:
         ConflictError, InvalidInputError, LimitedError: as :func:`send_message`.
@@ -132,7 +132,7 @@ async def stored_message(
 
 
 async def _pins(service: Service, tenant: UUID, run_id: UUID) -> Pins | None:
-    """Return what a new run of a run's agent would pin; ``None``: it was deleted since."""
+    """Return the pins that a new run of the run's agent would have; ``None``: it was deleted."""
     async with service.database.begin(tenant) as tx:
         run = await read.get(tx, tenant, run_id)
     with contextlib.suppress(BottegaError):
@@ -147,13 +147,13 @@ async def refuse_other_user(
     user: str | None,
     pointer: str | None = None,
 ) -> None:
-    """Check that a run is the user's whom a request names, if it names one.
+    """Check that a run belongs to the end user of the request, if the request has one.
 
     Args:
-        pointer: as of :func:`acts_for`.
+        pointer: see :func:`acts_for`.
 
     Raises:
-        UserRequiredError: the key must name a user.
+        UserRequiredError: the key requires an end user, but the request names none.
         NotFoundError: there is no such run.
         ConflictError: ``session_user``.
     """

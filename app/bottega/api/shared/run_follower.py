@@ -1,4 +1,4 @@
-"""Runs whose answer a client of another protocol waits for."""
+"""Following a run for a client of another protocol, which waits for the answer."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ SLOW_POLL_S = 5.0
 HEARTBEAT = b": heartbeat\n\n"
 _cancelling: set[asyncio.Task[Any]] = set()
 Calls = Sequence[Mapping[str, Any]]
-"""Interrupts for the client, in the order in which they were called."""
+"""Interrupts that the client must answer, in the order of their calls."""
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -58,8 +58,8 @@ async def until_rest(service: Service, principal: Principal, run_id: UUID) -> in
             while not service.wakeups.closed.is_set():
                 if lost.is_set():
                     raise UnauthenticatedError(
-                        "your key was revoked or expired while you waited, or the first key was "
-                        "made; the run is accepted",
+                        "your key was revoked or expired while you waited, or the server's first "
+                        "key was made; the run is accepted",
                         code="bad_key",
                     )
                 news.clear()
@@ -71,16 +71,18 @@ async def until_rest(service: Service, principal: Principal, run_id: UUID) -> in
 
 
 class RunFollower:
-    """A run whose answer a client waits for.
+    """Follower of a run whose answer a client waits for.
+
+    A run *rests* when it is over, or waits for interrupts that the client must answer.
 
     Args:
-        after: ``seq`` after which its events are the answer.
-        kind: of the interrupts for the client, for which the run rests; ``None``: any.
+        after: ``seq`` of the last event before the answer.
+        kind: kind of the interrupts that the client must answer; ``None``: any kind.
 
     Attributes:
         ended: the client has the answer, or knows that there is none.
-        place: ``seq`` of the last event that was looked at.
-        asked: interrupts that the client knows of: the run does not rest for them.
+        place: ``seq`` of the last event that was read.
+        asked: interrupts that the client already got; the run does not rest for them.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class RunFollower:
         self._principal = principal
 
     async def rest(self) -> None:
-        """Wait until the run rests, which costs less than to read its events meanwhile."""
+        """Wait until the run rests; this is cheaper than reading its events."""
         await until_rest(self._service, self._principal, self.run_id)
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
@@ -110,7 +112,7 @@ class RunFollower:
         return self._service.database.begin(self._principal.tenant_id)
 
     def cancel(self) -> asyncio.Task[Any]:
-        """Cancel the run, beside the request: nobody waits for its answer."""
+        """Cancel the run in the background, because nobody waits for its answer."""
         run_id, tenant = self.run_id, self._principal.tenant_id
         stopping = request_cancel(self._service.database, tenant, run_id, self._principal.actor)
         task = asyncio.ensure_future(stopping)
@@ -119,12 +121,12 @@ class RunFollower:
         return task
 
     async def frames(self, events: Filter) -> AsyncIterator[Frame | None]:
-        """Yield wanted frames until the run rests; ``None``: a heartbeat.
+        """Yield the run's frames until it rests; ``None``: send a heartbeat.
 
-        The next call goes on behind what was yielded.
+        The next call continues after the last frame.
 
         Args:
-            events: names its types.
+            events: filter of the frames; it must name types.
 
         Raises:
             UnavailableError: the server stops, the key was revoked, or the run was deleted.
@@ -156,7 +158,7 @@ class RunFollower:
         )
 
     async def _calls(self) -> Calls:
-        """Return the interrupts for the client that the run waits for, but those it knows of."""
+        """Return the interrupts that the run waits for and that the client does not know yet."""
         filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
         async with self.begin() as tx:
@@ -166,9 +168,7 @@ class RunFollower:
         return [each for each in found if each["id"] not in self.asked]
 
     async def answer(self) -> tuple[dict[str, Any], Calls]:
-        """Return the run, and the calls of the client's tools that it waits for.
-
-        If it goes on, or waits for others, this waits, too.
+        """Wait until the run rests; return the run, and the client's calls that it waits for.
 
         Raises:
             ModelError: the run failed.
@@ -185,10 +185,10 @@ class RunFollower:
         raise ModelError(error["message"], code=error["code"])
 
     async def state(self) -> tuple[dict[str, Any], Calls]:
-        """Return the run as it is, and the calls of the client's tools that it waits for.
+        """Return the run's current state, and the client's calls that it waits for.
 
         Raises:
-            NotFoundError: unknown, or another tenant's.
+            NotFoundError: the run is unknown, or another tenant's.
         """
         async with self.begin() as tx:
             run = await read.get(tx, self._principal.tenant_id, self.run_id)
@@ -203,12 +203,13 @@ async def while_connected(
     stay: bool,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return an awaited answer as JSON; cancel the run if the client gets none.
+    """Await an answer and return it as JSON; cancel the run if the client disconnects before.
 
     Args:
-        answer: if it is a response, that one is returned; it cancels the run by itself.
+        answer: awaitable of the answer. A :class:`Response` is returned unchanged, and must cancel
+            the run itself.
         stay: the run goes on without the client.
-        headers: of the JSON.
+        headers: headers of the JSON response.
     """
     answering = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
@@ -220,7 +221,8 @@ async def while_connected(
             return made if isinstance(made, Response) else JSONResponse(made, headers=headers)
         return Response(status_code=499)
     finally:
-        # The server's end waits for this request, and so for all that uses its database.
+        # The server's shutdown waits for this request, so this waits for all that uses the
+        # database.
         ending = {answering, gone}
         for task in ending:
             task.cancel()
@@ -232,7 +234,7 @@ async def while_connected(
 async def leaving(
     follower: RunFollower, chunks: AsyncIterator[bytes], *, stay: bool
 ) -> AsyncIterator[bytes]:
-    """Yield chunks; cancel the run if the client does not get its answer."""
+    """Yield chunks; cancel the run if the client disconnects before the answer, unless ``stay``."""
     try:
         async for chunk in chunks:
             yield chunk
@@ -248,7 +250,7 @@ async def _gone(request: Request) -> None:
 
 
 def checked(kind: type[Checked], body: Mapping[str, Any]) -> Checked:
-    """Return a validated body.
+    """Validate a body.
 
     Raises:
         InvalidInputError: ``pointer`` names the first wrong field.

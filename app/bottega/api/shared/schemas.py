@@ -1,4 +1,4 @@
-"""Checks of JSON Schemas that take too long for the event loop."""
+"""Checks of JSON Schemas outside of the event loop, because they take long."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -16,15 +16,16 @@ from bottega.json_schema.patterns import compile_apart, compile_patterns, measur
 Patterns = dict[str, str]
 """Patterns by JSON Pointer."""
 _QUICK_BYTES = 400_000
-"""Patterns of this size when compiled take 5 ms, during which this process does nothing else."""
+"""Limit of the compiled size. Compiling so much takes 5 ms, during which the process stands still.
+"""
 _apart = ThreadPoolExecutor(1, "patterns")
-"""Larger ones are compiled in another process, one request after another."""
+"""Thread that waits for another process, which compiles larger patterns, one request at a time."""
 _OF_ONE_TENANT = 2
-"""Limit on a tenant's checks that are in progress there, or wait."""
+"""Limit on a tenant's unfinished checks in the other process."""
 _passed: OrderedDict[bytes, None] = OrderedDict()
-"""Hashes of patterns that were compiled there: they need no further check."""
+"""Hashes of patterns that the other process has compiled; they need no further check."""
 _checks: Counter[UUID] = Counter()
-"""Checks in progress there, or waiting, by tenant."""
+"""Number of unfinished checks in the other process, by tenant."""
 
 
 async def check_schema(tenant_id: UUID, schema: Mapping[str, Any] | None, place: str) -> None:
@@ -40,14 +41,14 @@ async def check_schemas(
 ) -> None:
     """Check the schemas of an agent's answers, and compile their patterns.
 
-    It may take seconds: call it outside of any transaction.
+    It may take seconds, so no transaction may be open.
 
     Args:
-        schemas: by JSON Pointer.
-        patterns: further patterns of the same agent, those of one schema under one name.
+        schemas: schemas by JSON Pointer.
+        patterns: further patterns of the same agent; the patterns of one schema share a name.
 
     Raises:
-        InvalidInputError: one is not a valid schema, or exceeds a bound; or see
+        InvalidInputError: a schema is invalid, or exceeds a bound; or see
             :func:`bottega.json_schema.patterns.check_patterns`.
         LimitedError: ``pattern_checks``: other checks of the tenant are in progress.
         UnavailableError: ``patterns_too_slow``.
@@ -86,7 +87,9 @@ async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
 
     checking = asyncio.get_running_loop().run_in_executor(_apart, compile_apart, found)
     checking.add_done_callback(ended)
-    await asyncio.shield(checking)  # it counts until it ends, even if nobody waits for it any more
+    await asyncio.shield(
+        checking
+    )  # the check counts until it ends, even if its request was cancelled
 
 
 def _note_passed(patterns: Iterable[str]) -> None:
@@ -104,7 +107,7 @@ def _digest(pattern: str) -> bytes:
 def _measured(
     schemas: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, Patterns]
 ) -> tuple[Mapping[str, Patterns], int]:
-    """Check all but the patterns; return these, with their size when compiled."""
+    """Check schemas without their patterns; return all patterns, and their compiled size."""
     all_ = dict(patterns)
     for place, schema in schemas.items():
         try:
