@@ -116,10 +116,10 @@ async def test_an_agent_goes_on_after_the_answers_of_tools(
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
-        ([HISTORY[0], HISTORY[2], HISTORY[4]], "must answer the oldest tool call without an answer"),
+        ([HISTORY[0], HISTORY[2], HISTORY[4]], "must answer the oldest tool call"),
         ([HISTORY[0], HISTORY[1], HISTORY[4]], "'call-1' has no answer"),
         ([HISTORY[0], HISTORY[1]], "'call-1' has no answer"),
-        ([*HISTORY[:3], HISTORY[2], HISTORY[4]], "must answer the oldest tool call without an answer"),
+        ([*HISTORY[:3], HISTORY[2], HISTORY[4]], "must answer the oldest tool call"),
         ([{"role": "user", "content": "?", "tool_calls": [CALLED]}], "only the role 'assistant'"),
         ([{"role": "tool", "content": "?"}, HISTORY[0]], "needs a tool_call_id"),
         ([{"role": "assistant"}, HISTORY[0]], "the content is missing"),

@@ -98,7 +98,7 @@ def test_a_taken_port(database_url: str) -> None:
         for command in ("serve", "demo"):
             code, errors = bottega(command, "--port", port, DATABASE_URL=database_url)
             assert code == 1, errors
-            assert "choose another with --port" in errors
+            assert "choose another port with --port" in errors
             assert "Traceback" not in errors
 
 

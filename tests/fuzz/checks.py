@@ -72,7 +72,9 @@ DETAILS = {
     r"a cron expression|this cron expression": "cron's grammar is no pattern",
     r"/hosts/\d+: must be a host": "what is a host is more than a pattern can say",
     r"/value: is shorter than": "the length of the last word of several",
-    r"the content is missing|may have tool_calls|tool_call_id": "a message's fields depend on each other",
+    r"the content is missing|may have tool_calls|tool_call_id": (
+        "a message's fields depend on each other"
+    ),
     r"/headers: ": "names and values of header fields have a grammar, and some are reserved",
     r"a part needs exactly one of|data needs its media": "a part's fields depend on each other",
     r"'steer' needs a text|cannot be steered": "a run's fields depend on each other",

@@ -1,8 +1,8 @@
-"""``bottega run``, ``watch``, ``chat`` and ``cancel``: work with agents of any server.
+"""Commands for daily work with agents of any server.
 
-``bottega interrupts``: calls that wait for people, and decisions on them.
-
-``bottega apply`` and ``bottega export``: a team's definitions as files.
+- ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs.
+- ``bottega interrupts``: calls that wait for people, and decisions on them.
+- ``bottega apply`` and ``bottega export``: a team's definitions as files.
 """
 
 import json
@@ -34,21 +34,20 @@ if TYPE_CHECKING:
     from bottega.cli.client import RemoteServer
 
 _LOOK_S = 0.5
-"""Time between two looks at a batch."""
-_Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Its name.")]
-_RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="Its id.")]
-_Session = Annotated[
-    str | None, typer.Option(help="Session that it belongs to; begun if it is new.")
-]
-_User = Annotated[str | None, typer.Option(help="Whose it is, among your own users.")]
+"""Seconds between two requests for a batch's progress."""
+_Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent.")]
+_RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="Id of the run.")]
+_Session = Annotated[str | None, typer.Option(help="Session; it is created if it is new.")]
+_User = Annotated[str | None, typer.Option(help="Your name for the end user it acts for.")]
 
 
 @contextmanager
 def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
-    """Yield the server of ``BOTTEGA_URL``; end the command if it refuses a request.
+    """Yield the server of ``BOTTEGA_URL``; end the command if the server refuses a request.
 
     Args:
-        refused: exit status for what cannot succeed when it is repeated; ``None``: as for the rest.
+        refused: exit status if the request cannot succeed later, either; ``None``: the same status
+            as for other refusals.
     """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
     from bottega.cli.people import REFUSED
@@ -72,16 +71,16 @@ def start_run(
     ],
     session: _Session = None,
     user: _User = None,
-    graph: Annotated[str | None, typer.Option(help="Along which answers flow.")] = None,
+    graph: Annotated[str | None, typer.Option(help="Graph along which answers flow.")] = None,
 ) -> None:
     """Run an agent and show its answer, live on a terminal.
 
     Ctrl-C leaves the run going. Exit status: 0 completed, 1 failed or out of time, 3 cancelled,
-    4 it waits for people and nobody here decides, 5 the server refused or is away.
+    4 the run waits for people and nobody here decides, 5 the server refused or did not answer.
     """
     text = _text_of(text)
     if not text.strip():
-        raise typer.BadParameter("there is nothing to ask: the text is empty")
+        raise typer.BadParameter("the text is empty: write a question")
     wanted = {"session_id": session, "user": user, "graph": graph}
     with connected() as server:
         run = server.start(agent, input=text, **{k: v for k, v in wanted.items() if v is not None})
@@ -91,26 +90,26 @@ def start_run(
 def fork(
     run_id: _RunId,
     node: Annotated[
-        str | None, typer.Option(help="Node of its graph: it and what follows is done again.")
+        str | None, typer.Option(help="First node of the run's graph that is executed again.")
     ] = None,
     at_seq: Annotated[
         int | None, typer.Option(help="Number of the last event that is taken over.")
     ] = None,
     publication: Annotated[
         str | None,
-        typer.Option(help="What the node says, so that it is not asked; - reads it."),
+        typer.Option(help="Text that the node publishes; - reads standard input."),
     ] = None,
     message: Annotated[
-        str | None, typer.Option("--input", help="A message, after what is taken over.")
+        str | None, typer.Option("--input", help="Message after the part that is taken over.")
     ] = None,
 ) -> None:
     """Repeat a part of a run as a new run, and show its answer, live on a terminal.
 
-    What comes before the place is taken over, and not paid again. Ctrl-C leaves the run going. The
-    exit status is as of: bottega run.
+    Everything before the node or event is taken over, and not paid again. Ctrl-C leaves the run
+    going. The exit status is that of: bottega run.
     """
     if (node is None) == (at_seq is None):
-        raise typer.BadParameter("give either --node or --at-seq")
+        raise typer.BadParameter("use either --node or --at-seq")
     wanted = {"node": node, "at_seq": at_seq, "input": message}
     if publication is not None:
         wanted["publication"] = _text_of(publication)
@@ -125,7 +124,7 @@ def _text_of(argument: str) -> str:
 
 
 def _follow_run(server: "RemoteServer", run: Any) -> None:
-    """Show a run that was started here until it is over, and end with its status."""
+    """Show a run that this command started until it is over, and exit with its status."""
     from bottega.cli.client import RunEvents
     from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
     from bottega.cli.transcript import Transcript
@@ -153,14 +152,15 @@ def batch(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.jsonl", help="An item in each line, as JSON.")
     ],
-    agent: Annotated[str | None, typer.Option(help="That runs each item.")] = None,
-    graph: Annotated[str | None, typer.Option(help="Whose agents run each item.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Items under way at a time.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Agent that runs each item.")] = None,
+    graph: Annotated[str | None, typer.Option(help="Graph that runs each item.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Items that run at a time.")] = None,
 ) -> None:
-    """Run many items at once, and write a line of JSON for each result, in their order.
+    """Run many items at once, and write a line of JSON for each result, in the items' order.
 
-    Ctrl-C leaves the batch going. With the same file it goes on, or shows the same results. Exit
-    status: 0 all items completed, 1 some did not, 5 the server refused or is away.
+    Ctrl-C leaves the batch going. The same command with the same file continues it, or shows the
+    same results. Exit status: 0 all items completed, 1 some did not, 5 the server refused or did
+    not answer.
     """
     from bottega.cli.people import INTERRUPTED
 
@@ -183,7 +183,7 @@ def batch(
 
 
 def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
-    """Show a batch's progress until it is over; return it."""
+    """Show a batch's progress until it is over; return the batch."""
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -199,7 +199,7 @@ def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
 def watch(run_id: _RunId) -> None:
     """Watch a run from its beginning to its end: what its agents do, then its answer.
 
-    Ctrl-C leaves the run going. The exit status is as of: bottega run.
+    Ctrl-C leaves the run going. The exit status is that of: bottega run.
     """
     from bottega.cli.client import RunEvents
     from bottega.cli.people import STATUSES
@@ -219,7 +219,7 @@ def watch(run_id: _RunId) -> None:
 def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
     """Talk with an agent, in a session that the server keeps.
 
-    Ctrl-C cancels the answer under way; where you type, it leaves, as Ctrl-D does. A call that
+    During an answer, Ctrl-C cancels the answer; at the prompt, Ctrl-C and Ctrl-D leave. A call that
     waits for your decision still waits when you come back with --session.
     """
     from bottega.cli.chat import Chat, command_of, open_session
@@ -240,7 +240,7 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
 
 
 def cancel(run_id: _RunId) -> None:
-    """End a run: its model calls are cut off, and no further ones are made."""
+    """Cancel a run: its model calls are cut off, and no further calls are made."""
     with connected() as server:
         run = server.post(f"/v1/runs/{run_id}/cancel")
     over = run["status"] in ("completed", "failed", "timeout", "cancelled")
@@ -250,10 +250,10 @@ def cancel(run_id: _RunId) -> None:
 
 interrupts = typer.Typer(help="List calls that wait for people, and decide on them.")
 
-_Id = Annotated[UUID, typer.Argument(metavar="ID", help="As the list shows it.")]
-_Run = Annotated[UUID | None, typer.Option("--run", help="Only this run's.")]
-_OfSession = Annotated[str | None, typer.Option(help="Only this session's.")]
-_All = Annotated[bool, typer.Option("--all", help="Those decided on, too.")]
+_Id = Annotated[UUID, typer.Argument(metavar="ID", help="Id of the call, as in the list.")]
+_Run = Annotated[UUID | None, typer.Option("--run", help="Only calls of this run.")]
+_OfSession = Annotated[str | None, typer.Option(help="Only calls of this session.")]
+_All = Annotated[bool, typer.Option("--all", help="Also calls that are decided.")]
 _PAGE = 100
 
 
@@ -268,7 +268,7 @@ def _group(context: typer.Context) -> None:
 def list_interrupts(
     run: _Run = None, session: _OfSession = None, all_: _All = False, as_json: AsJson = False
 ) -> None:
-    """List the calls that wait, the oldest first; to a pipe, with a tab between the columns."""
+    """List waiting calls, the oldest first. In a pipe, tabs separate the columns."""
     wanted = {"run_id": run and str(run), "session_id": session}
     _list({**wanted, "status": None if all_ else "pending"}, as_json=as_json)
 
@@ -283,25 +283,30 @@ def show(interrupt_id: _Id) -> None:
 @interrupts.command("resolve")
 def resolve_command(
     interrupt_id: _Id,
-    approve: Annotated[bool, typer.Option("--approve", help="Let the tool be called.")] = False,
-    deny: Annotated[bool, typer.Option("--deny", help="Do not let it be called.")] = False,
+    approve: Annotated[bool, typer.Option("--approve", help="Allow the tool call.")] = False,
+    deny: Annotated[bool, typer.Option("--deny", help="Refuse the tool call.")] = False,
     arguments: Annotated[
-        str | None, typer.Option(help="With --approve: other arguments, as JSON.")
+        str | None, typer.Option(help="With --approve: arguments instead of the model's, as JSON.")
     ] = None,
-    comment: Annotated[str | None, typer.Option(help="On an approval.")] = None,
+    comment: Annotated[str | None, typer.Option(help="Comment on an approval.")] = None,
     answer: Annotated[
-        str | None, typer.Option(help="To a question: text, or JSON if its schema wants it.")
+        str | None,
+        typer.Option(help="Answer to a question: text, or JSON if its schema needs JSON."),
     ] = None,
-    result: Annotated[str | None, typer.Option(help="Of a client's tool: text or JSON.")] = None,
-    error: Annotated[str | None, typer.Option(help="Of a client's tool that failed.")] = None,
+    result: Annotated[
+        str | None, typer.Option(help="Result of a client's tool: text or JSON.")
+    ] = None,
+    error: Annotated[str | None, typer.Option(help="Error of a client's tool that failed.")] = None,
 ) -> None:
-    """Decide on a call; the run goes on once all calls of one message are decided on."""
+    """Decide on a call; the run goes on when all calls of the model's message are decided."""
     from bottega.cli.people import json_or_text, value_for
 
     if sum([approve, deny, *(said is not None for said in (answer, result, error))]) != 1:
-        raise typer.BadParameter("give one of --approve, --deny, --answer, --result and --error")
+        raise typer.BadParameter("use one of --approve, --deny, --answer, --result and --error")
     if (comment is not None and not (approve or deny)) or (arguments is not None and not approve):
-        raise typer.BadParameter("--arguments go with --approve, --comment also with --deny")
+        raise typer.BadParameter(
+            "use --arguments only with --approve, and --comment only with --approve or --deny"
+        )
     decision: dict[str, Any] = {}
     with connected() as server:
         path = f"/v1/interrupts/{interrupt_id}"
@@ -380,7 +385,7 @@ def _show_interrupts(interrupt: dict[str, Any]) -> None:
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _SIGNS = {"created": "+", "replaced": "~", "deleted": "-", "unchanged": "="}
 SECTIONS = ("providers", "mcp_servers", "agents", "graphs", "schedules")
-"""Of a file; see :class:`bottega.api.routes.deploy.Resources`."""
+"""Sections of a file; see :class:`bottega.api.routes.deploy.Resources`."""
 
 
 def apply(
@@ -389,33 +394,38 @@ def apply(
         typer.Argument(metavar="FILE…", help="YAML or JSON; - reads standard input."),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would change; store nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change; store nothing.")
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Store nothing; the exit status says if anything differs."),
+        typer.Option("--check", help="Store nothing; the exit status is 1 if anything differs."),
     ] = False,
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Delete what an earlier apply with this --source had more."),
+        typer.Option(
+            "--prune",
+            help="Delete definitions of earlier applies with this --source that the files lack.",
+        ),
     ] = False,
     source: Annotated[
-        str | None, typer.Option(help="Name of what the files are from, such as a repository.")
+        str | None, typer.Option(help="Name of the files' origin, such as a repository.")
     ] = None,
     allow_missing: Annotated[
         bool,
-        typer.Option("--allow-missing", help="Store names of what does not exist, with warnings."),
+        typer.Option(
+            "--allow-missing", help="Store references to missing definitions, with warnings."
+        ),
     ] = False,
 ) -> None:
     """Store the definitions of files, all or none, and show what changed.
 
     A file has lists of providers, mcp_servers, agents, graphs and schedules. Exit status: 0 done,
-    1 refused (with --check also: something would change), 5 the server is away.
+    1 refused (with --check also: something would change), 5 the server did not answer.
     """
     from bottega.cli.client import placed
 
     if prune and source is None:
-        raise typer.BadParameter("--prune needs --source, the name that it compares")
+        raise typer.BadParameter("--prune needs --source")
     sections: dict[str, list[Any]] = {}
     origins: dict[str, str] = {}
     for path in files:
@@ -459,18 +469,18 @@ def export(
             items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
             if items:
                 found[section] = items
-    escaped = sys.stdout.isatty()  # stored text could steer a terminal
+    escaped = sys.stdout.isatty()  # stored text could control a terminal
     if as_json:
         text = json.dumps(found, ensure_ascii=escaped, indent=2) + "\n"
     else:
         text = yaml.safe_dump(found, allow_unicode=not escaped, sort_keys=False) if found else ""
     sys.stdout.write(text)
     if any("webhook_url" in each["run"] for each in found.get("schedules", ())):
-        typer.echo("note: webhook URLs are without their query, which is never shown", err=True)
+        typer.echo("note: webhook URLs have no query, because the server never shows it", err=True)
 
 
 def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield the definitions of a file: section, number in it, and definition."""
+    """Yield a file's definitions as (section, index in the section, definition)."""
     import yaml
 
     try:
@@ -483,7 +493,7 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
         raise typer.BadParameter(f"{path} is no YAML: {error}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise typer.BadParameter(
-            f"{path} has a value that is no JSON, such as a date without quotes: {error}"
+            f"{path} has a value that is not JSON, such as a date without quotes: {error}"
         ) from None
     for document in documents:
         if document is None:
@@ -492,11 +502,11 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
             isinstance(listed, list) for listed in document.values()
         ):
             raise typer.BadParameter(
-                f"{path} has no lists of definitions: write 'agents:' with one item for each"
+                f"{path} has no lists of definitions: write 'agents:' with an item for each agent"
             )
         if unknown := [str(section) for section in document if section not in SECTIONS]:
             raise typer.BadParameter(
-                f"{path} has a section '{unknown[0]}': there are {', '.join(SECTIONS)}"
+                f"{path} has an unknown section '{unknown[0]}': use {', '.join(SECTIONS)}"
             )
         for section, listed in document.items():
             for number, definition in enumerate(listed):
@@ -504,7 +514,7 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 
 def _show(console: Console, item: Mapping[str, Any]) -> None:
-    """Print what became of a definition, and the lines that changed."""
+    """Print the result for a definition, and its changed lines."""
     head = safe(f"{_SIGNS[item['action']]} {item['kind']} {item['name']}")
     console.print(Text(head, style="bold"))
     if item["action"] == "replaced":
@@ -527,7 +537,7 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 
 def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
-    """Return what a listed definition was made of, without what is as by default."""
+    """Return the body from which a listed definition was made, without default values."""
     known = {key: item[key] for key in model.model_fields if key in item}
     body = model.model_validate_json(json.dumps(known))
     whole = body.model_dump(mode="json", by_alias=True)
@@ -536,7 +546,7 @@ def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
 
 
 def _tagged(short: Any, whole: Any) -> Any:
-    """Return a value without defaults but for the `type` of objects, which tells them apart."""
+    """Add the `type` to objects whose default values, with the type, were left out."""
     if isinstance(short, list):
         return [_tagged(*each) for each in zip(short, whole, strict=True)]
     if not isinstance(short, dict):

@@ -2,13 +2,13 @@
 
 *learning*: 48 similar tasks, each judged by a success check. The lead agent does not know the
 right order of its sub-agents. A run is a success only if the facts were collected before the text
-was written, and the text written before it was checked.
+was written, and the text was written before it was checked.
 
-*support*: a chat with a refund that waits for a person, over any restart. The session's name is in
-the data folder; all else is in the database.
+*support*: a chat with a refund that waits for a person, even over restarts. The data folder has
+the session's name; everything else is in the database.
 
-The server is a process of its own, so that Ctrl-C is for this one alone, and ends with this one
-even if that is killed.
+The server is a separate process, so that Ctrl-C reaches only the demo. The server ends with the
+demo, even if the demo is killed.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ class DemoError(Exception):
 
 
 TASKS = 48
-"""Enough for sixteen runs with a pattern that is found after the first night."""
+"""Number of tasks; enough for 16 runs with a pattern that is found after the first night."""
 NIGHTS = (10, 40)
-"""Numbers of tasks after which maintenance of the memory runs, as it otherwise does at night."""
+"""Numbers of tasks after which the demo maintains the memory, as a service does at night."""
 TOPICS = (
     "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
     "public baths", "salt marshes", "wooden bridges", "fountain pens", "paper making",
@@ -81,7 +81,7 @@ class _Done:
     """Finished task.
 
     Attributes:
-        arm: the assignment of its run for a pattern, if there was one.
+        arm: assignment of a pattern to the task's run; ``None``: there was none.
     """
 
     run_id: str
@@ -104,7 +104,7 @@ def learn(server: RemoteServer, scenario: Scenario) -> int:
 def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _Done:
     """Run one task, and wait until its success check has judged it."""
     task = scenario.task.format(topic=topic)
-    # One user per topic: a pattern names a domain only if tasks of three users had it.
+    # One user per topic, because a pattern names a domain only if three users' tasks had it.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
     where = f"/v1/runs/{server.create('/v1/runs', body)['id']}"
     run = _until(server, where, lambda found: found["ended_at"] is not None)
@@ -170,7 +170,7 @@ def _sum_up(server: RemoteServer, done: Sequence[_Done]) -> int:
     patterns = server.get("/v1/patterns", state="VALIDATED")["items"]
     lines = [f"Successes without a pattern: {_share(without)}; with one: {_share(with_it)}."]
     lines += [_render(each) for each in patterns]
-    lines.append(f"{used} of the last {TASKS - NIGHTS[-1]} runs were given it.")
+    lines.append(f"{used} of the last {TASKS - NIGHTS[-1]} runs got a validated pattern.")
     _console.print(Panel("\n".join(lines), title="What the runs taught"))
     return 0 if patterns and used else 1
 
@@ -187,7 +187,7 @@ _AGAIN = "bottega demo --resume"
 def run(
     settings: Settings, url: str, scenario: Scenario, log: IO[str], *, resume: bool, keep: bool
 ) -> int:
-    """Start a server, whose log goes to ``log``, and be its client; return the exit status.
+    """Start a server that logs to ``log``, and run the demo as its client; return the exit status.
 
     Raises:
         NotFoundError: there is no chat to resume.
@@ -198,12 +198,12 @@ def run(
     is_chat, learns = scenario.agents is SUPPORT.agents, scenario.agents is LEARNING.agents
     session = _session(settings, resume=resume) if is_chat else ""
     scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define", "approve")
-    good_for = timedelta(days=1)  # should the key's removal fail
+    good_for = timedelta(days=1)  # in case the key cannot be removed
     made = operator.temporary_key(url, name="demo", good_for=good_for, scopes=scopes)
     variables = {}
     with contextlib.ExitStack() as stack:
         if learns:
-            # More on trial than usual, since there are few runs, and without latency.
+            # More runs on trial than usual, because there are only few runs.
             variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.65"}
             if settings.uses_demo_model:
                 variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
@@ -251,7 +251,7 @@ def show(server: RemoteServer, scenario: Scenario) -> int:
 
 
 def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
-    """Define the desk, and begin its chat or go on with it; return the exit status."""
+    """Define the support desk; begin its chat, or continue the last one; return the exit status."""
     _define(server, scenario)
     _, user = open_session(server, session, USER)
     people = People(server, _errors, asks=True, tools={"refund": _refund})
@@ -260,7 +260,7 @@ def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
         chat.show_history()
         return chat.talk()
     _say("A customer writes to the support desk. Its refunds above 100 need you.")
-    _say(f"Leave with Ctrl-C, or even kill this process, while one waits: {_AGAIN} goes on.")
+    _say(f"Leave with Ctrl-C, or even kill this process, while a refund waits: {_AGAIN} continues.")
     return chat.talk([scenario.task])
 
 
@@ -273,7 +273,7 @@ def _refund(arguments: Mapping[str, Any]) -> str:
 
 
 def _define(server: RemoteServer, scenario: Scenario) -> None:
-    """Create the team, or update that of an older demo; leave definitions of the user unchanged."""
+    """Create the team, or update an older demo's team; the user's definitions stay unchanged."""
     for agent in scenario.agents:
         path = f"/v1/agents/{agent['name']}"
         try:
@@ -295,7 +295,7 @@ def _define(server: RemoteServer, scenario: Scenario) -> None:
 
 
 def _session(settings: Settings, *, resume: bool) -> str:
-    """Return the session's name: that of the last chat, or a new one, which is kept."""
+    """Return the name of the last chat's session, or a new name, which is stored."""
     folder = data_folder(settings.data_dir)
     place = folder / "demo-support-session"
     if resume:
@@ -317,7 +317,7 @@ def _session(settings: Settings, *, resume: bool) -> str:
 
 
 def _write(place: Path, text: str) -> None:
-    """Replace a file at once: after a crash it has either text."""
+    """Replace a file atomically, so that after a crash it has the old or the new text."""
     beside = place.with_suffix(".new")
     beside.write_text(text)
     beside.replace(place)
@@ -341,7 +341,7 @@ def _serving(
     """Run ``bottega serve`` during the block; yield its address.
 
     Raises:
-        UnavailableError: it did not start; its own text says why.
+        UnavailableError: the server did not start; its own output says why.
     """
     ours, theirs = socket.socketpair()
     with listen(settings) as listener, ours:

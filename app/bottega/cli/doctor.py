@@ -1,4 +1,4 @@
-"""``bottega doctor``: checks of what the service needs. Errors in one sentence, with a hint."""
+"""``bottega doctor``: checks of what the service needs, and errors as sentences with hints."""
 
 import asyncio
 import platform
@@ -30,7 +30,7 @@ _OF_DATABASE = (
     *("encoding", "extension", "schema", "roles", "rights"),
     *("search_path", "isolation", "clock", "disk", "secrets_key"),
 )
-"""Checks that need a connection."""
+"""Names of the checks that need a connection to the database."""
 _ROLES = """
 SELECT r.name, p.oid IS NOT NULL AS is_there,
        p.oid IS NOT NULL AND pg_has_role(p.oid, 'SET') AS is_ours
@@ -54,7 +54,7 @@ _KEYS = "SELECT DISTINCT substr(value, 1, 8) FROM secrets WHERE value IS NOT NUL
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of a check; ``hint`` says what to do if it is not ok."""
+    """Result of a check; ``hint`` says what to do if the check failed."""
 
     name: str
     ok: bool
@@ -65,7 +65,7 @@ class Check:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
-    """Check what the service needs, and say what to do. Its exit status is 1 if a check fails."""
+    """Check what the service needs, and say what to do. The exit status is 1 if a check fails."""
     checks = list(_checks())
     if as_json:
         print(to_json({"checks": [asdict(check) for check in checks]}).decode())  # noqa: T201
@@ -79,7 +79,7 @@ def doctor(
 
 
 def explain(error: BaseException) -> tuple[str, str | None]:
-    """Return an error as a sentence, and what to do if the sentence does not say so."""
+    """Return an error as a sentence, and a remedy; ``None``: the sentence has the remedy."""
     import asyncpg
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -93,7 +93,10 @@ def explain(error: BaseException) -> tuple[str, str | None]:
         case ValidationError():
             first = cause.errors()[0]
             name = ".".join(map(str, first["loc"])) or "settings"
-            return f"{name}: {first['msg']}", "correct this setting; `bottega settings` has all"
+            return (
+                f"{name}: {first['msg']}",
+                "correct this setting; `bottega settings` lists all settings",
+            )
         case asyncpg.RaiseError():  # our SQL says what to do
             return one_line(cause.args[0], 500), None
         case asyncpg.InsufficientPrivilegeError():
@@ -103,14 +106,14 @@ def explain(error: BaseException) -> tuple[str, str | None]:
         case asyncpg.PostgresError() | asyncpg.InterfaceError() | SQLAlchemyError():
             passes = is_outage(error)
             return f"the database failed: {said}", (
-                "try again; if it stays, run `bottega doctor`"
+                "try again; if the error stays, run `bottega doctor`"
                 if passes
                 else "run `bottega migrate`, then `bottega doctor`"
             )
         case OSError():
             place = "" if cause.filename is None else f": {cause.filename}"
             return f"{cause.strerror or said}{place}", (
-                "check the network and try again; `bottega doctor` shows what is reached"
+                "check the network and try again; `bottega doctor` shows what can be reached"
                 if cause.filename is None
                 else "check this path and the rights of this user there"
             )
@@ -148,7 +151,7 @@ async def _collected(checks: AsyncIterator[Check]) -> list[Check]:
 
 def _failed(name: str, error: BaseException) -> Check:
     detail, hint = explain(error)
-    if hint is None:  # our own sentences end with what to do
+    if hint is None:  # our own sentences end with a remedy
         problem, _, hint = detail.rpartition(": ")
         detail = problem or detail
     return Check(name, False, detail, hint)
@@ -156,7 +159,12 @@ def _failed(name: str, error: BaseException) -> Check:
 
 def _unchecked(names: tuple[str, ...]) -> Iterator[Check]:
     for name in names:
-        yield Check(name, False, "not checked, as there is no database", "mend `database` first")
+        yield Check(
+            name,
+            False,
+            "not checked, because there is no database",
+            "first repair the check `database`",
+        )
 
 
 async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
@@ -192,7 +200,7 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         schema = await _schema(url)
         yield schema
         yield await _roles(session, server["login"])
-        # A login that only serves needs no more than its roles.
+        # A login that only serves needs only its roles.
         rights = found("rights", f"{server['login']} may migrate")
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
@@ -218,7 +226,7 @@ async def _missing_extension(session: "asyncpg.Connection", database: str) -> Ch
 
 
 async def _refusal(session: "asyncpg.Connection", script: str) -> "asyncpg.PostgresError | None":
-    """Try a part of `bottega migrate`, and take it back; return the error, if there is one."""
+    """Try a part of `bottega migrate`, and undo it; return the error, or ``None``."""
     import asyncpg
 
     attempt = session.transaction()
@@ -294,7 +302,7 @@ def _room(settings: "Settings", size: str) -> Check:
 
 
 async def _writes(session: "asyncpg.Connection", size: str) -> Check:
-    """Check that a database on another disk takes a megabyte."""
+    """Check that the database can store a megabyte."""
     import asyncpg
 
     from bottega.db.engine import TRY_TO_WRITE
@@ -303,10 +311,10 @@ async def _writes(session: "asyncpg.Connection", size: str) -> Check:
         async with session.transaction():
             await session.execute(TRY_TO_WRITE)
     except asyncpg.InsufficientPrivilegeError:
-        return Check("disk", True, f"the database has {size}; not tried to write to it")
+        return Check("disk", True, f"the database has {size}; this login may not test writing")
     except asyncpg.PostgresError as error:
-        return Check("disk", False, f"the database does not store: {error}", "free space there")
-    return Check("disk", True, f"the database has {size} and takes writes")
+        return Check("disk", False, f"the database cannot store: {error}", "free space on its disk")
+    return Check("disk", True, f"the database has {size}, and writing works")
 
 
 async def _secrets_key(settings: "Settings", url: str) -> Check:
@@ -318,7 +326,7 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
     try:
         async with operator.transaction(url) as tx:
             used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
-    except Exception:  # a login that only serves
+    except Exception:  # a login that only serves may not read it
         used = set()
     if keys is None:
         if used:
@@ -326,11 +334,11 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
             return Check(
                 "secrets_key", False, "BOTTEGA_SECRETS_KEY is not set, and there are secrets", hint
             )
-        detail = "not set: tenants store no secrets until it is (openssl rand -base64 32)"
+        detail = "not set, so tenants can store no secrets; make one with: openssl rand -base64 32"
         return Check("secrets_key", True, detail)
     if unknown := [key for key in used if not keys.opens(key)]:
-        hint = "add the old key behind the new one, and run `bottega secrets reencrypt`"
-        detail = f"secrets are sealed with {len(unknown)} keys that BOTTEGA_SECRETS_KEY lacks"
+        hint = "add the old key after the new key, and run `bottega secrets reencrypt`"
+        detail = f"secrets are sealed with {len(unknown)} keys that are not in BOTTEGA_SECRETS_KEY"
         return Check("secrets_key", False, detail, hint)
     return Check("secrets_key", True, "set")
 
@@ -346,7 +354,7 @@ async def _of_surroundings(settings: "Settings") -> AsyncIterator[Check]:
     outside = ([] if settings.uses_demo_model else [base]) + ([embedding] if hosted else [])
     yield await _egress(settings, outside)
     if settings.uses_demo_model:
-        detail = "the server's own is the demo model; connect one, or set OPENAI_API_KEY"
+        detail = "only the demo model; connect a model, or set OPENAI_API_KEY"
         yield Check("model", True, detail)
     else:
         yield await _model_server("model", base, settings.openai_api_key)
@@ -376,7 +384,7 @@ async def _object_store(settings: "Settings") -> Check:
 
 
 async def _objects_in_database(settings: "Settings") -> Check:
-    """Show how much of the database is bodies."""
+    """Show the share of the database that stored bodies take."""
     from bottega.db.connect import connect
 
     assert settings.database_url is not None
@@ -393,7 +401,7 @@ async def _objects_in_database(settings: "Settings") -> Check:
 
 
 async def _egress(settings: "Settings", addresses: list[str]) -> Check:
-    """Check that names of the servers outside can be resolved."""
+    """Check that the names of external servers can be resolved."""
     allowed = ", ".join(settings.egress_allow) or "none"
     for address in addresses:
         host = _host_of(address)
@@ -414,7 +422,7 @@ def _host_of(address: str) -> str:
 
 
 async def _model_server(name: str, base_url: str, key: SecretStr | None) -> Check:
-    """List a server's models, which costs nothing; any answer but a refusal of the key will do."""
+    """Ask a server for its list of models, which costs nothing; only a refused key is a failure."""
     import httpx2
 
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}

@@ -1,6 +1,6 @@
-"""Decisions of the person at the terminal, on calls that wait for people.
+"""Decisions of the person at the terminal on calls that wait for people.
 
-Follow a run to its end, and let the person at the terminal decide what it asks.
+:func:`follow` shows a run to its end, and lets the person decide meanwhile.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
 
 
 class Undecided(Exception):  # noqa: N818 (no error: the person leaves)
-    """Nobody here decides; the call still waits. The text is the command that decides."""
+    """Signal that nobody here decides, and the call still waits; the text is a command for it."""
 
     def __init__(self, interrupt: Mapping[str, Any]) -> None:
         how = {
@@ -41,10 +41,10 @@ class People:
     """The person at the terminal.
 
     Attributes:
-        console: for texts beside the answer.
-        asks: false if nobody can be asked, as in a script.
-        tools: what executes calls of a client's tools; others are refused.
-        read: see :func:`ask`.
+        console: output for all texts except the answer.
+            asks: false if nobody can be asked, as in a script.
+            tools: functions that execute calls of client's tools; calls of other tools are refused.
+            read: reads a line after a prompt, see :func:`ask`.
     """
 
     server: RemoteServer
@@ -54,14 +54,14 @@ class People:
     read: Reader = field(default_factory=lambda: ask)
 
     def decide(self, interrupt_id: str, *, ours: bool) -> None:
-        """Let the person decide on a call, unless it is decided on already.
+        """Let the person decide on a call, unless it is decided already.
 
         Args:
-            ours: this process started the run, so that it must execute or refuse client's tools.
+            ours: this process started the run, so it must execute or refuse client's tools.
 
         Raises:
             Undecided: nobody is here, or the person left; the call still waits.
-            RemoteError: the server could not be asked.
+            RemoteError: the server was not reached, or failed.
         """
         interrupt = self.server.get(f"/v1/interrupts/{interrupt_id}")
         while interrupt["status"] == "pending":
@@ -91,12 +91,12 @@ class People:
         return said
 
     def _answer(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Ask for an answer; ``None``: it was empty."""
+        """Ask for an answer; ``None``: the answer is empty."""
         text = self.read("Your answer: ")
         return {"answer": value_for(interrupt["schema"], text)} if text.strip() else None
 
     def _approval(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Ask for an approval; ``None``: that was no decision."""
+        """Ask for an approval; ``None``: the person typed no decision."""
         word, _, comment = self.read(_APPROVE).strip().partition(" ")
         about = {"comment": comment.strip()} if comment.strip() else {}
         match word.lower():
@@ -110,14 +110,16 @@ class People:
                     found = json.loads(self.read("Arguments, as JSON: ", text))
                     if isinstance(found, dict):
                         return {"decision": "approve", "arguments": found, **about}
-                self._say("That is no JSON object.")
+                self._say("This is not a JSON object.")
         return None
 
     def _executed(self, interrupt: Mapping[str, Any]) -> dict[str, Any]:
         name = interrupt["tool"]
         if tool := self.tools.get(name):
             return {"result": tool(interrupt["arguments"])}
-        self._say(f"{name} is refused: it is a tool of the client, and a terminal has none.")
+        self._say(
+            f"{name} is refused: it is a tool of the client, which a terminal cannot execute."
+        )
         return {"error": f"the client is a terminal, which cannot execute '{name}'"}
 
     def _say(self, text: str) -> None:
@@ -125,10 +127,10 @@ class People:
 
 
 def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]) -> Any:
-    """Send a decision; return the interrupt, perhaps as somebody else decided.
+    """Send a decision; return the interrupt, which somebody else may have decided before.
 
     Raises:
-        RemoteError: it is of another kind, or the server could not be asked.
+        RemoteError: the decision does not fit the interrupt, or the server was not reached.
     """
     path = f"/v1/interrupts/{interrupt_id}"
     try:
@@ -140,7 +142,7 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
-    """Return a typed answer: the text, or the JSON that it is if the schema wants no text."""
+    """Return a typed answer as text, or parsed as JSON if the schema allows no text."""
     wanted = schema or {}
     choices = wanted.get("enum", ())
     kinds = wanted.get("type", None if choices else "string")
@@ -156,7 +158,7 @@ def json_or_text(text: str) -> Any:
 
 
 def shown(interrupt: Mapping[str, Any]) -> str:
-    """Describe a call in lines; words of the model are quoted with ``|``."""
+    """Describe a call in lines; text of the model is quoted with ``|``."""
     who, tool = interrupt["agent"] or "the run", interrupt["tool"]
     lines = {
         "approval": [f"{who} wants to call {tool}:"],
@@ -194,9 +196,9 @@ def _written(value: Any) -> str:
 
 
 def ask(prompt: str, text: str = "") -> str:
-    """Do what :func:`read_line` does, without what was typed before the prompt was shown.
+    """Read a line as :func:`read_line` does, but discard what was typed before the prompt.
 
-    So a line that was meant for something else approves no call.
+    Otherwise a line that was meant for something else could approve a call.
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
@@ -204,13 +206,13 @@ def ask(prompt: str, text: str = "") -> str:
 
 
 def read_line(prompt: str, text: str = "") -> str:
-    """Read a line from standard input, after a prompt that no pipe gets.
+    """Read a line from standard input, after a prompt, which never goes into a pipe.
 
     Args:
-        text: what the line begins with, on a terminal, to be changed there.
+        text: beginning of the line on a terminal, which the person can edit.
 
     Raises:
-        EOFError: there is no more.
+        EOFError: the input has ended.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _edited_line(prompt, text)
@@ -226,18 +228,18 @@ def read_line(prompt: str, text: str = "") -> str:
 
 def _edited_line(prompt: str, text: str) -> str:
     with contextlib.suppress(ImportError):  # not on each platform
-        import readline  # input() then edits lines
+        import readline  # makes input() edit lines
 
         readline.set_startup_hook(lambda: readline.insert_text(text))
     try:
         return input(prompt)
     except (EOFError, KeyboardInterrupt):
-        print()  # noqa: T201 (the terminal's cursor is behind the prompt)
+        print()  # noqa: T201 (the cursor is still after the prompt)
         raise
 
 
 STATUSES = {"completed": 0, "failed": 1, "timeout": 1, "cancelled": 3, "waiting": 4}
-"""Exit statuses of commands, by how a run ended or stands."""
+"""Exit statuses of commands, by the run's status."""
 REFUSED = 5
 """Exit status: the server refused the request, or cannot be reached."""
 INTERRUPTED = 130
@@ -253,7 +255,7 @@ def follow(
 
     Raises:
         Undecided: the run waits for people, and nobody here decides.
-        RemoteError: the run cannot be followed any more.
+        RemoteError: the run can no longer be followed.
     """
     for event in events:
         show(event)

@@ -1,15 +1,16 @@
-"""Processes of one machine: a parent starts API and worker processes, restarts and replaces them.
+"""Parent of API and worker processes on one machine: it starts, restarts and replaces them.
 
-The parent is a program of its own, ``python -m bottega.cli.processes PLAN``, that imports little of
-the standard library and none of the service: it takes 15 MB, and no code of the service can fail in
-it. It has the listening socket, so no connection is refused while a child is away, and the lock by
-which the embedded PostgreSQL is in use.
+The parent is a separate program, ``python -m bottega.cli.processes PLAN``. It imports little of the
+standard library and nothing of the service, so it takes only 15 MB, and errors of the service
+cannot end it. It holds the listening socket, so that no connection is refused while a child
+restarts, and the lock that keeps the embedded PostgreSQL in use.
 
-Each child has a socket to its parent. It writes a byte there once it works, a second one once it is
-ready, and ends when the other end is closed, so that no child outlives a killed parent.
+Each child has a socket to the parent. The child writes a byte when it works, and a second byte when
+it is ready. It ends when the parent's end of the socket is closed, so that no child outlives a
+killed parent.
 
-SIGHUP replaces the children, one after the other: a new one starts beside the old one, and once it
-is ready the old one gets SIGHUP, finishes what it has, and ends.
+SIGHUP replaces the children one after the other. A new child starts beside the old one. When the
+new child is ready, the old child gets SIGHUP, finishes its work, and ends.
 """
 
 import contextlib
@@ -29,12 +30,12 @@ from typing import Any
 from bottega.clock import monotonic, stamp
 
 _STABLE_S = 60.0
-"""A child that lived so long is started again at once; others wait, each time twice as long."""
+"""Seconds after which a dead child is restarted at once; after a shorter life, pauses double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _START_S = 60.0
-"""Longest start of a child that is to replace another."""
+"""Longest start of a successor, in seconds."""
 _LEAVE_S = 720.0
-"""Longest time of a child that is replaced; then it is killed."""
+"""Seconds that a replaced child may take to end; after them it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ class Child:
     """A process to keep running.
 
     Attributes:
-        name: for the log.
-        arguments: of the ``bottega`` command.
-        pid, link: of the first such process, if it runs already, and the descriptor of the socket
-            to it.
+        name: name in the log.
+            arguments: arguments of the ``bottega`` command.
+            pid: id of the first process, if it runs already.
+            link: descriptor of the socket to this process.
     """
 
     name: str
@@ -56,17 +57,18 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The work of a parent.
+    """The tasks of a parent.
 
     Attributes:
-        children: what it keeps running.
-        announcement: text for standard error once all of them work.
+        children: processes that it keeps running.
+        announcement: text for standard error when all children work.
         listener: descriptor of the listening socket, for all children.
-        metrics: variable with a process's name, and the folder with the metrics of all; ``None``:
-            each keeps its own. A process that is restarted goes on with the counts of its name.
+        metrics: name of the variable for a process's name, and the folder with the metrics of all
+            processes; ``None``: each process keeps its own metrics. A restarted process continues
+            the counters of its name.
         database: folder and descriptor of the embedded database that is in use.
-        logs_json: whether the log has lines of JSON.
-        ends_with_terminal: whether SIGHUP ends it once the terminal is gone.
+        logs_json: true: the log has lines of JSON.
+        ends_with_terminal: true: SIGHUP ends the parent if the terminal was closed.
     """
 
     children: Sequence[Child]
@@ -78,7 +80,7 @@ class Plan:
     ends_with_terminal: bool = False
 
     def execute(self) -> None:
-        """Become the parent; does not return."""
+        """Replace this program by the parent; never returns."""
         inherited = [self.listener, *(child.link for child in self.children if child.link)]
         if self.database is not None:
             inherited.append(self.database[1])
@@ -90,7 +92,7 @@ class Plan:
 
     @classmethod
     def read(cls, text: str) -> "Plan":
-        """Return the plan of a command line."""
+        """Parse the plan in a command line's argument."""
         found = json.loads(text)
         return cls(**{**found, "children": [Child(**each) for each in found["children"]]})
 
@@ -100,9 +102,9 @@ class _Process:
     """A running child.
 
     Attributes:
-        said: bytes that it has written: 1 if it works, 2 if it is ready.
-        is_heard: more may follow.
-        due: time at which it is killed.
+        said: number of bytes that it has written; 1: it works; 2: it is ready.
+            is_heard: true: more bytes may follow.
+            due: time at which it is killed; ``None``: never.
     """
 
     pid: int
@@ -121,7 +123,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Slot:
-    """A child's place: the process that has it, and the one that is to have it."""
+    """Place of a child, with its current process and the successor that will replace it."""
 
     child: Child
     current: _Process | None = None
@@ -133,7 +135,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class Supervisor:
-    """The parent of some processes, until SIGINT or SIGTERM."""
+    """The parent of the plan's processes; it works until SIGINT or SIGTERM."""
 
     plan: Plan
     _slots: list[_Slot] = field(default_factory=list)
@@ -147,7 +149,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the children running; return the exit status.
 
-        A child that ends before it ever worked ends them all: its status is returned.
+        If a child ends before it ever worked, all children are ended, and its status is returned.
         """
         signals = _signals()
         self._slots = [_Slot(child) for child in self.plan.children]
@@ -164,7 +166,7 @@ class Supervisor:
         return self._status
 
     def _wait(self, signals: socket.socket) -> None:
-        """Wait for signals and for bytes of children, until something is due."""
+        """Wait for signals and for bytes of children, until the next restart or kill is due."""
         links = {each.link: each for each in self._running.values() if each.is_heard}
         due = self._due_times()
         wait_s = max(0.0, min(due) - monotonic()) if due else None
@@ -175,7 +177,7 @@ class Supervisor:
                     self._obey(number)
             elif heard := each.recv(2):
                 links[each].said += len(heard)
-            else:  # it ends: the signal of that follows
+            else:  # the child ends; SIGCHLD follows
                 links[each].is_heard = False
         if not self._announced and all(_works(slot) for slot in self._slots):
             self._announced = True
@@ -211,7 +213,7 @@ class Supervisor:
                     self._pause(slot, lived_s=0.0)
 
     def _replace_next(self) -> None:
-        """Go on with the replacement of the children, one after the other."""
+        """Continue the replacement of the children, one after the other."""
         if self._stopping:
             return
         if self._reload_wanted and self._announced and not self._to_replace:
@@ -224,7 +226,7 @@ class Supervisor:
                 self._log("info", "processes.replaced")
 
     def _is_replaced(self, slot: _Slot) -> bool:
-        """Start a child's successor, or let it take over; return true once it has."""
+        """Start a child's successor, or let a ready one take over; return true when it has."""
         if slot.successor is None:
             slot.successor = self._start(slot)
             if slot.successor is None:
@@ -242,13 +244,13 @@ class Supervisor:
         return True
 
     def _give_up(self, slot: _Slot, why: str) -> None:
-        """Leave the children as they are that have no successor yet."""
+        """Stop the replacement; children without a successor stay."""
         self._log("error", "process.not_replaced", process=slot.child.name, error=why)
         slot.successor = None
         self._to_replace.clear()
 
     def _reap(self) -> None:
-        """Collect the processes that have ended, and kill those that should have."""
+        """Handle processes that have ended, and kill processes that should have ended."""
         now = monotonic()
         for process in self._running.values():
             if process.due is not None and now >= process.due:
@@ -261,7 +263,7 @@ class Supervisor:
                 return
             if not pid:
                 return
-            if pid in self._running:  # else a child of a child that was killed
+            if pid in self._running:  # otherwise an orphan: the child of a killed child
                 self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _ended(self, process: _Process, status: int) -> None:
@@ -279,7 +281,7 @@ class Supervisor:
                 self._restart(slot, process, status)
 
     def _restart(self, slot: _Slot, process: _Process, status: int) -> None:
-        """Start a child again after a pause, unless it never worked: its own message says why."""
+        """Restart a child after a pause; if it never worked, stop all: its own message says why."""
         if self._stopping:
             return
         if not slot.worked:
@@ -297,7 +299,10 @@ class Supervisor:
         slot.start_at = monotonic() + slot.pause_s
 
     def _start(self, slot: _Slot) -> _Process | None:
-        """Start a process of a slot; ``None``: there are too many, or too little memory."""
+        """Start a process for a slot;
+
+        ``None``: there are too many processes, or too little memory.
+        """
         child = slot.child
         metrics = next(
             name
@@ -354,14 +359,14 @@ def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def forget_gauges(name: str, folder: str) -> None:
-    """Drop the gauges of a process that has ended; its counters stay."""
+    """Remove the gauges of an ended process; its counters stay."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"gauge_live*_{glob.escape(name)}.db")):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
 
 
 def _signals() -> socket.socket:
-    """Return a socket from which the numbers of the signals can be read that this process gets."""
+    """Return a socket from which the numbers of received signals can be read."""
     ours, theirs = socket.socketpair()
     for each in (ours, theirs):
         each.setblocking(False)
@@ -369,17 +374,17 @@ def _signals() -> socket.socket:
     obeyed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
     for number in obeyed:
         signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, obeyed)  # it may have been kept for us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, obeyed)  # they may be blocked since the start
     return ours
 
 
 def ends_with_terminal() -> bool:
-    """Return whether this process has a terminal and ends with it: below ``nohup`` it does not."""
+    """Return true if this process ends when its terminal is closed; not so under ``nohup``."""
     return has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 def has_terminal() -> bool:
-    """Return whether there is a terminal to which this process belongs."""
+    """Return true if this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -388,16 +393,16 @@ def has_terminal() -> bool:
 
 
 def _write(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # standard error was closed
         os.write(2, f"{line}\n".encode())
 
 
 class ParentLink:
-    """A child's link to its parent: reports readiness, and ends this process with the parent.
+    """A child's link to its parent: it reports readiness, and ends this process with the parent.
 
     Args:
-        descriptor: of the child's end of the socket.
-        patience_s: seconds from the parent's end until this process is killed, if it hangs.
+        descriptor: descriptor of the child's end of the socket.
+        patience_s: seconds after the parent's end until this process is killed, if it hangs.
     """
 
     def __init__(self, descriptor: int, patience_s: float) -> None:
@@ -406,22 +411,22 @@ class ParentLink:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        self._socket.recv(1)  # the parent never writes: this is its end
+        self._socket.recv(1)  # returns when the parent ends, which never writes
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(self._patience_s)  # this thread dies with a process that stops in order
+        time.sleep(self._patience_s)  # a process that stops normally ends this thread, too
         os.kill(os.getpid(), signal.SIGKILL)
 
     def works(self) -> None:
-        """Report that this process answers."""
+        """Report that this process works."""
         self._socket.send(b".")
 
     def is_ready(self) -> None:
-        """Report that it can do all of its work: it may replace another now."""
+        """Report that this process is ready, so that it may replace another one."""
         self._socket.send(b".")
 
 
 def main() -> int:
-    """Be the parent that the command line describes; return the exit status."""
+    """Run as the parent that the command line describes; return the exit status."""
     plan = Plan.read(sys.argv[1])
     if plan.database is not None:
         os.set_inheritable(plan.database[1], False)

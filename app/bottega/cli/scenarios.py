@@ -10,17 +10,17 @@ USER = "me"
 """The user whom the demo's runs name."""
 _MARK = {"created_by": "bottega demo"}
 _SHARED = {"metadata": _MARK, "memory_scope": "tenant"}
-"""Fields of all agents: their teams have one purpose each, and no secrets."""
+"""Fields of all agents. Their memory is shared by the tenant, because it has no secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Team under a coordinator.
+    """A team with a coordinator, and its task.
 
     Attributes:
         task: the input of the run.
-        agents: request bodies, in an order in which names are defined before their use.
-        graph: request body of a graph, if results flow between the agents.
+        agents: request bodies of the agents; sub-agents come before their callers.
+        graph: request body of a graph; ``None``: answers do not flow between the agents.
     """
 
     coordinator: str
@@ -52,10 +52,11 @@ def _team(
     *answers: str,
     **subagents: Any,
 ) -> list[dict[str, Any]]:
-    """Build request bodies: specialists from (description, system message), then their lead.
+    """Build request bodies of the specialists and their lead.
 
     Args:
-        answers: texts that the lead's answer contains if its run was a success.
+        specialists: description and system message of each, by name.
+        answers: texts that the lead's answer must contain for a success.
     """
     texts = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [
@@ -136,7 +137,7 @@ _EDITORS = {
 }
 
 RIGHT = ("collector", "writer", "checker")
-"""The order that the desk's lead does not know: collect facts, write, check what was written."""
+"""The right order of the desk's agents, which the lead does not know."""
 
 LEARNING = Scenario(
     coordinator="desk-lead",

@@ -1,7 +1,4 @@
-"""Functions that all commands share: settings, event loop and database.
-
-Texts of others, made safe for a terminal. Pure.
-"""
+"""Functions that all commands share: settings, event loop, database, and safe texts."""
 
 import asyncio
 import json
@@ -34,7 +31,7 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
     """Return the settings with the command line's values, and configure the log.
 
     Args:
-        log: where its lines go; ``None``: standard error.
+        log: output of the log; ``None``: standard error.
     """
     import structlog
     from dotenv import dotenv_values
@@ -50,7 +47,7 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
 
 
 def announce(settings: "Settings", text: str, style: str = "") -> None:
-    """Write what a service has to say at its start: on standard error, in the form of its log."""
+    """Write a message of a starting service to standard error, in the form of its log."""
     from bottega.logs import is_json
 
     if is_json(settings.log_format):
@@ -62,7 +59,7 @@ def announce(settings: "Settings", text: str, style: str = "") -> None:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, on uvloop where there is one."""
+    """Run a coroutine to its end, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -71,7 +68,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def listen(settings: "Settings") -> socket.socket:
-    """Bind the port; do it before anything else starts.
+    """Bind the port; call this before anything else is started.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -82,14 +79,14 @@ def listen(settings: "Settings") -> socket.socket:
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
-            "stop the process that uses it, or choose another with --port or BOTTEGA_PORT",
+            "stop the process that uses it, or choose another port with --port or BOTTEGA_PORT",
             code="port_taken",
         ) from error
 
 
 @contextmanager
 def database(settings: "Settings") -> Iterator[str]:
-    """Yield the URL of the database itself: configured, or of an embedded, migrated server."""
+    """Yield the URL of the configured database, or of the embedded server, migrated."""
     with used_database(settings) as (url, _):
         yield url
 
@@ -113,11 +110,11 @@ def database_as_it_is(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] | None]]:
-    """Do the same; yield also the folder and the lock of an embedded server."""
+    """Yield the URL of :func:`database`, and folder and lock of the embedded server, if used."""
     if settings.server_url is not None:
         yield settings.server_url, None
         return
-    # Until the event loop takes over: a signal must not leave the embedded server running.
+    # Until the event loop handles signals, so that none leaves the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate
@@ -149,12 +146,12 @@ def print_json(found: object) -> None:
 
 
 def table_of(names: Sequence[str], *, prose: Sequence[str] = ()) -> Table:
-    """Return a table; only the columns in ``prose`` are wrapped, what one copies stays whole."""
+    """Return a table; only the columns in ``prose`` are wrapped, others stay whole for copying."""
     return Table(*(Column(name, no_wrap=name not in prose, overflow="fold") for name in names))
 
 
 def print_table(table: Table) -> None:
-    """Print a table, wider than the terminal if its words need that."""
+    """Print a table; it is wider than the terminal if its words need the room."""
     narrow = Console()
     options = narrow.options.update(max_width=10_000)
     least = Measurement.get(narrow, options, table).minimum
@@ -165,13 +162,13 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-"""Characters that control a terminal, turn or hide text, or that no encoding has."""
+"""Characters that control a terminal, reverse or hide text, or cannot be encoded."""
 
 
 def safe(value: Any) -> Any:
-    """Replace each unsafe character of a JSON value's texts by one other character.
+    """Replace each unsafe character in the texts of a JSON value. Pure.
 
-    Texts keep their length, so that offsets stay right. A carriage return becomes a space.
+    Each becomes one character, so that offsets stay right; a carriage return becomes a space.
     """
     match value:
         case str():
@@ -184,6 +181,6 @@ def safe(value: Any) -> Any:
 
 
 def one_line(text: str, longest: int = 300) -> str:
-    """Return a text on one line, cut to so many characters."""
+    """Return a text on one line, cut to ``longest`` characters."""
     text = " ".join(text.split())
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

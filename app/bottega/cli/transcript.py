@@ -1,4 +1,4 @@
-"""A run as text that only grows: the agent's words as they come, other work in lines."""
+"""A run as growing text: the agent's words as they arrive, and other work in lines."""
 
 import json
 import sys
@@ -25,12 +25,12 @@ from bottega.events.types import (
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Sum of what model calls took.
+    """Sum of what model calls spent.
 
     Attributes:
-        tokens: input and output.
+        tokens: input and output tokens.
         amount: US dollars.
-        complete: false if some of the tokens have no known price.
+        complete: false if some tokens have no known price.
     """
 
     tokens: int = 0
@@ -39,7 +39,7 @@ class Spent:
 
     @classmethod
     def of(cls, usage: Mapping[str, Any]) -> "Spent":
-        """Read the ``usage`` of an event or a run."""
+        """Convert the ``usage`` of an event or a run."""
         tokens = usage["input"] + usage["output"]
         cost = usage.get("cost")
         if cost is None:
@@ -76,7 +76,8 @@ class AgentWork:
 
     Attributes:
         depth: number of the agents above it.
-        is_task: asynchronous: queued, and ended by an event of the task, not of its agent.
+            is_task: true: an asynchronous task, whose end is an event of the task, not of its
+                agent.
     """
 
     agent: str
@@ -89,16 +90,16 @@ class AgentWork:
 
 @dataclass(slots=True)
 class RunActivity:
-    """The doings of a run's agents, told from its events.
+    """The work of a run's agents, followed by its events.
 
     Attributes:
-        work: by task id; ``None`` is the run's own agent.
+        work: work by task id; ``None``: the run's own agent.
     """
 
     work: dict[str | None, AgentWork] = field(default_factory=dict)
 
     def describe(self, event: Event) -> str | None:
-        """Return what an event says, as a line of text, if it says something new."""
+        """Describe an event in a line of text; ``None``: it shows nothing new."""
         kind, data = event["type"], event["data"]
         if kind == "agent.started":
             return self._start(event)
@@ -115,19 +116,25 @@ class RunActivity:
         return _line(kind, data, agent) or _notice(kind, data, agent)
 
     def depth(self, task_id: str | None) -> int:
-        """Return the number of agents above that of a task."""
+        """Return the number of agents above a task's agent."""
         work = self.work.get(task_id)
         return work.depth if work else 0
 
     def _start(self, event: Event) -> str | None:
-        """Note that an agent starts; a task has said so when it left the queue."""
+        """Record an agent's start;
+
+        ``None`` for tasks, whose start was shown when they were dequeued.
+        """
         work = self.work.get(event["task_id"])
         if work is None:
             work = self._add(event, event["agent"])
         return None if work.is_task else f"{work.agent} starts"
 
     def _node(self, event: Event) -> str | None:
-        """Describe a node of a graph; events of its agent say the same of one that is an agent."""
+        """Describe a node of a graph;
+
+        ``None`` for nodes that are agents, whose own events follow.
+        """
         kind, data = event["type"], event["data"]
         if kind == "node.skipped":
             return f"{data['node']} is skipped: {data['reason']}"
@@ -156,7 +163,7 @@ class RunActivity:
 
 
 def _name(task: SubagentDispatched) -> str:
-    """Name a task: its agent, else the title that its parent gave, else its prompt's start."""
+    """Return a task's name: its agent, else its parent's title for it, else its prompt's start."""
     if task.agent not in (None, "subagent"):
         return str(task.agent)
     text = " ".join(task.prompt.split())
@@ -164,7 +171,7 @@ def _name(task: SubagentDispatched) -> str:
 
 
 def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
-    """Describe what an agent does."""
+    """Describe an event of an agent's work."""
     match kind:
         case "subagent.dequeued":
             waited = SubagentDequeued.of(data).waited_ms / 1000
@@ -185,11 +192,11 @@ def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 AWAITED = {"children": "its child runs", "model": "its model", "time": "its next try"}
-"""Reasons of waits, in words. A run that waits for people is told by its interrupts."""
+"""Reasons of waits, in words; waiting for people is shown by the interrupts instead."""
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
-    """Describe what keeps an agent from its work."""
+    """Describe an event that delays an agent."""
     match kind:
         case "warning":
             return f"warning: {data['message']}"
@@ -208,7 +215,7 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 def _end(work: AgentWork, event: Event) -> str | None:
-    """Describe an end, once; that of a task by the event of the task."""
+    """Describe the end of an agent's work, once; a task's end is the task's own event."""
     of_task = event["type"].startswith("subagent.")
     if work.is_task is not of_task or work.is_over:
         return None
@@ -225,13 +232,13 @@ def _end(work: AgentWork, event: Event) -> str | None:
 
 @dataclass(slots=True)
 class Transcript:
-    """Writer of what happens in a run.
+    """Writer of a run's events.
 
-    The words of the run's own agent go to ``out`` as they come if that is a terminal. Else only
-    the answer goes there, so that a pipe gets nothing but the answer.
+    If ``out`` is a terminal, it gets the words of the run's own agent as they arrive. Otherwise it
+    gets only the answer, so that a pipe contains nothing else.
 
     Attributes:
-        notes: where lines about tools, other agents and errors go.
+        notes: output for lines about tools, other agents and errors.
     """
 
     notes: Console
@@ -242,16 +249,16 @@ class Transcript:
     _in_line: bool = False
 
     def show(self, event: Event) -> None:
-        """Write what is new."""
+        """Write the new text or line of an event."""
         kind, data, of_root = event["type"], event["data"], event["task_id"] is None
         line = self._activity.describe(event)
         if of_root and self.out.isatty():
             self._hear(kind, data)
-        if line is not None and not (of_root and kind.startswith("agent.")):  # its answer says it
+        if line is not None and not (of_root and kind.startswith("agent.")):  # the answer shows it
             self.note(line, self._activity.depth(event["task_id"]))
 
     def note(self, text: str, depth: int = 0) -> None:
-        """Write a line beside the agent's words."""
+        """Write a line about other work than the agent's words."""
         self._end_line()
         self.notes.print(
             "  " * depth + one_line(text),
@@ -263,7 +270,7 @@ class Transcript:
         )
 
     def end(self, run: dict[str, Any]) -> None:
-        """Write the answer if it was not heard, or the error; then the cost."""
+        """Write the answer, if its words were not written yet, or the error; then the cost."""
         output = text_of(run["output"])
         if output.strip() and output.strip() != self._written.strip():
             self._write(output)
@@ -288,7 +295,7 @@ class Transcript:
                 self._end_line()
 
     def _catch_up(self) -> None:
-        """Write the words that are not written; all of them if the model began again."""
+        """Write the words that are not written yet; all words if the model began again."""
         if not self._words.startswith(self._written):
             self.note("(the model begins again)")
             self._written = ""
@@ -306,7 +313,7 @@ class Transcript:
 
 
 def text_of(content: Any) -> str:
-    """Return a message's or a run's content as text; of a DAG, each agent's under its name."""
+    """Return the content of a message or run as text; a DAG's answers are under agents' names."""
     match content:
         case None:
             return ""

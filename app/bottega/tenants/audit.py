@@ -1,7 +1,7 @@
 """The audit log: administration, and cancellations of runs.
 
-A row is written in the transaction of its action, so neither exists without the other. The
-application may only add and read rows.
+Each row is written in the transaction of its action, so neither exists without the other. The
+application's role may only add and read rows.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ async def note(
     target: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a row, in the transaction of the action.
+    """Add a row to the log, in the transaction of the action.
 
     Args:
         actor: ``key:<prefix>``, ``user:<name>``, ``local`` (no keys) or ``cli``.
@@ -47,10 +47,11 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of the log by time, after the id ``after`` (ids grow with time).
+    """List a page of the log by time, after the row with the id ``after`` (ids grow with time).
 
     Args:
-        noted_after, noted_before: exclusive bounds.
+        noted_after: exclusive lower bound of the time.
+        noted_before: exclusive upper bound of the time.
     """
     log = audit_log.c
     query = select(audit_log).where(log.tenant_id == tenant_id)

@@ -12,8 +12,9 @@ class Source(BaseModel):
     """Source of one fact about a person: a claim of the token, or a fixed value.
 
     Attributes:
-        claim: the claim of just that name, else a path with dots.
-        values: what each value of the claim stands for; what is not listed counts as absent.
+        claim: name of the claim; if no claim has this name, a path with dots.
+            values: translation of the claim's values; values that are not listed are ignored.
+            value: the fixed value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,13 +26,13 @@ class Source(BaseModel):
     @model_validator(mode="after")
     def _is_one(self) -> "Source":
         if (self.claim is None) == (self.value is None):
-            raise ValueError("a source has either 'claim' or 'value'")
+            raise ValueError("a source needs either 'claim' or 'value'")
         if self.values is not None and self.claim is None:
-            raise ValueError("'values' belongs to a 'claim'")
+            raise ValueError("'values' needs a 'claim'")
         return self
 
     def read(self, claims: Mapping[str, Any]) -> list[str]:
-        """Return the values; empty if the claim is absent or has none that is listed."""
+        """Return the values; empty: the claim is absent, or has no listed value."""
         if self.claim is None:
             return [self.value or ""]
         found = _claim(claims, self.claim)
@@ -52,7 +53,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 class ClaimMapping(BaseModel):
-    """Sources of what a token says of a person."""
+    """Sources of the facts about a person in a token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,4 +62,4 @@ class ClaimMapping(BaseModel):
     name: Source = Source(claim="name")
     roles: Source = Source(claim="roles")
     limits: RequestLimits = RequestLimits()
-    """Limits of each person, as those of a key."""
+    """Limits of each person, in the form of a key's limits."""

@@ -279,7 +279,7 @@ class Blocker(Answer):
 
 
 class Waiting(Answer):
-    """What a run waits for while no worker executes it."""
+    """A wait of a run that no worker executes meanwhile."""
 
     reason: WaitReason
     """`person`: a decision; `client`: results of the client's tools; `children`: child runs;
