@@ -1,1 +1,1 @@
-"""Secrets of tenants: encrypted rows, their hosts, and their values while runs go on."""
+"""Secrets of tenants: encrypted rows, rules about hosts, and look-up of values during runs."""

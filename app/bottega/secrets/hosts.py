@@ -10,11 +10,11 @@ from bottega.tools.guard import AllowList, host_address
 
 
 def refuse_stored(name: str, hosts: Iterable[str], url: str, allowed: AllowList) -> None:
-    """Refuse to send a stored secret to a URL of another host, or over a network in clear.
+    """Refuse to send a stored secret to a URL of another host, or unencrypted over a network.
 
     Args:
-        hosts: of the secret.
-        allowed: hosts and networks that the operator has opened.
+        hosts: hosts that may get the secret.
+        allowed: private hosts and networks that the operator allows.
 
     Raises:
         InvalidInputError: ``secret_not_for_host``, ``secret_needs_https``.
@@ -39,8 +39,8 @@ def refuse_environment(
     """Refuse to send a secret of the operator's environment to a URL.
 
     Args:
-        hosts: of the secret, from ``BOTTEGA_SECRET_HOSTS``; ``None``: it has no entry.
-        may_be_unset: without an entry it may go anywhere.
+        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: it has no entry there.
+            may_be_unset: true: a secret without an entry may be sent to any host.
 
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``.
@@ -66,7 +66,7 @@ def as_compared(host: str) -> str:
     """Return a host's name or address in the form in which hosts are compared.
 
     Raises:
-        InvalidInputError: it is neither.
+        InvalidInputError: the text is neither a name nor an address.
     """
     address = host_address(host)
     return host.removesuffix(".") if address is None else str(address)
@@ -77,7 +77,7 @@ def _host_of(url: httpx2.URL) -> str:
     try:
         return as_compared(host)
     except InvalidInputError:
-        return host  # no host of a secret is the same
+        return host  # it equals no secret's host
 
 
 def _is_open_loopback(host: str, allowed: AllowList) -> bool:

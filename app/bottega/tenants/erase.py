@@ -1,8 +1,8 @@
-"""Removal of all data of a session or a tenant, and of what an end user's erasure removes.
+"""Removal of all data of a session or a tenant, and steps of an end user's erasure.
 
-Works in pages, each in its own transaction that also logs the removed rows. So locks are short, and
-a repetition after a crash continues. The tables are found by their columns, so that a new table is
-included automatically.
+It works in pages. Each page has its own transaction, which also logs the removed rows. So locks are
+short, and a repetition after a crash continues. The tables are found by their columns, so that new
+tables are included automatically.
 """
 
 from collections import Counter
@@ -55,9 +55,9 @@ from bottega.errors import NotFoundError
 from bottega.tenants import audit
 
 CHANNEL = "bottega_erased"
-"""Notifications that data of a tenant, the payload, was removed."""
+"""Channel of notifications that data was removed; the payload is the tenant's id."""
 RUNS_AT_ONCE = 100
-"""Bounded so that all ids fit into one notification."""
+"""Runs of a page; all their ids must fit into one notification."""
 ROWS_AT_ONCE = 5000
 
 Removed = Counter[str]
@@ -77,28 +77,28 @@ FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = :column
 ORDER BY c.relname
 """)
-# Left out: a deletion begins with the head, episodes have dependent rows that go first, and a
-# session's memory is deleted after the session's row is locked, in the lock order of a publishing
-# run.
+# Tables that are handled separately: a deletion begins with the head, episodes need their dependent
+# # rows removed first, and a session's memory is deleted after the session's row is locked, in the
+# # same lock order as a publishing run.
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
-# Episodes go before, with their dependent rows; there are no runs any more.
+# Tables that are empty by then: episodes were removed before, and there are no runs left.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
-# They follow the rows that they count, and are removed with the tenant's own row.
+# Tables with counts of rows. They are removed last, with the tenant's own row.
 _COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues")
-# What removed runs spent still counts against the budgets.
+# What removed unfinished runs spent must still count against the budgets.
 _SPENT = text("""
     SELECT coalesce(jsonb_agg(s), '[]') FROM runs
     CROSS JOIN jsonb_array_elements(spent_by(tenant_id, id)) AS s
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
-# Common words and the background may be of episodes that are removed; both are measured again.
+# Common words and the background may come from removed episodes, so both must be measured again.
 _FORGET_WORDS = text("""
     UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL,
            background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0,
            background_at = NULL
     WHERE tenant_id = :tenant AND (sampled_rows > 0 OR background_rows > 0)
 """)
-# Workers stop executing the runs, their event streams end, and processes forget what they cached.
+# On these signals, workers stop executing the runs, event streams end, and caches are cleared.
 _NOTIFY = text(f"SELECT send_signal('bottega_events', :runs), send_signal('{CHANNEL}', :tenant)")
 
 
@@ -107,12 +107,12 @@ async def erase_session(
 ) -> Removed:
     """Remove a session with its memory and runs. A later use of the id begins a new session.
 
-    Forks of its runs go too: they copy these. Turns that a fork of the session shares stay: they
-    are that fork's from then on. A worker loses its run in the
-    transaction that removes it: it can write no further step, and is notified at once.
+    Forks of its runs are removed, too, because they contain copies. Turns that a fork of the
+    session shares become the fork's own. A worker loses its run in the transaction that removes the
+    run: it can write no further step, and is notified at once.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the session is unknown, or another tenant's.
     """
     removed: Removed = Counter()
     over = False
@@ -132,18 +132,19 @@ async def erase_session(
 
 
 def _of_sessions(ids: Sequence[str]) -> ColumnElement[bool]:
-    """Return the condition for the runs of sessions, and for forks of these, which copy them."""
+    """Return the condition for the runs of sessions and for forks of these runs."""
     return or_(runs.c.session_id.in_(ids), runs.c.session_of_origin.in_(ids))
 
 
 async def erase_sessions(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[str], removed: Removed
 ) -> bool:
-    """Remove sessions without runs, and what belongs to them; return false if rows or runs remain.
+    """Remove sessions without runs, and all their rows; return false if rows or runs remain.
 
-    The lock order is runs, then sessions, here and wherever a run publishes.
+    The lock order is runs, then sessions, as in a run that publishes.
     """
-    # A run that is being accepted locks the session until its row is visible; later ones wait.
+    # A run that is being accepted locks the session until the run's row is visible. Later runs
+    # # wait for this lock.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id.in_(ids))
     await tx.execute(select(sessions.c.id).where(own).order_by(sessions.c.id).with_for_update())
     others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, _of_sessions(ids))
@@ -164,12 +165,12 @@ async def erase_sessions(
 async def erase_episodes(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
 ) -> int:
-    """Remove at most a page of a tenant's episodes with their dependent rows; return the count."""
+    """Remove at most a page of a tenant's episodes with their dependent rows; return the number."""
     found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
     ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
     if ids:
         await forget_answers(tx, tenant_id, ids, removed)
-        await name_tenant(tx, tenant_id)  # for transactions that see all tenants
+        await name_tenant(tx, tenant_id)  # needed in transactions that see all tenants
         erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
         removed.update(await tx.scalar(select(erase)) or {})
         await tx.execute(_FORGET_WORDS, {"tenant": tenant_id})
@@ -179,10 +180,11 @@ async def erase_episodes(
 async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
     """Remove all data of a tenant, and then the tenant itself, except ``default``.
 
-    Keys go first, so that no new request is accepted. The log of ``default`` notes begin and end.
+    Keys are removed first, so that no new request is accepted. The audit log of ``default`` records
+    the begin and the end.
 
     Args:
-        begin: opens transactions that see all tenants.
+        begin: opens a transaction that sees all tenants.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -208,7 +210,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
-        except IntegrityError:  # an earlier request added rows
+        except IntegrityError:  # a request from before added rows
             continue
         return removed
 
@@ -229,7 +231,7 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
             async with begin() as tx:
                 page = Counter()
                 some = select(_PLACE).select_from(each).where(tenant_column == tenant_id)
-                if each.name == "audit_log":  # ``default`` keeps the log of tenants
+                if each.name == "audit_log":  # the log of ``default`` keeps actions on tenants
                     some = some.where(column("action").not_like("tenant.%"))
                 some = some.limit(ROWS_AT_ONCE).correlate(None)
                 await delete_rows(tx, each, _PLACE.in_(some), page)
@@ -241,12 +243,13 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 async def erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], session_id: str | None = None
 ) -> tuple[Removed, BindParameter[Any]]:
-    """Remove at most a page of a tenant's runs and their rows, except runs locked by others.
-
-    Return also what the unfinished runs among them have spent, for ``count_spending``.
+    """Remove at most a page of a tenant's runs with their rows; skip runs that others have locked.
 
     Args:
-        session_id: their session, which is removed alone: its forks keep what they share.
+        session_id: the session that is removed, so that its forks keep the turns that they share.
+
+    Returns:
+        The removed rows by table, and what the unfinished runs spent, for ``count_spending``.
     """
     removed: Removed = Counter()
     ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
@@ -257,7 +260,7 @@ async def erase_runs(
         ids = [each for each in ids if each not in kept]
     if not ids:
         return removed, literal([], JSONB)
-    # Without its head a run's worker stores no more rows.
+    # Without the run's head, its worker can store no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await delete_rows(tx, run_heads, heads, removed)
     spent = literal(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}), JSONB)
@@ -271,7 +274,7 @@ async def erase_runs(
 async def remove_runs(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
 ) -> None:
-    """Remove runs without heads, which are locked, and all their rows except episodes."""
+    """Remove runs that are locked and have no heads, with all their rows except episodes."""
     of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
     for each in await _tables_of_runs(tx):
         await delete_rows(tx, each, of_them, removed)
@@ -297,8 +300,8 @@ async def _tables_of_runs(tx: AsyncConnection) -> list[TableClause]:
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
     """Lock a page of runs and return their ids.
 
-    Waits for a lock only while it holds none, against deadlocks with transactions that lock many
-    rows in another order.
+    It waits only for its first lock. So it cannot deadlock with transactions that lock many rows in
+    another order.
     """
     query = select(runs.c.id).where(which)
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
@@ -309,18 +312,18 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove the stored responses that created these objects, since they contain them."""
+    """Remove the stored responses of requests that created these objects, which they contain."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 
 def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bool]:
-    """Return the condition for stored responses that created these objects."""
+    """Return the condition for the stored responses of requests that created these objects."""
     kept = idempotency_keys.c
     return and_(kept.tenant_id == tenant_id, kept.about.in_([str(each) for each in ids]))
 
 
 async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
-    """List the tables that have a column, referring tables before those that they refer to."""
+    """List the tables that have a column; each precedes the tables that it refers to."""
     rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
     refers_to = {row.name: row.refers_to for row in rows}
     order = reversed([*TopologicalSorter(refers_to).static_order()])
@@ -337,6 +340,6 @@ async def delete_rows(
 async def count_rows(
     tx: AsyncConnection, rows_of: TableClause, which: ColumnElement[bool], counted: Removed
 ) -> None:
-    """Count what :func:`delete_rows` would delete."""
+    """Count the rows that :func:`delete_rows` would delete."""
     if count := await tx.scalar(select(func.count()).select_from(rows_of).where(which)):
         counted[rows_of.name] += count

@@ -1,12 +1,11 @@
-"""API keys: create, list, revoke. A key is shown once; only its hash is stored.
+"""API keys: creating, listing and revoking them, and a cache of keys in each API process.
 
-A key has 32 random bytes, so one round of SHA-256 suffices: it cannot be guessed.
+A key is shown once, and only its hash is stored. One round of SHA-256 is enough, because 32 random
+bytes cannot be guessed.
 
-Each API process's cache of keys.
-
-Few requests query the database. A valid key is trusted for a few seconds. A background task checks
-the keys in use periodically, and at once after a notification of changed keys. Even if that fails,
-no answer is used for longer than ``BELIEVED_S``.
+With the cache, few requests query the database, because a valid key is trusted for a few seconds. A
+background task checks the keys in use periodically, and at once after a notification of changed
+keys. Even if the task fails, an answer of the database is used for at most ``BELIEVED_S``.
 """
 
 import asyncio
@@ -58,7 +57,7 @@ INCLUDED: Mapping[Scope, frozenset[Scope]] = {
     "approve": frozenset(("approve",)),
     "admin": frozenset(SCOPES),
 }
-"""The scopes that each scope includes, itself among them."""
+"""The scopes that each scope includes, with itself."""
 Role = Literal["viewer", "runner", "approver", "builder", "admin"]
 ROLES: Mapping[Role, Sequence[Scope]] = {
     "viewer": ("read",),
@@ -85,10 +84,10 @@ class Key:
     """A stored key, without the secret.
 
     Attributes:
-        prefix: the public part that identifies it to people.
-        scopes: what it may do, at least one.
-        expires_at: time from which it is invalid; ``None``: never.
-        require_user: its requests name the end user that they act for.
+        prefix: the public part that identifies the key to people.
+            scopes: what the key may do, at least one scope.
+            expires_at: time from which the key is invalid; ``None``: never.
+            require_user: requests with the key must name the end user that they act for.
     """
 
     tenant_id: UUID
@@ -101,7 +100,7 @@ class Key:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Key":
-        """Build it from a row of ``find_key`` or ``live_keys``."""
+        """Build a key from a row of ``find_key`` or ``live_keys``."""
         stored = from_json(row["limits"])
         limits = NO_LIMITS
         if stored:
@@ -113,7 +112,7 @@ class Key:
 
 
 def includes(scopes: Iterable[Scope], needed: Scope) -> bool:
-    """Return true if a key with ``scopes`` permits actions that need ``needed``."""
+    """Return true if one of the scopes is or includes ``needed``."""
     return any(needed in INCLUDED[scope] for scope in scopes)
 
 
@@ -133,10 +132,10 @@ async def create(
     require_user: bool = False,
     limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
-    """Create a key; return its row and, for the only time, the key itself.
+    """Create a key; return its row, and the key itself, which is never returned again.
 
     Args:
-        scopes: at least one, in any order.
+        scopes: at least one scope, in any order.
 
     Raises:
         InvalidInputError: the expiry is in the past.
@@ -176,7 +175,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
     """Return a key's row, without its hash.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the key is unknown, or another tenant's.
     """
     found = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
     row = (await tx.execute(found)).mappings().one_or_none()
@@ -193,17 +192,17 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of the tenant's keys by age, revoked ones too, after the id ``after``."""
+    """List a page of the tenant's keys by age, including revoked keys, after the id ``after``."""
     query = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id)
     query = paged(query, _keys.id, after=after, descending=descending)
     return await fetch_page(tx, query, limit)
 
 
 async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID) -> None:
-    """Revoke a key, effective everywhere within seconds after the commit.
+    """Revoke a key; all processes refuse it within seconds after the commit.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the key is unknown, or another tenant's.
     """
     row = await get(tx, tenant_id, key_id)
     if row["revoked_at"] is not None:
@@ -218,12 +217,12 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
 
 CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
-"""Seconds that an answer of the database is valid; with the time of a query below 5 s."""
+"""Seconds for which an answer of the database is used; with the query's time, less than 5 s."""
 _PATIENCE_S = 2.0
 _MOST_KEYS = 10_000
 _STRANGERS_WAITING = 200
 _OPEN, _TOKENS = b"", b"tokens"
-"""Questions that are no key's."""
+"""Names of two queries in ``_asking`` that look up no key."""
 _REQUIRED = "SELECT keys_required() AS required"
 
 T = TypeVar("T")
@@ -231,12 +230,13 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 Identity = tuple[UUID, UUID] | TokenIdentity | None
-"""Tenant and id of a key, or a token; ``None``: all local clients, while there are no keys."""
+"""Identity of a caller: tenant and id of a key, or a token; ``None``: a local client without key.
+"""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A key, with monotonic times of its last check, its last use and the storing of that use."""
+    """A cached key, with monotonic times of its last check, last use, and last stored use."""
 
     key: Key
     key_hash: bytes
@@ -252,12 +252,15 @@ class _Entry:
 class KeyCache:
     """Access control of this process.
 
+    A server is *open* while there was never a key: then all clients may do everything.
+
     Args:
-        local: the server is reachable from this machine only, so it may be open.
-        believed_s: seconds that an answer of the database is valid.
-        refresh_s: pause between two checks of the keys in use.
+        local: only this machine can reach the server, so the server may be open.
+        believed_s: seconds for which an answer of the database is used.
+        refresh_s: seconds between two checks of the keys in use.
+        clock: wall clock, for expiry.
+        ticks: monotonic clock, for everything else.
         tokens: signs and verifies tokens.
-        clock: wall clock, for expiry; ``ticks``: monotonic clock, for the rest.
     """
 
     def __init__(
@@ -281,11 +284,11 @@ class KeyCache:
         self._ticks = ticks
         self._may_be_open = local
         self._open_seen_at = -math.inf
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # by the last use, ascending
-        # An unknown key is refused for two seconds without a question to the database.
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # in the order of their last use
+        # An unknown key is refused for two seconds without another query.
         self._refused: TTLCache[bytes, None] = TTLCache(_MOST_KEYS, 2.0, timer=ticks)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
-        self._strangers = asyncio.Semaphore(2)  # unknown keys are asked for by two
+        self._strangers = asyncio.Semaphore(2)  # at most two queries for unknown keys
         self._strangers_waiting = 0
         self._watchers: defaultdict[Identity, set[Callable[[], None]]] = defaultdict(set)
         self._nudge = asyncio.Event()
@@ -299,7 +302,7 @@ class KeyCache:
         return self._may_be_open
 
     async def is_open(self) -> bool:
-        """Return true if all clients may do everything, since there never was a key.
+        """Return true if the server is open.
 
         Raises:
             UnavailableError, OSError, ...: the database is not available.
@@ -322,22 +325,22 @@ class KeyCache:
     # Finding keys
 
     def has(self, text: str) -> bool:
-        """Return whether the key of a request was found before, so that :meth:`find` costs little.
+        """Return true if the key is cached, so that :meth:`find` is cheap.
 
-        It may be revoked or expired since.
+        The key may have been revoked or have expired since.
         """
         key_hash = hashed(text)
         entry = self._entries.get(key_hash[:16])
         return entry is not None and hmac.compare_digest(entry.key_hash, key_hash)
 
     async def find(self, text: str) -> Key | None:
-        """Look up the key of a request; ``None`` if it is unknown or revoked. It may have expired.
+        """Look up the key of a request; ``None``: it is unknown or revoked. It may have expired.
 
         Raises:
             UnavailableError, OSError, ...: the database is not available, or too many unknown keys
                 are being looked up.
         """
-        # Found by half of its hash. The other half is compared in constant time.
+        # The first half of the hash finds the entry. The whole hash is compared in constant time.
         key_hash = hashed(text)
         place = key_hash[:16]
         now, entry = self._ticks(), self._entries.get(place)
@@ -361,24 +364,25 @@ class KeyCache:
     # Tokens
 
     async def token(self, text: str) -> Token:
-        """Return the token that a text holds; no query, while this process checks keys in time.
+        """Verify a token's text; no query is needed while the background task works.
 
         Raises:
-            UnauthenticatedError: see :meth:`TokenSigner.verify`; ``bad_token``: it was made while
-                there were no keys, and now there are.
+            UnauthenticatedError: see :meth:`TokenSigner.verify`; ``bad_token``: the token was made
+                while the server was open, and now there are keys.
             UnavailableError, OSError, ...: the database is not available.
         """
         await self.know_tokens()
         token = self.tokens.verify(text)
         if token.key_id is None and token.parent != "" and not await self.is_open():
             raise UnauthenticatedError(
-                "this token was made without a key, and now this server needs keys",
+                "this token was made without a key, but now this server needs keys: make a new "
+                "token",
                 code="bad_token",
             )
         return token
 
     async def know_tokens(self) -> None:
-        """Read signing keys and revocations, if what this process knows is old."""
+        """Read signing keys and revocations, if the last reading is too old."""
         if self._ticks() - self._tokens_known_at > self._believed_s:
             await self._once(_TOKENS, self._look_at_tokens)
 
@@ -392,7 +396,7 @@ class KeyCache:
         self._tokens_known_at = asked_at
 
     async def redeem(self, token: Token) -> bool:
-        """Note that a ticket opens its WebSocket; return false if it did before."""
+        """Record the use of a WebSocket's ticket; return false if it was used before."""
         async with acting_as(self._pool, token.tenant_id) as connection:
             return await use_once(connection, token)
 
@@ -418,7 +422,7 @@ class KeyCache:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
 
     async def _ask_as_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
-        """Query with limited concurrency, so that unknown keys put little load on the database."""
+        """Run a query for an unknown key; only few run at once, to limit the database's load."""
         if self._strangers_waiting >= _STRANGERS_WAITING:
             raise UnavailableError("too many unknown keys are being looked up: try again")
         self._strangers_waiting += 1
@@ -429,7 +433,7 @@ class KeyCache:
             self._strangers_waiting -= 1
 
     async def _once(self, what: bytes, ask: Callable[[], Awaitable[None]]) -> None:
-        """Share one query among concurrent callers with the same question."""
+        """Run a query once for all concurrent callers with the same name ``what``."""
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.ensure_future(ask())
@@ -450,7 +454,7 @@ class KeyCache:
 
     @contextmanager
     def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:
-        """Call ``lost`` when the key's access ends: revoked, expired, or keys are now required."""
+        """Call ``lost`` when the caller's access ends: revoked, expired, or keys are now needed."""
         self._watchers[identity].add(lost)
         try:
             yield
@@ -465,7 +469,7 @@ class KeyCache:
             self._nudge.clear()
             async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
                 await self._refresh(connection)
-            # Many keys that change at once cause few checks.
+            # So many simultaneous changes of keys cause few checks.
             await asyncio.sleep(0.02)
             await happens(self._nudge, self._refresh_s)
 
@@ -532,16 +536,16 @@ def _is_key(identity: Identity) -> TypeIs[tuple[UUID, UUID]]:
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:
-    """Wait with a time limit. The query continues, since cancelling it needs the database too.
+    """Wait for a query with a time limit; the query goes on, because cancelling needs the database.
 
     Raises:
-        TimeoutError: it took too long.
+        TimeoutError: the query took too long.
     """
     async with asyncio.timeout(_PATIENCE_S):
         return await asyncio.shield(asking)
 
 
 def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception, against a warning if all callers have left."""
+    """Retrieve the exception, which avoids asyncio's warning if all callers have left."""
     if not asked.cancelled():
         asked.exception()

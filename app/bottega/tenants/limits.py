@@ -1,4 +1,4 @@
-"""Limits of a key: what its requests may run, from where, how often and for how many tokens."""
+"""Limits of a key: agents, models, addresses, requests per second, and tokens per day."""
 
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -15,9 +15,9 @@ _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Fi
 
 
 def _text(value: object) -> object:
-    """Refuse numbers, which Python reads as networks, too."""
+    """Refuse numbers, because Python would accept them as networks."""
     if not isinstance(value, str | IPv4Network | IPv6Network):
-        raise PydanticCustomError("network", "a network is a text, such as 10.0.0.0/8")
+        raise PydanticCustomError("network", "a network must be a text, such as 10.0.0.0/8")
     return value
 
 
@@ -26,37 +26,38 @@ _Networks = Annotated[list[_Network], Field(max_length=20)]
 
 
 class RequestLimits(BaseModel):
-    """Limits of a key, which its tokens and the keys that it makes have too; null: none."""
+    """Limits of a key, of its tokens, and of the keys that it makes; null: no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     agents: _Names | None = None
-    """Names of the only agents that its runs may involve."""
+    """Names of the only agents that the key's runs may involve."""
     models: _Names | None = None
-    """Names of the only models that the agents of its runs may have."""
+    """Names of the only models that the agents of the key's runs may have."""
     addresses: _Networks | None = None
-    """Networks (CIDR) of the only addresses from which its requests may come."""
+    """Networks (CIDR) of the only addresses from which requests may come."""
     requests_per_s: Annotated[float, Field(gt=0, le=100_000)] | None = None
-    """Requests per second at each API process, two seconds' worth at once."""
+    """Requests per second at each API process; twice as many may come at once."""
     tokens_per_day: Annotated[int, Field(strict=True, gt=0, le=2**53), WHOLE] | None = None
-    """Tokens of all its runs in a day (UTC), but those of the tenant's own model servers."""
+    """Tokens of all the key's runs in a day (UTC). Tokens of the tenant's own model servers do not
+    count."""
 
     def need_no_limit_of_runs(self) -> None:
-        """Check that runs that nobody starts, those of a schedule, evade no limit.
+        """Refuse a key with limits of runs, which runs that no request starts would not have.
 
         Raises:
             ForbiddenError: ``beyond_limits``.
         """
         if any(name in self.given for name in ("agents", "models", "tokens_per_day")):
             raise ForbiddenError(
-                "a key with limits of agents, models or tokens makes no schedules and repeats no "
-                "batches: their runs would not have the limits",
+                "a key with limits of agents, models or tokens may not make schedules or repeat "
+                "batches, because their runs would not have the limits: use another key",
                 code="beyond_limits",
             )
 
     @property
     def given(self) -> dict[str, JsonValue]:
-        """The limits that there are, as JSON."""
+        """The limits that are not null, as JSON."""
         return self.model_dump(
             mode="json", include={*RequestLimits.model_fields}, exclude_none=True
         )
@@ -92,7 +93,7 @@ class RequestLimits(BaseModel):
 
 
 class Payer(NamedTuple):
-    """API key whose day pays for a run, and the limit of that day."""
+    """API key whose tokens per day a run counts against, with the limit."""
 
     key: str
     tokens_per_day: int
@@ -102,20 +103,20 @@ class StoredLimits(RequestLimits):
     """Limits of a key that exists.
 
     Attributes:
-        payer: the key whose rate and day it uses: its own, or that of the key which made it.
+        payer: the key whose rate and daily tokens it uses: the key itself, or the key that made it.
     """
 
     payer: UUID | None = None
 
     def pinned(self, versions: Mapping[str, object]) -> dict[str, object]:
-        """Return what a run pins: its versions, and the payer if the day of its key is limited."""
+        """Return the pins of a run: versions, and the payer if the key limits tokens per day."""
         pinned = {name: value for name, value in versions.items() if name != "payer"}
         if self.tokens_per_day is not None:
             pinned["payer"] = Payer(str(self.payer), self.tokens_per_day)._asdict()
         return pinned
 
     def narrowed(self, new: RequestLimits) -> "StoredLimits":
-        """Return the limits of a key that one with these makes.
+        """Return the limits of a new key that a key with these limits makes.
 
         Raises:
             InvalidInputError: the new limits are wider than these.

@@ -1,9 +1,10 @@
-"""Sign-in of people by OpenID Connect: tokens of the operator's identity provider.
+"""Sign-in of people by OpenID Connect, with tokens of the operator's identity provider.
 
-A token is a JSON Web Token that the issuer signed with an asymmetric key. Its claims name tenant,
-user and roles by a small mapping (``BOTTEGA_OIDC_CLAIMS``), which is data and never code. The
-issuer's keys come from its discovery document (OpenID Connect Discovery 1.0). They are read again
-when a token names an unknown one, but seldom: a storm of such tokens costs the issuer little.
+A token is a JSON Web Token that the issuer signed with an asymmetric key. A mapping of its claims
+(``BOTTEGA_OIDC_CLAIMS``) gives tenant, user and roles; the mapping is data, never code. The
+issuer's discovery document leads to its keys (OpenID Connect Discovery 1.0). When a token names an
+unknown key, the keys are read again, but at most every ten seconds, so that such tokens cost the
+issuer little.
 """
 
 import asyncio
@@ -27,11 +28,11 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.tokens import TokenIdentity, head_of, is_token
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Asymmetric ones: with another, the issuer's public key could sign."""
+"""Accepted algorithms. All are asymmetric; otherwise the issuer's public key could sign tokens."""
 SKEW_S = 60.0
-"""Difference of clocks that is allowed for ``exp`` and ``nbf``."""
+"""Seconds that clocks may differ, in checks of ``exp`` and ``nbf``."""
 _LOOK_AGAIN_S = 10.0
-"""Least pause between two looks at the issuer's keys."""
+"""Least seconds between two readings of the issuer's keys."""
 _PATIENCE_S = 5.0
 _MOST_BYTES = 256 * 1024
 _MOST_KEYS = 50
@@ -42,7 +43,7 @@ _NO_ANSWER = (httpx2.HTTPError, ValueError, LookupError, TypeError)
 
 
 class Endpoints(NamedTuple):
-    """Addresses of an issuer, by its discovery document."""
+    """URLs of an issuer, from its discovery document."""
 
     authorization: str | None
     token: str | None
@@ -51,14 +52,14 @@ class Endpoints(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who signed in.
+    """A signed-in person.
 
     Attributes:
-        user: the mapped user, as the audit log names the person.
-        name: to show; the user, if the token has none.
-        scopes: of all roles together; ``()``: no role, so nothing but ``GET /v1/me``.
+        user: the mapped user; the audit log names the person so.
+        name: name to show; if the token has none: the user.
+        scopes: scopes of all roles together; ``()``: no role, so only ``GET /v1/me`` is allowed.
         expires_at: end of the token, in seconds of Unix time.
-        limits: by the mapping; each person has a rate and a day of their own.
+        limits: limits by the mapping; each person has an own rate and own daily tokens.
     """
 
     tenant_id: UUID
@@ -70,16 +71,16 @@ class Person:
 
     @property
     def identity(self) -> TokenIdentity:
-        """Identity with which streams end; no revocation names it."""
+        """Identity that ends the person's streams at expiry; it cannot be revoked."""
         return TokenIdentity(self.tenant_id, None, "", self.expires_at + SKEW_S)
 
 
 class SignIn:
-    """Verifies tokens of one issuer.
+    """Verifier of tokens of one issuer.
 
     Args:
-        issuer: its address, as its tokens name it.
-        audience: what its tokens must be for.
+        issuer: URL of the issuer, as in the claim ``iss``.
+        audience: value that the claim ``aud`` must have.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class SignIn:
         self._tenants: TTLCache[str, UUID | None] = TTLCache(_TENANTS, _TENANT_S, timer=ticks)
 
     async def endpoints(self) -> Endpoints:
-        """Return the issuer's addresses.
+        """Return the issuer's endpoints.
 
         Raises:
             UnavailableError: ``issuer_unavailable``.
@@ -110,17 +111,18 @@ class SignIn:
         if self._endpoints is None:
             await self._look()
         if self._endpoints is None:
-            raise _unavailable("it was asked a moment ago")
+            raise _unavailable("it did not answer a moment ago")
         return self._endpoints
 
     async def redeemed(self, grant: Mapping[str, str], origin: str) -> tuple[str, Person]:
-        """Redeem an authorization code; return a token that is valid here, and whom it names.
+        """Redeem an authorization code; return a token that is valid here, and its person.
 
-        An access token may be for another service, or no JSON Web Token: then it is the id token.
+        The token is the access token; if that is for another service, or no JSON Web Token, it is
+        the id token.
 
         Args:
-            grant: the form for the issuer: code, verifier, address of the page and client.
-            origin: of the page; some issuers answer only pages.
+            grant: the form for the issuer: code, verifier, URL of the page, and client.
+            origin: origin of the page, because some issuers answer only requests with an origin.
 
         Raises:
             UnauthenticatedError: ``bad_token``: the issuer refused the code; see :meth:`person`.
@@ -146,11 +148,11 @@ class SignIn:
         raise refusal
 
     async def person(self, text: str) -> Person:
-        """Return whom a token names.
+        """Verify a token, and return its person.
 
         Raises:
-            UnauthenticatedError: ``bad_token``: the issuer did not sign it, it is for others, it
-                names no user or no tenant that there is; ``token_expired``.
+            UnauthenticatedError: ``bad_token``: the issuer did not sign the token, it is for
+                another audience, or it names no user or no existing tenant; ``token_expired``.
             UnavailableError, OSError, ...: the database is not available.
         """
         try:
@@ -174,10 +176,10 @@ class SignIn:
     async def _named(self, claims: Mapping[str, Any]) -> Person:
         user, tenant = self._mapping.user.read(claims), self._mapping.tenant.read(claims)
         if not user or len(user[0]) > 128:
-            raise _bad("this token names no user: see BOTTEGA_OIDC_CLAIMS")
+            raise _bad("this token has no user: see BOTTEGA_OIDC_CLAIMS")
         tenant_id = await self._tenant(tenant[0]) if tenant else None
         if tenant_id is None:
-            raise _bad("this token names no tenant that there is: see BOTTEGA_OIDC_CLAIMS")
+            raise _bad("this token has no tenant that exists: see BOTTEGA_OIDC_CLAIMS")
         roles = [_role(each) for each in self._mapping.roles.read(claims)]
         held = {scope for role in roles if role is not None for scope in ROLES[role]}
         return Person(
@@ -199,7 +201,7 @@ class SignIn:
         return self._tenants[name]
 
     async def _key(self, head: Mapping[str, Any]) -> jwt.PyJWK:
-        """Return the issuer's key that a head names. What else it says of keys is ignored."""
+        """Return the issuer's key that the token's head names, ignoring other facts about keys."""
         if head.get("alg") not in ALGORITHMS:
             raise ValueError("its algorithm is not accepted")
         if "crit" in head:
@@ -216,7 +218,7 @@ class SignIn:
         return key
 
     async def _look(self) -> None:
-        """Read the issuer's keys, unless that was done a moment ago; keep the old ones without."""
+        """Read the issuer's keys, at most every ten seconds; keep the old keys without an answer."""
         async with self._looking:
             if self._ticks() - self._looked_at < _LOOK_AGAIN_S:
                 return
@@ -230,10 +232,10 @@ class SignIn:
 
 
 async def read_issuer(issuer: str) -> tuple[Endpoints, Mapping[str, jwt.PyJWK]]:
-    """Read an issuer's endpoints, and its public keys for signatures by their ids.
+    """Read an issuer's endpoints, and its public keys for signatures, by id.
 
     Raises:
-        httpx2.HTTPError, ValueError, LookupError, TypeError: it does not answer as it must.
+        httpx2.HTTPError, ValueError, LookupError, TypeError: the issuer does not answer correctly.
     """
     found = await _json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if found["issuer"] != issuer:
@@ -247,7 +249,7 @@ async def read_issuer(issuer: str) -> tuple[Endpoints, Mapping[str, jwt.PyJWK]]:
         try:
             key = jwt.PyJWK(each)
         except jwt.PyJWTError:
-            continue  # of a kind that we do not know
+            continue  # an unknown kind of key
         if key.algorithm_name in ALGORITHMS:
             keys[each.get("kid", "")] = key
     return endpoints, keys
@@ -259,7 +261,7 @@ async def _json(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a JSON answer of the issuer: https, or http on this machine."""
+    """Return a JSON answer of the issuer, by https, or by http only from this machine."""
     address = httpx2.URL(url)
     if address.scheme != "https" and address.host not in ("127.0.0.1", "localhost", "::1"):
         raise ValueError(f"{url} is not https")

@@ -41,10 +41,11 @@ _keys = api_keys.c
 async def transactions(url: str) -> AsyncIterator[Begin]:
     """Yield a function that opens transactions that see all tenants, one at a time.
 
-    At the end it sends what they have to tell the server's processes.
+    At the end of the block, notifications of these transactions are sent to the server's processes.
 
     Raises:
-        UnavailableError: the server is unreachable or not migrated, or this login lacks the role.
+        UnavailableError: the database is unreachable or not migrated, or this login may not act as
+            the role that sees all tenants.
     """
 
     trust = Trust(Silence())
@@ -77,10 +78,11 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
 async def provider_of(
     url: str, tenant: str, name: str
 ) -> tuple[UUID | None, dict[str, Any] | None]:
-    """Return a tenant's id, and the definition of its own provider of this name; ``None``: no such.
+    """Return a tenant's id, and its own definition of a provider; ``None``: it does not exist.
 
     Args:
-        tenant: its name.
+        tenant: name of the tenant.
+        name: name of the provider.
     """
     now, all_ = providers.c, provider_versions.c
     current = and_(
@@ -106,10 +108,10 @@ async def create_key(
     require_user: bool = False,
     limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
-    """Create a key; return its row and, for the only time, the key itself.
+    """Create a key; return its row, and the key itself, which is never returned again.
 
     Args:
-        tenant: name of the tenant, which is created if it does not exist.
+        tenant: name of the tenant; the tenant is created if it does not exist.
 
     Raises:
         InvalidInputError, ConflictError: see :func:`keys.create`.
@@ -134,7 +136,7 @@ async def create_key(
 
 
 async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
-    """List the keys of all tenants or of one, with the name of the ``tenant``, by age."""
+    """List the keys of all tenants, or of one tenant, by age; rows have the tenant's name, too."""
     query = (
         select(*keys.PUBLIC_COLUMNS, tenants.c.name.label("tenant"))
         .join(tenants, tenants.c.id == api_keys.c.tenant_id)
@@ -159,16 +161,16 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
         if not found:
             raise NotFoundError(f"there is no key '{prefix_or_id}': see `bottega keys list`")
         if len(found) > 1:
-            raise ConflictError(f"several keys begin with '{prefix_or_id}': name one by its id")
+            raise ConflictError(f"several keys begin with '{prefix_or_id}': use the id of one key")
         await keys.revoke(tx, found[0]["tenant_id"], ACTOR, found[0]["id"])
         return found[0]
 
 
 async def keys_required(url: str) -> bool:
-    """Return true if there ever was a key, so that requests need one. Any login may ask.
+    """Return true if there ever was a key, so that requests need keys. Every login may call it.
 
     Raises:
-        UnavailableError: the server is unreachable or not migrated.
+        UnavailableError: the database is unreachable or not migrated.
     """
     connection = await connect(url)
     try:
@@ -184,7 +186,7 @@ async def temporary_key(
 ) -> AsyncIterator[str | None]:
     """Create a key of the default tenant for the duration of the block, then delete it.
 
-    Yield ``None`` if there never was a key, since then none is needed.
+    It yields ``None`` if there never was a key, because then requests need no key.
     """
     if not await keys_required(url):
         yield None
@@ -224,11 +226,11 @@ async def delete_tenant(url: str, name: str) -> Removed:
 async def retain(
     url: str, name: str, changes: Mapping[str, float | None], reset: Collection[str] = ()
 ) -> dict[str, float | None]:
-    """Change for how many days a tenant keeps something; return all that differs from the settings.
+    """Change a tenant's retention; return all its own values, in days by kind.
 
     Args:
         changes: days by kind; ``None``: for ever.
-        reset: kinds for which the settings count again.
+        reset: kinds whose own value is removed, so that the settings apply.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -256,12 +258,13 @@ async def prune(
     own: bool = True,
     dry_run: bool = False,
 ) -> dict[str, Removed]:
-    """Remove what tenants no longer keep; return the counts of rows by tenant.
+    """Remove data that tenants no longer keep; return the numbers of removed rows by tenant.
 
     Args:
-        tenant: name of the only tenant.
-        days, own: see :func:`retention.due`.
-        dry_run: only count.
+        days: see :func:`retention.due`.
+        tenant: name of the only tenant; ``None``: all tenants.
+        own: see :func:`retention.due`.
+        dry_run: only count the rows.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -298,9 +301,9 @@ async def _id_of(tx: AsyncConnection, name: str) -> UUID:
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:
-    """Store the operator's own text as an admin key of the default tenant.
+    """Store a text of the operator as an admin key of the default tenant.
 
-    Return true if it was new. A revoked key stays revoked.
+    Return true if the key is new. A revoked key stays revoked.
     """
     prefix = f"{_BOOTSTRAP}_{token_hex(4)}"
     row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scopes": ["admin"]}

@@ -1,8 +1,8 @@
 """Rate limit of a client's requests: the generic cell rate algorithm (GCRA).
 
 A client's state is one number: the time at which its debt is paid. Each request adds the time that
-it costs. A request is refused if the debt would exceed the burst. A long body costs more, and is
-charged while it arrives: the debt may exceed the burst by that.
+it costs. A request is refused if the debt would exceed the burst. A long body costs more. It is
+charged while it arrives, so the debt may then exceed the burst.
 """
 
 import math
@@ -24,7 +24,7 @@ class Rate:
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate whose burst is so many seconds' worth of requests."""
+        """Return a rate whose burst is the number of requests in ``seconds``."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property
@@ -38,7 +38,7 @@ class Decision:
     """The decision about a request.
 
     Attributes:
-        paid_at: state for the next decision.
+        paid_at: the client's state, for the next decision.
         remaining: further requests that may come at once.
         whole_s: seconds until the full burst is available.
         retry_after_s: seconds until a refused request may be repeated; 0 if it was allowed.
@@ -55,11 +55,11 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
     """Decide on one request.
 
     Args:
-        paid_at: from the last decision; without one, any time in the past.
+        paid_at: state of the client's last decision; if there is none, any time in the past.
         now: time on the same clock, in seconds.
     """
     owed = max(0.0, paid_at - now) * rate.per_s
-    # Sums of floats round: a hundredth of a request is allowed for it.
+    # A hundredth of a request is tolerated, because sums of floats are rounded.
     room = rate.burst - owed + 0.01
     allowed = room >= 1
     if allowed:
@@ -78,10 +78,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class RateLimits(Generic[Who]):
-    """The states of clients in this process, of those that asked last.
-
-    Each process applies the full rate.
-    """
+    """The states of the clients that asked last in this process; each process has the full rate."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
@@ -89,7 +86,10 @@ class RateLimits(Generic[Who]):
         self._paid_at: LRUCache[Who, float] = LRUCache(_MOST_CLIENTS)
 
     def take(self, who: Who, rate: Rate | None = None) -> Decision:
-        """Decide on a client's request that arrives now; ``rate``: of this client alone."""
+        """Decide on a client's request that arrives now;
+
+        ``rate`` replaces the rate for this client.
+        """
         now = self._clock()
         decision = decide(rate or self.rate, self._paid_at.pop(who, now), now)
         self._paid_at[who] = decision.paid_at
@@ -101,6 +101,6 @@ class RateLimits(Generic[Who]):
         return decide(self.rate, self._paid_at.get(who, now), now)
 
     def charge(self, who: Who, requests: int) -> None:
-        """Let a client's request, which was allowed, cost as much as further ones."""
+        """Charge an allowed request of a client for ``requests`` further requests."""
         owes_until = max(self._paid_at.pop(who, 0.0), self._clock())
         self._paid_at[who] = owes_until + requests / self.rate.per_s

@@ -1,10 +1,10 @@
-"""Retention: finished runs, the audit log and archived episodes are removed when they are old.
+"""Retention: removal of old finished runs, audit entries and archived episodes; and storage sums.
 
-Pages are removed one by one, each in a transaction of its own that skips what others have locked.
-So any number of processes may do it at once, and a repetition after a crash continues.
+Pages are removed one by one. Each has its own transaction, which skips rows that others have
+locked. So any number of processes may do it at once, and a repetition after a crash continues.
 
-Storage of tenants, and figures over time: the sums that the quota, ``GET /v1/scheduler`` and
-``GET /v1/metrics/series`` read.
+The sums of the tenants' storage are read by the quota, ``GET /v1/scheduler`` and
+``GET /v1/metrics/series``.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ RUNS = "runs"
 KINDS = (RUNS, "audit", "episodes")
 RUNS_AT_ONCE = 100
 _ANSWERS_KEPT = timedelta(days=2)
-"""Longer than responses of requests with an ``Idempotency-Key`` are kept."""
+"""More than the time for which responses of requests with an ``Idempotency-Key`` are kept."""
 
 Begin = Callable[[UUID], AbstractAsyncContextManager[AsyncConnection]]
-"""Opens a transaction that reaches a tenant's rows."""
+"""Function that opens a transaction for a tenant's rows."""
 Place = tuple[datetime, UUID]
-"""Of a run among all finished ones: its end and its id."""
+"""Place of a run among all finished runs: its end and its id."""
 
 _START: Place = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _DUE = text("SELECT tenant_id, name, kind, before FROM due_retention(:days, :tenant, :own)")
@@ -53,12 +53,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Something that a tenant no longer keeps.
+    """Kind of old data that a tenant no longer keeps.
 
     Attributes:
-        tenant: its name.
+        tenant: name of the tenant.
         kind: one of :data:`KINDS`.
-        before: time before which a run ended, or an entry was written.
+        before: data from before this time is removed: ended runs, or written entries.
     """
 
     tenant_id: UUID
@@ -86,12 +86,12 @@ async def due(
     tenant: str | None = None,
     own: bool = True,
 ) -> list[Due]:
-    """Return what tenants no longer keep, if there is any of it.
+    """Return the kinds of old data that tenants have and no longer keep.
 
     Args:
-        days: for which something is kept, by kind; ``None``: for ever.
-        tenant: name of the only tenant.
-        own: prefer the tenants' own days.
+        days: days for which data is kept, by kind; ``None``: for ever.
+        tenant: name of the only tenant; ``None``: all tenants.
+        own: the tenants' own days replace these.
     """
     found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
     return [Due(*row) for row in found]
@@ -100,10 +100,10 @@ async def due(
 async def remove(
     begin: Begin, what: Due, *, count_only: bool = False, clock: Clock = utcnow
 ) -> Removed:
-    """Remove what a tenant no longer keeps, or only count it; return the counts by table.
+    """Remove old data of a tenant, or only count it; return the numbers of rows by table.
 
-    Rests after each page for as long as the page took, at most a second, so that half of the
-    database's time is left to others.
+    After each page it pauses for as long as the page took, at most a second, so that others have
+    half of the database's time.
     """
     removed: Removed = Counter()
     async for page in _pages(begin, what, count_only, clock):
@@ -132,7 +132,7 @@ async def _pages(
 async def _runs(
     tx: AsyncConnection, what: Due, after: Place, count_only: bool, answers: bool
 ) -> tuple[Removed, Place | None]:
-    """Remove a page of finished runs; return also the place of the next page, if there is one."""
+    """Remove a page of finished runs; return the counts, and the next page's place, if any."""
     about = {"before": what.before, "at": after[0], "id": after[1], "most": RUNS_AT_ONCE}
     ids, last_at, last_id = (await tx.execute(_LOCK, about)).one()
     page: Removed = Counter()
@@ -166,25 +166,25 @@ async def _others(tx: AsyncConnection, what: Due, count_only: bool) -> Removed:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Background work; any number of processes may do it at once.
+    """Background work that removes old data; any number of processes may do it at once.
 
     Attributes:
-        days: for which something is kept, by kind; ``None``: for ever.
+        days: days for which data is kept, by kind; ``None``: for ever.
     """
 
     database: Database
     days: Mapping[str, float | None]
 
     def loop(self) -> WorkLoop:
-        """Return the loop that removes what tenants no longer keep."""
+        """Return the loop that removes old data."""
         return WorkLoop("retention", self.prune, poll_s=600.0)
 
     async def prune(self) -> float:
-        """Remove all that is due, a page of each tenant in turn; return the seconds until more is.
+        """Remove all old data, a page per tenant in turn; return the seconds until the next time.
 
-        What fails for a tenant is tried again the next time.
+        If removal fails for a tenant, the next call tries again.
         """
-        # On the pool: the engine may have no connection yet, and usually nothing is due.
+        # By the pool, because the engine may have no connection yet, and usually nothing is due.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
         left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
         removed: dict[Due, Removed] = {due: Counter() for due in left}
@@ -211,15 +211,15 @@ _SUM = "SELECT sum_storage($1)"
 
 @dataclass(frozen=True, slots=True)
 class StorageSums:
-    """Background work of every process; together they do it once per five seconds."""
+    """Background work that adds up storage; all processes together do it once per five seconds."""
 
     pool: asyncpg.Pool
 
     async def __call__(self) -> None:
-        """Add up what tenants stored and deleted, until cancelled."""
+        """Add up the bytes that tenants stored and deleted, until cancelled."""
         await WorkLoop("storage", self.add_up, poll_s=_SUMS_POLL_S).run()
 
     async def add_up(self) -> float:
-        """Add up a page of the changes so far; return the seconds until more may be due."""
+        """Add up a page of changes; return the seconds until the next page may be due."""
         has_more = await self.pool.fetchval(_SUM, _SUMS_POLL_S)
         return 0.0 if has_more else float("inf")

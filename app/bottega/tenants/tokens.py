@@ -1,12 +1,11 @@
-"""Signed tokens: those of end users, and the tickets with which browsers open streams.
+"""Signed tokens: tokens of end users, and tickets with which browsers open streams.
 
 A token is a JSON Web Token (RFC 7519) signed with HMAC-SHA-256. All API processes share the signing
-keys, so each of them verifies a token without a query. What ends a token before its time (its key
-was revoked, it was revoked itself) reaches every process within seconds: each reads the revocations
-with its check of the keys in use.
+keys, so each process verifies a token without a query. Every process reads revocations of tokens
+and of their keys when it checks the keys in use, so it knows them within seconds.
 
-The id of a token, its ``jti``, names the token's tenant by a second signature. So a tenant can
-revoke a token that is stored nowhere, and only its own.
+The id of a token, its ``jti``, contains a second signature for the token's tenant. So a tenant can
+revoke its own tokens, and only these, although tokens are stored nowhere.
 """
 
 import hmac
@@ -40,16 +39,18 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 Stream = Literal["websocket", "sse"]
 """Kind of stream that a ticket opens."""
 LONGEST_S = 86_400
-"""Longest life of a token."""
+"""Longest life of a token, in seconds."""
 TICKET_S: Mapping[Stream, float] = {"websocket": 60.0, "sse": 3600.0}
-"""Lives of tickets: a WebSocket's works once, an event stream's whenever its client reconnects."""
+"""Lives of tickets, in seconds. A WebSocket's ticket works once; an event stream's works again
+when its client reconnects.
+"""
 
 _ALGORITHM = "HS256"
 _SECRET_BYTES = 32
 _LONGEST = 7900
-"""Characters of a token; a field of a request's head has up to 8,000 bytes."""
+"""Most characters of a token, because a request's header field may have at most 8,000 bytes."""
 _REVOKED = 100_000
-"""Revocations that a process remembers, each for the longest life of a token."""
+"""Most revocations that a process remembers; each is remembered for a token's longest life."""
 _PLACE = Place(UUID(int=0), "signing key", 1)
 _STATE = "SELECT * FROM token_state($1, $2)"
 _END = """
@@ -65,7 +66,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """Identity of a token, with which its streams end; ``jti`` is empty for a person's."""
+    """Identity of a token, whose end ends its streams; ``jti`` is empty for a signed-in person."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -75,7 +76,9 @@ class TokenIdentity(NamedTuple):
 
 @lru_cache(1000)
 def _read_limits(text: str) -> StoredLimits:
-    """Read limits; the longest take 0.2 ms, and a key's tokens have the same."""
+    """Parse limits. Cached, because parsing takes up to 0.2 ms and all tokens of a key have equal
+    limits.
+    """
     return StoredLimits.model_validate_json(text)
 
 
@@ -89,18 +92,22 @@ class Token:
     """A verified token, and what it permits.
 
     Attributes:
-        key_id: the key that made it, with which it ends; ``None``: there were no keys.
-        prefix: public part of that key.
-        expires_at: end of its life, in seconds of Unix time.
-        user: the end user that all its requests act for; ``None``: a ticket of a key.
-        actions: what it may do; those of a ticket are its maker's.
-        agents, graphs, sessions: names that its runs may have; ``None``: all.
-        scopes: of a ticket, those of the key.
-        require_user: its key's requests name a user.
-        limits: of its key.
-        opens, run_id: of a ticket: the kind of stream, and the only run; ``None``: any.
-        parent, parent_expires_at: id and end of the token that asked for this ticket, the id empty
-            for a person's; ``None``: a key did.
+        key_id: the key that made the token, and with which it ends; ``None``: there were no keys.
+            prefix: public part of this key.
+            expires_at: end of the token's life, in seconds of Unix time.
+            user: the end user that all its requests act for; ``None``: it is a ticket of a key.
+            actions: what the token may do; a ticket has the actions of the token that requested it.
+            agents: names of the only agents that it may run; ``None``: all.
+            graphs: names of the only graphs that it may run; ``None``: all.
+            sessions: names of the only sessions in which it may run; ``None``: all.
+            scopes: scopes of the key that requested a ticket.
+            require_user: requests with the key must name an end user.
+            limits: limits of the key.
+            opens: kind of stream that a ticket opens; ``None``: the token is no ticket.
+            run_id: the only run that a ticket opens; ``None``: any.
+            parent: id of the token that requested the ticket, empty for a signed-in person;
+                ``None``: a key requested it.
+            parent_expires_at: end of the life of ``parent``.
     """
 
     tenant_id: UUID
@@ -123,7 +130,7 @@ class Token:
 
     @property
     def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
-        """Identity with which its streams end; of a ticket, that of what asked for it."""
+        """Identity whose end ends the token's streams; a ticket has that of its requester."""
         if self.opens is None:
             return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
         if self.parent is not None and self.parent_expires_at is not None:
@@ -136,7 +143,7 @@ class Token:
         return f"user:{self.user}" if self.user is not None else _actor_of(self.prefix)
 
     def need(self, action: Action) -> None:
-        """Check that the token has an action.
+        """Check that the token allows an action.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
@@ -149,14 +156,14 @@ class Token:
             )
 
     def is_for(self, *, agent: str | None = None, graph: str | None = None) -> bool:
-        """Return true if the token may run an agent or a graph: all, or those that it names."""
+        """Return true if the token may run this agent or graph."""
         if self.agents is None and self.graphs is None:
             return True
         named = ((agent, self.agents), (graph, self.graphs))
         return all(name is None or name in (allowed or ()) for name, allowed in named)
 
     def need_run_of(self, agent: str | None, graph: str | None, session_id: str | None) -> None:
-        """Check that a run of an agent or a graph is one of those that the token is for.
+        """Check that the token may start a run of this agent or graph in this session.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
@@ -164,46 +171,46 @@ class Token:
         for what, name in (("agent", agent), ("graph", graph)):
             if name is not None and not self.is_for(agent=agent, graph=graph):
                 raise ForbiddenError(
-                    f"this token is not for the {what} '{name}'", code="insufficient_scope"
+                    f"this token may not run the {what} '{name}'", code="insufficient_scope"
                 )
         if self.sessions is not None and session_id not in self.sessions:
             raise ForbiddenError(
-                "this token is for runs in some sessions: name one of them as session_id",
+                "this token may run only in some sessions: send one of them as session_id",
                 code="insufficient_scope",
             )
 
 
 _CLAIMS = TypeAdapter(Token)
-"""Form of a token's payload; what has its default is left out."""
+"""Form of a token's payload, without fields that have their default value."""
 
 
 def is_token(text: str) -> bool:
-    """Return true if a bearer's text has the form of a token, which no key has."""
+    """Return true if a bearer's text has the form of a token; keys never have it."""
     return text.startswith("eyJ") and text.count(".") == 2
 
 
 def head_of(text: str) -> Mapping[str, Any]:
-    """Return the head of a token, which nobody verified.
+    """Return the head of a token, without verifying the token.
 
     Raises:
-        jwt.PyJWTError: it has none.
+        jwt.PyJWTError: the token has no valid head.
     """
-    # Without the rest, whose every character the library would look at.
+    # Only the head is passed on, because the library would decode everything else, too.
     return jwt.get_unverified_header(f"{text.partition('.')[0]}..")
 
 
 def is_ours(text: str) -> bool:
-    """Return true if a token is signed in the way of this server, by its head."""
+    """Return true if the token's head has the algorithm of this server's own tokens."""
     with suppress(jwt.PyJWTError):
         return bool(head_of(text).get("alg") == _ALGORITHM)
     return True
 
 
 class TokenSigner:
-    """Signs and verifies tokens in this process.
+    """Signer and verifier of tokens in this process.
 
     Args:
-        keyring: seals the signing keys in the database; ``None``: they are stored as they are.
+        keyring: seals the signing keys in the database; ``None``: they are stored unsealed.
     """
 
     def __init__(self, keyring: Keyring | None = None, clock: Clock = utcnow) -> None:
@@ -217,13 +224,13 @@ class TokenSigner:
 
     @property
     def is_ready(self) -> bool:
-        """True once the signing keys were read."""
+        """True after the signing keys were read."""
         return bool(self._keys)
 
     async def refresh(self, connection: asyncpg.Connection) -> None:
-        """Read the signing keys, and what was revoked since the last time.
+        """Read the signing keys, and the revocations since the last call.
 
-        The first process makes the first key; a key that is old is followed by a new one.
+        If there is no signing key yet, or the newest is old, this makes a new one.
         """
         secret: bytes = os.urandom(_SECRET_BYTES)
         if self._keyring is not None:
@@ -254,10 +261,10 @@ class TokenSigner:
         return bytes.fromhex(self._keyring.open(stored, _PLACE))
 
     def sign(self, token: Token) -> tuple[str, Token]:
-        """Return a token's text, and the token with its id.
+        """Sign a token; return its text, and the token with its new id.
 
         Raises:
-            InvalidInputError: it names too much.
+            InvalidInputError: the text would be too long.
         """
         key = self._keys[self._newest]
         name = secrets.token_urlsafe(12)
@@ -268,16 +275,16 @@ class TokenSigner:
         if len(signed) > _LONGEST:
             raise InvalidInputError(
                 f"the token would have more than {_LONGEST} characters, which clients and proxies "
-                "do not pass on: name fewer agents, graphs or sessions"
+                "refuse: name fewer agents, graphs or sessions"
             )
         return signed, token
 
     def verify(self, text: str) -> Token:
-        """Return the token that a text holds.
+        """Verify a token's text, and return the token.
 
         Raises:
-            UnauthenticatedError: ``bad_token``: this server did not sign it, or it was revoked;
-                ``token_expired``.
+            UnauthenticatedError: ``bad_token``: this server did not sign the token, or it was
+                revoked; ``token_expired``.
         """
         try:
             key = self._keys[head_of(text)["kid"]]
@@ -285,7 +292,7 @@ class TokenSigner:
                 text,
                 key,
                 algorithms=[_ALGORITHM],
-                options={"verify_exp": False},  # by our clock, below
+                options={"verify_exp": False},  # checked below, with our clock
             )
             token = _CLAIMS.validate_python(claims)
         except (jwt.PyJWTError, LookupError, TypeError, ValueError):
@@ -312,13 +319,13 @@ class TokenSigner:
         return is_over or self._is_revoked(tenant_id, key_id, name)
 
     def is_of(self, tenant_id: UUID, jti: str) -> bool:
-        """Return true if this server gave a tenant's token this id."""
+        """Return true if this server made a token with this id for this tenant."""
         name, _, tag = jti.partition(".")
         expected = [_tag(key, tenant_id, name) for key in self._keys.values()]
         return any(hmac.compare_digest(tag.encode(), each.encode()) for each in expected)
 
     async def revoke(self, tx: AsyncConnection, tenant_id: UUID, actor: str, jti: str) -> None:
-        """End a token, effective everywhere within seconds after the commit.
+        """Revoke a token; all processes refuse it within seconds after the commit.
 
         Raises:
             NotFoundError: no token of this tenant has this id.
@@ -329,13 +336,13 @@ class TokenSigner:
         await audit.note(tx, tenant_id, actor, "token.revoke", jti)
 
     def until(self, seconds: float, key_expires_at: datetime | None) -> float:
-        """Return the end of a new token's life: not later than its key's."""
+        """Return the end of a new token's life, which is not after the end of its key."""
         until = self._clock().timestamp() + seconds
         return until if key_expires_at is None else min(until, key_expires_at.timestamp())
 
 
 async def use_once(connection: asyncpg.Connection, token: Token) -> bool:
-    """Note the use of a ticket that works once; return false if it was used before."""
+    """Record the use of a ticket that works once; return false if it was used before."""
     row = (token.tenant_id, token.jti, TICKET_S["websocket"])
     return bool(await connection.fetchval(_END, *row))
 

@@ -1,7 +1,7 @@
-"""Webhook secrets of tenants: rotated with a day's overlap, shown once.
+"""Webhook secrets of tenants, which are shown once and rotated with a day's overlap.
 
-A secret signs, so it is stored as plain text. ``BOTTEGA_WEBHOOK_SECRET`` is the first secret of the
-tenant ``default``; it ends a day after that tenant creates its first own one.
+Secrets are stored as plain text, because they sign. ``BOTTEGA_WEBHOOK_SECRET`` is the first secret
+of the tenant ``default``; it ends a day after the tenant creates its first own secret.
 """
 
 import secrets
@@ -53,7 +53,7 @@ async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list
     """List the valid secrets, the newest first, without the secrets themselves.
 
     Args:
-        has_first: the settings hold the first secret of the tenant ``default``.
+        has_first: the settings have the first secret of the tenant ``default``.
     """
     valid = or_(_rows.expires_at.is_(None), _rows.expires_at > func.now())
     query = (
@@ -71,7 +71,7 @@ async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list
 
 
 async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> bool:
-    """Check if the tenant has a secret; see :func:`page`."""
+    """Return true if the tenant has a secret; see :func:`page`."""
     if tenant_id == DEFAULT_TENANT and has_first:
         return True
     own = select(_rows.id).where(_rows.tenant_id == tenant_id).limit(1)
@@ -79,10 +79,10 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 
 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
-    """Create the tenant's next secret; return its row and, for the only time, the secret itself.
+    """Create the tenant's next secret; return its row, and, only this time, the secret.
 
-    The previous one stays valid for a day. Expired ones are removed. If no remaining secret is a
-    day old, the first secret's day has not passed either.
+    The previous secret stays valid for a day. Expired secrets are removed. Therefore the first
+    secret of the settings is still valid if no remaining secret is a day old.
 
     Raises:
         ConflictError: ``too_many``.
@@ -93,8 +93,8 @@ async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowM
     await tx.execute(delete(webhook_secrets).where(own, _rows.expires_at <= func.now()))
     if (await tx.scalar(select(func.count()).where(own)) or 0) >= MOST_VALID:
         raise ConflictError(
-            f"{MOST_VALID} webhook secrets of the tenant are valid: rotate again when the oldest "
-            "has expired (GET /v1/webhook-secret)",
+            f"{MOST_VALID} webhook secrets of the tenant are valid, the most allowed: wait until "
+            "the oldest has expired (GET /v1/webhook-secret)",
             code="too_many",
         )
     ending = update(webhook_secrets).where(own, _rows.expires_at.is_(None))

@@ -1,9 +1,11 @@
 """Erasure of all data of an end user.
 
-A row of ``user_erasures`` refuses everything new of the user from the request on. The rows go in
-pages, each in its own transaction that also counts them; then the objects in the object store, and
-what processes cached. The last transaction removes that row, if nothing names the user any more.
-All processes look for such rows, so another one goes on if a process dies.
+From the request on, a row in ``user_erasures`` makes the database refuse everything new of the
+user. Rows are removed in pages, each in its own transaction, which also counts them. Then the
+objects in the object store are deleted, and caches are cleared. When nothing names the user any
+more, the last transaction removes the row in ``user_erasures``.
+
+All processes look for such rows, so another process continues if one dies.
 """
 
 from collections import Counter
@@ -37,26 +39,27 @@ from bottega.tenants.erase import (
 
 CHANNEL = "bottega_users"
 LEASE_S = 5.0
-"""Of a process that erases, renewed by each page; two at once do no harm."""
+"""Lease of an erasing process, in seconds; each page renews it. Two processes at once do no harm.
+"""
 _AT_ONCE, _OF_ONE_TENANT = 4, 2
 
 _own = user_erasures.c
 _user_column = column("user_id", String)
-# Removed in a way of their own.
+# Tables whose rows are removed separately.
 _NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
 _LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
 
 
 def pseudonym(user: str) -> str:
-    """Return the text that stands for a user in the audit log."""
+    """Return the text that replaces a user's name in the audit log."""
     return f"sha256:{sha256(user.encode()).hexdigest()}"
 
 
 async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -> Mapping[str, Any]:
-    """Begin to erase a user's data, or return the erasure under way.
+    """Request the erasure of a user's data, unless it is requested already; return the user.
 
     Raises:
-        NotFoundError: nothing names the user.
+        NotFoundError: no data names the user.
     """
     await get(tx, tenant_id, user)
     new = {"tenant_id": tenant_id, "user_id": user, "actor": actor}
@@ -68,16 +71,16 @@ async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -
 
 
 async def get(tx: AsyncConnection, tenant_id: UUID, user: str) -> Mapping[str, Any]:
-    """Return a user, with the progress of the erasure that is under way.
+    """Return a user, with the progress of the erasure, if it is requested.
 
     Raises:
-        NotFoundError: nothing names the user.
+        NotFoundError: no data names the user.
     """
     query = select(_own.requested_at, _own.removed).where(_is(tenant_id, user))
     if (row := (await tx.execute(query)).mappings().one_or_none()) is not None:
         return {"user": user, "status": "erasing", **row}
     if not await tx.scalar(select(func.knows_user(tenant_id, user))):
-        raise NotFoundError("nothing names this user")
+        raise NotFoundError("there is no data of this user")
     return {"user": user, "status": "active", "requested_at": None, "removed": {}}
 
 
@@ -92,13 +95,13 @@ def _is(tenant_id: UUID, user: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UserErasure:
-    """Background work; any number of processes may do it at once."""
+    """Background work that erases users; any number of processes may do it at once."""
 
     database: Database
     objects: Objects
 
     def leased(self) -> LeasedWork:
-        """Return the work that erases the users of all tenants."""
+        """Return this work for the users of all tenants, with leases."""
         return LeasedWork(
             pool=self.database.pool,
             name="erase",
@@ -117,10 +120,10 @@ class UserErasure:
             await self.erase(tenant_id, row["user_id"])
 
     async def erase(self, tenant_id: UUID, user: str) -> None:
-        """Erase what is left of a user.
+        """Erase all remaining data of a user.
 
         Raises:
-            UnavailableError: the object store is unreachable; all rows are gone.
+            UnavailableError: the object store is unreachable; all rows are removed.
         """
         while await self._erase_page(tenant_id, user):
             pass
@@ -128,9 +131,9 @@ class UserErasure:
         await self._finish(tenant_id, user)
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
-        """Remove a page of rows; return false if none was left."""
+        """Remove a page of rows; return false if there were none."""
         async with self.database.begin(tenant_id) as tx:
-            # One process at a time; the row is gone if another has finished.
+            # The lock lets one process work at a time. The row is missing if another has finished.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
             if before is None:
@@ -151,7 +154,7 @@ class UserErasure:
             await self.database.pool.execute("SELECT forget_deleted_objects($1)", keys)
 
     async def _finish(self, tenant_id: UUID, user: str) -> None:
-        """End the erasure, unless a transaction from before its begin has stored something."""
+        """End the erasure, unless an older transaction has stored more of the user meanwhile."""
         async with self.database.begin(tenant_id) as tx:
             free = await tx.scalar(_LOCK, {"tenant": tenant_id, "user": user})
             if not free or await tx.scalar(select(func.knows_user(tenant_id, user))):
@@ -183,9 +186,10 @@ def _later(seconds: float) -> Any:
 
 
 async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed:
-    """Remove a page of a user's rows, first what makes new ones; return the counts.
+    """Remove a page of a user's rows; return the counts.
 
-    Runs that are not over come first: a worker loses its run in the transaction that removes it.
+    Schedules and unfinished runs come first, because they make new rows. A worker loses its run in
+    the transaction that removes the run.
     """
     removed: Removed = Counter()
     starting = schedules.c.name.in_(select(func.schedules_of_user(tenant_id, user)))
@@ -215,7 +219,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
 async def _forget_answers(
     tx: AsyncConnection, tenant_id: UUID, user: str, removed: Removed
 ) -> None:
-    """Remove stored responses that name the user: of sessions, runs, episodes and schedules."""
+    """Remove stored responses with the user's name, of sessions, runs, episodes and schedules."""
     body = idempotency_keys.c.answer
     places = (("body", "user"), ("body", "user_id"), ("body", "run", "user"))
     naming = or_(*(body[place].astext == user for place in places))

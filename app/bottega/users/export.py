@@ -1,11 +1,11 @@
 """Export of all data of an end user, as lines of JSON.
 
-Read in pages, each in a transaction of its own: a slow reader holds nothing. So it is no snapshot:
-it has what there was when it began, and perhaps some that came later.
+The data is read in pages, each in its own transaction, so that a slow reader keeps no transaction
+open. Therefore the export is no snapshot: it has all rows from before its begin, and perhaps some
+later ones.
 
-Tables with rows of end users, found in the catalogue, so that a new one is included.
-
-A row belongs to a user if it names the user, or a run, a session or an episode of the user's.
+The tables are found in the catalogue, so that new tables are included. A row belongs to a user if
+it names the user, or a run, a session or an episode of the user.
 """
 
 from base64 import b64encode
@@ -30,23 +30,23 @@ OWNERS = {"user_id": "text", "run_id": "uuid", "session_id": "text", "episode_id
 """Columns that name an owner, with their types; the first that a table has decides."""
 NOT_EXPORTED = frozenset(
     (
-        "user_erasures",  # there is no export meanwhile
-        "run_queue",  # which worker executes a run
+        "user_erasures",  # during an erasure there is no export
+        "run_queue",  # only says which worker executes a run
         "run_heads",
         "ended_tokens",  # credentials
         "idempotency_keys",  # copies of the objects that requests made
         "episode_search",  # words of episodes
-        "episode_vectors",  # numbers that were computed of them
+        "episode_vectors",  # vectors that were computed from them
         "episode_work",
-        "pattern_applications",  # judgements of patterns; they name an episode, and no text
+        "pattern_applications",  # judgements of patterns, without texts
         "pattern_sources",
     )
 )
-"""Tables whose rows say nothing of a user that others do not say."""
+"""Tables that have no facts about a user that other tables lack."""
 _BY_SESSION = frozenset(("session_memory",))
-"""They name the last of several runs, too."""
+"""Tables whose rows belong to a session, although they name its last run, too."""
 _BY_FIRST = frozenset(("files", "forked_turns"))
-"""The first of the owners that a row names decides; the others are of all its rows."""
+"""Tables in which each row has another owner: the first owner column that is not null."""
 
 _COLUMNS = text("""
 SELECT c.relname AS name, array_agg(a.attname::text ORDER BY a.attnum) AS columns, ARRAY(
@@ -62,12 +62,12 @@ GROUP BY c.oid, c.relname ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """Rows of a table that belong to users.
+    """Rows of a table that belong to users by one column.
 
     Attributes:
-        key: names and types of the primary key, without the tenant.
+        key: names and types of the primary key's columns, without the tenant.
         owner: the column that names the owner.
-        where: a further condition.
+        where: SQL of a further condition.
     """
 
     table: str
@@ -77,7 +77,7 @@ class Belongings:
 
 
 async def find(connection: AsyncConnection) -> list[Belongings]:
-    """Return all rows of users to export, each row in one of the items."""
+    """Return the rows of users that are exported; each row belongs to exactly one item."""
     found = []
     for row in await connection.execute(_COLUMNS):
         owners = [each for each in OWNERS if each in row.columns and "tenant_id" in row.columns]
@@ -97,13 +97,13 @@ async def find(connection: AsyncConnection) -> list[Belongings]:
 
 _ROWS = 200
 _BYTES = 1_000_000
-"""Of a page, beyond its first row."""
+"""Most bytes of a page; its first row may exceed this."""
 _OWNERS = 50
-"""Runs, sessions or episodes whose rows are read together."""
+"""Number of runs, sessions or episodes whose rows are read together."""
 _HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
-"""Columns that say nothing of the user."""
+"""Columns without facts about the user, which are left out."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
-"""Tables whose rows own others, with the column that names them there."""
+"""Tables whose rows own rows of other tables, with the column that names the owner there."""
 _MORE = {
     # A step's events are lines of JSON.
     "run_steps": " || jsonb_build_object("
@@ -114,7 +114,7 @@ _OBJECTS = {
     "episode_bodies": "CASE WHEN t.object_key IS NOT NULL THEN ARRAY[t.object_key] END",
 }
 _SCHEDULES = Belongings("schedules", (("name", "text"),), "name")
-"""They name the user inside of a document."""
+"""Schedules, which name the user inside of a JSON document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ class UserExport:
     _count: Counter[str] = field(default_factory=Counter)
 
     async def check(self, tx: AsyncConnection) -> None:
-        """Check that there is something to export.
+        """Check that there is data to export.
 
         Raises:
-            NotFoundError: nothing names the user.
+            NotFoundError: no data names the user.
             UserErasingError: the user is being erased.
         """
         if (await erasure.get(tx, self.tenant_id, self.user))["status"] == "erasing":
@@ -158,7 +158,7 @@ class UserExport:
         yield self._line("end", to_json({"lines": self._count}))
 
     async def _owned(self, of: Belongings, found: Sequence[Belongings]) -> AsyncIterator[bytes]:
-        """Yield the lines of a table that names users, each page with what its rows own."""
+        """Yield the lines of a table with user names; after each page come the rows that it owns."""
         inner = [each for each in found if each.owner == _OWNING.get(of.table)]
         async for lines, ids in self._pages(of, "SELECT :user"):
             yield lines
@@ -172,7 +172,7 @@ class UserExport:
     async def _pages(
         self, of: Belongings, owners: str, ids: Sequence[str] = ()
     ) -> AsyncIterator[tuple[bytes, list[str]]]:
-        """Yield pages of a table's lines, each with the first columns of its rows' keys."""
+        """Yield pages of a table's lines, each with the first key column of its rows."""
         values = {"tenant": self.tenant_id, "user": self.user, "ids": ids, "after": None}
         while True:
             query = _page(of, owners, is_first=values["after"] is None)
@@ -192,7 +192,7 @@ class UserExport:
     async def _contents(
         self, table: str, key: Sequence[str], object_keys: Sequence[str]
     ) -> AsyncIterator[bytes]:
-        """Yield what a row keeps in the object store, one object a line."""
+        """Yield a row's objects in the object store, one line for each object."""
         for number, object_key in enumerate(object_keys):
             data = await self.objects.get(object_key)
             about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}
@@ -204,7 +204,7 @@ class UserExport:
 
 
 async def as_array(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Turn pages of lines of JSON into pages of one JSON array."""
+    """Convert pages of JSON lines to pages of one JSON array."""
     before = b"["
     async for page in lines:
         yield before + page.rstrip(b"\n").replace(b"\n", b",\n")
@@ -213,7 +213,7 @@ async def as_array(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _page(of: Belongings, owners: str, *, is_first: bool) -> TextClause:
-    """Return the query of a page of a table's rows, in the order of their keys."""
+    """Return the query for a page of a table's rows, in the order of their keys."""
     names = [f't."{name}"' for name, _ in of.key]
     after = [f"CAST((:after)[{n}] AS {kind})" for n, (_, kind) in enumerate(of.key, 1)]
     place = "true" if is_first else f"({', '.join(names)}) > ({', '.join(after)})"
