@@ -1,1 +1,1 @@
-"""Files for models: from users, from run inputs and from tools."""
+"""Files for models: uploaded by users, in runs' inputs, and made by tools."""

@@ -1,4 +1,4 @@
-"""Parts of a run's input: their files exist, and their data becomes files."""
+"""Parts of a run's input: check of the files that they name, and storing their data as files."""
 
 import asyncio
 import binascii
@@ -32,15 +32,15 @@ class StoredInput:
     """A run's input as it is stored.
 
     Attributes:
-        input: with files in place of data.
-        made: files that were made of data.
+        input: the input with files in place of data.
+            made: ids of the files that were made of data.
     """
 
     input: Any
     made: set[UUID] = field(default_factory=set)
 
     def keep(self, accepted: RunInput) -> None:
-        """Keep the new files that an accepted input names; the others are removed."""
+        """Keep the new files that an accepted input names; all other new files are removed."""
         self.made -= set(files_of(accepted))
 
 
@@ -52,17 +52,18 @@ async def stored_input(
     owner: Owner,
     pointer: str = "/input",
 ) -> AsyncIterator[StoredInput]:
-    """Yield a checked input with files in place of data, for the request that accepts it.
+    """Check an input, store its data as files, and yield it for the request that accepts it.
 
-    Files made of data are removed if the request is refused.
+    If the request is refused, the new files are removed.
 
     Args:
-        owner: of the run, whose files it may name; those made of data are the session's.
-        pointer: the input's place in the request.
+        owner: owner of the run; the input may name the owner's files, and the new files belong to
+            the owner's session.
+        pointer: JSON Pointer of the input in the request.
 
     Raises:
         InvalidInputError: ``unknown_file``, ``file_too_large``, ``wrong_media_type`` or
-            ``bad_data``, at the part.
+            ``bad_data``; ``pointer`` names the part.
         LimitedError: ``file_quota``.
     """
     if not any(parts_of(asked)):
@@ -80,7 +81,7 @@ async def stored_input(
 
 
 def parts_of(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of an input that are not text, each with its JSON Pointer in it."""
+    """Yield the parts of an input that are not text, each with its JSON Pointer in the input."""
     if isinstance(asked, str):
         return
     for index, message in enumerate(asked):
@@ -113,7 +114,8 @@ class _Storing:
         size = sum(row["size"] for row in known.values()) + sum(map(len, data.values()))
         if size > LARGEST_IN_PROMPT:
             raise InvalidInputError(
-                f"the files have {size} bytes together: a prompt may have {LARGEST_IN_PROMPT}",
+                f"the files have {size} bytes together, but a prompt may have only "
+                f"{LARGEST_IN_PROMPT}",
                 code="file_too_large",
                 pointer=self.pointer,
             )
@@ -132,7 +134,7 @@ class _Storing:
         ]
 
     async def _known(self, asked: RunInput) -> dict[str, Mapping[str, Any]]:
-        """Return the rows of the files that an input names, by the pointers of its parts."""
+        """Return the rows of the files that an input names, by the JSON Pointers of its parts."""
         named = {at: UUID(str(part["file"])) for at, part in parts_of(asked) if part.get("file")}
         if not named:
             return {}
@@ -179,7 +181,7 @@ class _Storing:
 
 
 def _stored(part: Mapping[str, Any], row: Mapping[str, Any] | None) -> Part:
-    """Return a part as it is stored; ``row`` is that of its file."""
+    """Return a part in its stored form; ``row`` is the row of its file."""
     if part["type"] == "text":
         return Part("text", text=part["text"])
     if row is None:

@@ -1,4 +1,4 @@
-"""The files of one run: those that its models read, and those that its tools return."""
+"""The files of one run: files that its models read, and files that its tools return."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from bottega.errors import DatabaseAwayError, InvalidInputError, LimitedError, U
 from bottega.files.store import FileOrigin, FileStore
 
 NOT_STORED = "result_not_stored"
-"""Code of a tool whose answer could not be stored for a reason that is not the tool's."""
+"""Error code of a tool call whose answer could not be stored because of an internal error."""
 
 logger = structlog.get_logger(__name__)
 
@@ -30,23 +30,25 @@ class RunFiles:
     session_id: str | None
 
     async def load(self, file: str) -> FileContent:
-        """Load a file; raises as :meth:`FileStore.load`."""
+        """Load a file; it raises the errors of :meth:`FileStore.load`."""
         return await self.store.load(self.tenant_id, file)
 
     async def stored(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return a result with files in place of its data, or the error of storing them.
+        """Store the data in a tool's result as files; return the new result, or an error result.
 
         Raises:
-            Exception: the database was away for a minute.
+            Exception: the database was unavailable for a minute.
         """
         try:
             parts = [await self._part(part) for part in result.parts]
-        except DatabaseAwayError:  # no model can mend it
+        except DatabaseAwayError:  # a model cannot mend this
             raise
         except (InvalidInputError, LimitedError, UnavailableError) as error:
             text = f"its answer could not be stored: {error.detail}"
             return error_result(call, text, error.code)
-        except Exception as error:  # also of the database: a tool's answer must not end the run
+        except (
+            Exception
+        ) as error:  # even of the database, because a tool's answer must not end the run
             if is_transient(error):
                 raise
             logger.exception("tool.result_not_stored", tool=call.name)
@@ -57,7 +59,7 @@ class RunFiles:
         if part.data is None:
             return part
         origin = FileOrigin(self.session_id, self.run_id, part.name, part.media_type)
-        # A file whose answer was lost stays without use, and is deleted with its run.
+        # If the answer is lost, the file stays unused, and is deleted with the run.
         row = await persist(partial(self._add, part.data, origin))
         if isinstance(row, UnavailableError):
             raise row
@@ -70,7 +72,7 @@ class RunFiles:
         )
 
     async def _add(self, data: bytes, origin: FileOrigin) -> dict[str, Any] | UnavailableError:
-        """Store a file; return its row, or that the object store is away."""
+        """Store a file; return its row, or the error of an unavailable object store."""
         try:
             return await self.store.add(self.tenant_id, data, origin)
         except DatabaseAwayError:

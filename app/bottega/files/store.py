@@ -1,12 +1,10 @@
-"""Files of tenants: their rows, and their bytes as objects.
+"""Files of tenants: rows in the database, and their bytes in the object store.
 
-A file's bytes are objects of one size, its pieces. So an upload needs the memory of one piece, and
-a part of a file can be read alone. The keys of pieces are claimed before they are written: those
-that no row names an hour later are deleted, even if the process was killed.
+A file's bytes are stored in pieces, objects of equal size. So an upload needs memory for one piece
+only, and a part of a file can be read alone. The keys of pieces are claimed before the pieces are
+written. Pieces that no row names an hour later are deleted, even if the process was killed.
 
-Rows of files, for requests.
-
-Deletion of files that nobody uses any more.
+The module also lists and deletes files for requests, and removes unused files.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -45,7 +43,7 @@ from bottega.outside import BoundedReader
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
 
 MOST_BYTES = 100_000_000
-"""Largest file."""
+"""Largest file, in bytes."""
 LARGEST_IN_PROMPT = 32_000_000
 """Largest file that is sent to a model, in bytes; servers refuse larger requests."""
 PIECE_BYTES = 1 << 20
@@ -64,7 +62,7 @@ _DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
 
 @dataclass(frozen=True, slots=True)
 class FileQuota:
-    """Limits of a tenant's files together."""
+    """Limits of all files of a tenant together."""
 
     bytes: int = 10_000_000_000
     count: int = 10_000
@@ -75,10 +73,10 @@ class FileOrigin:
     """The origin of a file.
 
     Attributes:
-        session_id: the session with which it is deleted.
-        run_id: the run whose tool made it, with which it is deleted.
-        name: as the sender calls it.
-        media_type: as the sender declares it.
+        session_id: the session that the file belongs to and is deleted with.
+            run_id: the run whose tool made the file, and with which it is deleted.
+            name: the sender's name of the file.
+            media_type: the media type that the sender declared.
     """
 
     session_id: str | None = None
@@ -88,10 +86,10 @@ class FileOrigin:
 
 
 class Owner(NamedTuple):
-    """The user and the session of a run, whose files it may use; ``None``: nobody, none.
+    """User and session of a run, which may use the files of both; ``None``: the run has none.
 
     Attributes:
-        run_id: ``None``: of a new run.
+        run_id: the run; ``None``: it is a new run.
     """
 
     user: str | None
@@ -113,7 +111,7 @@ class FileStore:
     async def add(self, tenant_id: UUID, data: bytes, origin: FileOrigin) -> dict[str, Any]:
         """Store a file that is in memory; return its row.
 
-        Raises as :meth:`writing` and :meth:`FileWriter.finish`.
+        It raises the errors of :meth:`writing` and :meth:`FileWriter.finish`.
         """
         async with self.writing(tenant_id) as writer:
             await writer.write(data)
@@ -121,7 +119,7 @@ class FileStore:
 
     @asynccontextmanager
     async def writing(self, tenant_id: UUID) -> "AsyncIterator[FileWriter]":
-        """Yield a writer of a new file; what it wrote is removed unless it finished.
+        """Yield a writer of a new file; if the writer does not finish, its pieces are removed.
 
         Raises:
             LimitedError: ``storage_quota``.
@@ -135,7 +133,7 @@ class FileStore:
             yield writer
         finally:
             if not writer.kept:
-                # If this fails, they are deleted when their claim is over.
+                # If this fails, the pieces are deleted when their claim expires.
                 with suppress(UnavailableError):
                     await self.objects.delete(writer.keys)
 
@@ -143,7 +141,7 @@ class FileStore:
         """Return a file's row.
 
         Raises:
-            NotFoundError: unknown, or another tenant's.
+            NotFoundError: the file is unknown, or another tenant's.
         """
         async with self._acting(tenant_id) as connection:
             row = await connection.fetchrow(_FIND, tenant_id, file_id)
@@ -152,14 +150,14 @@ class FileStore:
         return dict(row)
 
     async def discard(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
-        """Delete files that nothing refers to yet; some may be gone already."""
+        """Delete files that nothing refers to; files that are deleted already are ignored."""
         async with self._acting(tenant_id) as connection:
             await connection.execute(_DISCARD, tenant_id, list(ids))
 
     async def use(
         self, tenant_id: UUID, ids: list[UUID], owner: Owner
     ) -> dict[UUID, Mapping[str, Any]]:
-        """Note that a run uses some files; return the rows of those that are its owner's, by id."""
+        """Record that a run uses files; return the rows that its owner may use, by id."""
         async with self._acting(tenant_id) as connection:
             rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)), *owner)
         return {row["id"]: dict(row) for row in rows}
@@ -167,10 +165,10 @@ class FileStore:
     async def read(
         self, row: Mapping[str, Any], start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """Yield the bytes from ``start`` to before ``end`` of a file, piece by piece.
+        """Yield the bytes of a file from ``start``, before ``end``, piece by piece.
 
         Args:
-            row: from :meth:`find`.
+            row: result of :meth:`find`.
 
         Raises:
             StoredElsewhereError, CorruptObjectError, UnavailableError: see :meth:`Objects.get`.
@@ -183,7 +181,7 @@ class FileStore:
             yield piece[max(0, start - begin) : end - begin]
 
     async def load(self, tenant_id: UUID, file: str) -> FileContent:
-        """Return a whole file, its bytes from a cache if it was used lately.
+        """Return a whole file; the bytes of recently used files come from a cache.
 
         Raises:
             InvalidInputError: ``unknown_file``, or ``file_too_large`` for a model.
@@ -203,7 +201,7 @@ class FileStore:
         return content
 
     def forget(self, tenant_id: UUID | None) -> None:
-        """Drop what is cached of a tenant, or of all."""
+        """Remove a tenant's files from the cache; ``None``: files of all tenants."""
         for key in [key for key in self._cache if tenant_id in (None, key[0])]:
             del self._cache[key]
 
@@ -220,9 +218,9 @@ class FileWriter:
     """Writer of one new file; :meth:`FileStore.writing` makes it.
 
     Attributes:
-        size: bytes so far.
-        keys: claimed keys; a piece may be at each.
-        kept: true once the file may have its row.
+        size: number of bytes so far.
+            keys: claimed keys; the object store may have a piece at each of them.
+            kept: true: the file's row may exist, so the pieces must stay.
     """
 
     def __init__(self, store: FileStore, tenant_id: UUID, file_id: UUID) -> None:
@@ -241,7 +239,7 @@ class FileWriter:
         self._hash = sha256()
 
     async def write(self, data: bytes) -> None:
-        """Add bytes.
+        """Append bytes to the file.
 
         Raises:
             InvalidInputError: ``file_too_large``.
@@ -295,13 +293,13 @@ class FileWriter:
         }
         quota = self._store.quota
         sent = to_json(new).decode()
-        self.kept = True  # also if the answer to the commit is lost
+        self.kept = True  # set before the commit, whose answer may be lost
         async with self._store._acting(self._tenant_id) as connection:
             try:
                 over = await connection.fetchval(
                     "SELECT add_file($1, $2, $3)", sent, quota.bytes, quota.count
                 )
-            except asyncpg.ForeignKeyViolationError:  # its run was deleted
+            except asyncpg.ForeignKeyViolationError:  # the file's run was deleted
                 self.kept = False
                 raise
             if over is not None:
@@ -315,12 +313,12 @@ class FileWriter:
             self._pixels = pixels_of(piece)
         if self._written == len(self.keys):
             await self._claim()
-        # Most files are compressed already.
+        # The lowest level, because most files are compressed already.
         await self._store.objects.put(self.keys[self._written], piece, level=1)
         self._written += 1
 
     async def _claim(self) -> None:
-        first = len(self.keys)  # most files have one piece
+        first = len(self.keys)  # the first claim is for one piece, because most files have only one
         more = range(first, first + min(max(1, first), _MOST_CLAIMED))
         keys = [new_key(self._tenant_id, self._id, f"p{number}") for number in more]
         async with self._store._acting(self._tenant_id) as connection:
@@ -331,14 +329,14 @@ class FileWriter:
 def _over(limit: str, quota: FileQuota) -> LimitedError:
     what = f"{quota.count} files" if limit == "files" else f"{quota.bytes} bytes of files"
     return LimitedError(
-        f"a tenant may have {what}: delete some first",
+        f"a tenant may have at most {what}: delete files that are not needed",
         code="file_quota",
         retry_after_s=60.0,
     )
 
 
 def unknown_file(file: str, pointer: str | None = None) -> InvalidInputError:
-    """Return the error for a file that does not exist, or is another tenant's or user's."""
+    """Return the error for a file that does not exist, or belongs to another tenant or user."""
     return InvalidInputError(f"there is no file {file}", code="unknown_file", pointer=pointer)
 
 
@@ -367,11 +365,12 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List files by age: the page after the id ``after``.
+    """List a page of files by age, after the file with the id ``after``.
 
     Args:
         session_id: only files of this session.
-        user: only files of this user: uploaded with a token, or of the user's sessions and runs.
+        user: only files of this user: uploaded with the user's token, or of the user's sessions and
+            runs.
     """
     shown: ReadOnlyColumnCollection[str, Any] = files.c
     query = select(files).where(files.c.tenant_id == tenant_id)
@@ -388,7 +387,7 @@ async def page(
 
 
 def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
-    """Return the files of a user's sessions, or runs; ``place``: the column that names those."""
+    """Return the files of a user's sessions or runs; ``place`` is the files' column for them."""
     its = beside(files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys())
     own = table.c.tenant_id == tenant_id, table.c.user_id == user
     return select(*its.c).select_from(table.join(its, true())).where(*own)
@@ -398,7 +397,7 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
     """Return the user and the session of a run.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the run is unknown, or another tenant's.
     """
     own = runs.c.tenant_id == tenant_id, runs.c.id == run_id
     found = await connection.execute(select(runs.c.user_id, runs.c.session_id).where(*own))
@@ -408,14 +407,14 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
 
 
 async def user_of(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> str | None:
-    """Return the user of a file's session or run; ``None``: of nobody, or unknown."""
+    """Return the user of a file's session or run; ``None``: no user, or the file is unknown."""
     query = "SELECT o.user_id FROM files f, file_owner(f) AS o WHERE f.tenant_id = $1 AND f.id = $2"
     user: str | None = await (await driver_of(connection)).fetchval(query, tenant_id, file_id)
     return user
 
 
 async def touch(connection: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]) -> None:
-    """Note that a run uses some files again."""
+    """Record that a run uses files again."""
     if ids:
         used = and_(files.c.tenant_id == tenant_id, files.c.id.in_(sorted(ids)))
         await connection.execute(update(files).where(used).values(used_at=func.now()))
@@ -425,7 +424,7 @@ async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) ->
     """Delete a file; its bytes are deleted some minutes later.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the file is unknown, or another tenant's.
     """
     own = and_(files.c.tenant_id == tenant_id, files.c.id == file_id)
     if not (await connection.execute(delete(files).where(own))).rowcount:
@@ -436,14 +435,14 @@ _AT_ONCE = 500
 _START = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
 _DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
-"""The condition holds for a file that a run begins to use meanwhile, too."""
+"""The condition on ``used_at`` protects files that a run begins to use meanwhile."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FileRetention:
-    """Background work; any number of processes may do it at once.
+    """Background work that deletes unused files; any number of processes may do it at once.
 
     Attributes:
         kept: time after the last use for which a file without a session is kept.
@@ -454,7 +453,7 @@ class FileRetention:
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete the unused files, in pages; return the seconds until more may be due."""
+        """Delete all unused files, in pages; return the seconds until the next time."""
         before = self.clock() - self.kept
         place = _START
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):

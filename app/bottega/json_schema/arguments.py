@@ -1,4 +1,4 @@
-"""Schemas of a tool's arguments: applied, or only shown to a model where others check. Pure."""
+"""Schemas of tools' arguments: applied here, or only shown to a model if others check. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ class ArgumentSchema:
     """A JSON Schema (2020-12) of an object, ready to check arguments.
 
     Attributes:
-        schema: as shown to the model. Unless it sets ``additionalProperties``, unknown arguments
-            are refused.
-        patterns: its patterns by JSON Pointer, not yet checked.
+        schema: the schema that the model sees. Unless it sets ``additionalProperties``, unknown
+                    arguments are refused.
+                patterns: the schema's patterns by JSON Pointer, not checked yet.
 
-    Raises:
-        InvalidInputError: it is not a valid schema, or exceeds a bound.
+            Raises:
+                InvalidInputError: the schema is invalid, or exceeds a bound.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -45,19 +45,19 @@ class ArgumentSchema:
 
     @property
     def is_flat(self) -> bool:
-        """True if a check of few arguments is quick."""
+        """True if checking few arguments is quick."""
         return self._checked.is_flat
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """The places of patterns that are not checked: only other engines know them."""
+        """JSON Pointers of unchecked patterns, which only other engines support."""
         return self._checked.unchecked
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check a call's arguments; see :meth:`CheckedSchema.problems` for the time it takes.
+        """Check a call's arguments; :meth:`CheckedSchema.problems` says how long this takes.
 
         Raises:
-            InvalidInputError: lists the problems for the model.
+            InvalidInputError: the arguments are invalid; the text lists the problems for the model.
         """
         if problems := self._checked.problems(arguments):
             raise InvalidInputError(f"invalid arguments: {'; '.join(map(str, problems))}")
@@ -65,7 +65,7 @@ class ArgumentSchema:
 
 @cached(schema_cache(), lock=Lock())
 def argument_schema(text: str) -> ArgumentSchema:
-    """Parse a schema from JSON text; cached, since runs build their tools repeatedly."""
+    """Parse a schema from JSON text; cached, because runs build their tools repeatedly."""
     return ArgumentSchema(json.loads(text))
 
 
@@ -74,10 +74,10 @@ MAX_DEPTH = 64
 
 
 def shown_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments as models need it, with the type ``object``.
+    """Return a tool's schema in the form that models need, with the type ``object``.
 
     Raises:
-        InvalidInputError: it is too large or too deep, or of no object.
+        InvalidInputError: the schema is too large or too deep, or not of an object.
     """
     if depth_of(schema) > MAX_DEPTH:
         raise InvalidInputError(f"the schema is nested deeper than {MAX_DEPTH} levels")

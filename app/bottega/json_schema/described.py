@@ -1,6 +1,6 @@
-"""Models whose fields are described by the strings below them, in JSON Schemas.
+"""Models whose JSON Schemas describe each field by the string below it.
 
-Fields that mean the same in all bodies are described here, once.
+Fields with the same meaning in all bodies are described here, once.
 """
 
 import ast
@@ -16,8 +16,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 SHARED_FIELDS: Mapping[str, str] = {
-    "type": "Kind of the object, which tells it from others.",
-    "kind": "Kind of the object, which tells what else it has.",
+    "type": "Kind of the object; it distinguishes the variants.",
+    "kind": "Kind of the object; it decides the other fields.",
     "id": "Id of the object; it never changes.",
     "name": "Name of the object.",
     "version": "Version of the definition, from 1.",
@@ -33,7 +33,7 @@ SHARED_FIELDS: Mapping[str, str] = {
     "ended_at": "Time of its end; null: it is not over.",
     "at": "Time at which it happened.",
     "expires_at": "Time from which it is no longer valid; null: it does not expire.",
-    "error": "The error that ended it; null: there is none.",
+    "error": "The error that ended it; null: no error.",
     "message": "Text for people; it may change.",
     "code": "Stable code: match on this, not on the text.",
     "detail": "What is wrong and what to do, for people.",
@@ -53,7 +53,7 @@ SHARED_FIELDS: Mapping[str, str] = {
     "usage": "Tokens and cost; null: unknown.",
     "cost": "Price of the model calls.",
     "input": "Input tokens.",
-    "output": "Text of the answer; null: there is none.",
+    "output": "Text of the answer; null: no answer.",
     "tokens": "Number of tokens.",
     "duration_ms": "Duration in milliseconds; null: unknown.",
     "duration_s": "Duration in seconds; null: unknown.",
@@ -65,29 +65,29 @@ SHARED_FIELDS: Mapping[str, str] = {
     "description": "What it is for, in a few words.",
     "reason": "Why; null: no reason was given.",
     "category": "What the pattern is about.",
-    "model": "Name of the model; null: the default one.",
+    "model": "Name of the model; null: the default model.",
     "provider": "Name of the model's provider.",
-    "tools": "The tools that it has.",
+    "tools": "Its tools.",
     "source": "Where it comes from: an agent, a pattern, an episode or an insight.",
     "call": "Number of the agent's model call, from 1.",
     "attempt": "The run's attempt, from 1.",
     "tool": "Name of the tool; null: none.",
     "domain": "Subject of the task, such as `billing`; null: unknown.",
     "task_type": "Kind of the task, such as `export`; null: unknown.",
-    "metadata": "Your own data, or what tools and hooks annotated.",
+    "metadata": "Your own data, or annotations by tools and hooks.",
     "outcome": "What the work was worth.",
-    "priority": "1 goes first, 10 last.",
+    "priority": "Priority; 1 is the most urgent, 10 the least.",
     "insights": "What was learned, in sentences.",
     "failures": "What went wrong.",
     "score": "How well it fits; more is better.",
     "summary": "One or two sentences that a model reads.",
     "state": "State in its life.",
     "confidence": "Probability that it helps, from 0 to 1.",
-    "success_rate": "Share of its applications that went well; null: there is none.",
+    "success_rate": "Share of its applications that went well; null: no applications.",
     "uses": "Tools and agents that the pattern names, in order.",
     "affects": "Tools and agents whose next call shows the effect; empty: the whole run shows it.",
     "tries": "Number of tries so far.",
-    "stop_reason": "Why it ended, such as `max_iterations`; null: as usual.",
+    "stop_reason": "Why it ended, such as `max_iterations`; null: it ended normally.",
     "nodes": "Agents of the graph.",
     "edges": "Dependencies of the graph: a target receives its source's answer.",
     "task": "The task, as it was asked for.",
@@ -101,12 +101,12 @@ SHARED_FIELDS: Mapping[str, str] = {
     "applications": "Number of applications.",
     "errors": "Errors, one by one.",
     "goals": "What is to be done.",
-    "constraints": "What the work must keep to.",
-    "success_criteria": "How to tell that the work was done well.",
+    "constraints": "Rules for the work.",
+    "success_criteria": "Signs of a good result.",
     "token_budget": "Most input and output tokens together; null: no limit.",
     "published_at": "Time of the publication.",
     "ttl_s": "Seconds until its publication expires; null: never.",
-    "policy": "What flows along the edge; null: nothing, it was recalled.",
+    "policy": "Content that flows along the edge; null: it was recalled, not sent along an edge.",
     "before": "Value of the run in the path.",
     "after": "Value of the run that it is compared with.",
     "question": "The question for people; null: it asks for an approval.",
@@ -130,35 +130,35 @@ SHARED_PARAMETERS: Mapping[str, str] = {
     "source": "Agent whose answer the edge carries.",
     "target": "Agent that receives the answer.",
     "format": "Form of the drawing.",
-    "status": "Only those with this status.",
+    "status": "Only items with this status.",
     "agent": "Name of the agent.",
-    "session_id": "Only those of this session.",
-    "created_after": "Only those created later than this.",
-    "created_before": "Only those created earlier than this.",
-    "kind": "Only those of this kind.",
-    "run_id": "Only those of this run.",
-    "domain": "Only those of this domain.",
-    "task_type": "Only those of this type of task.",
-    "tag": "Only those with this tag.",
-    "noted_after": "Only those noted later than this.",
-    "noted_before": "Only those noted earlier than this.",
-    "by": "What the sums are made by.",
-    "state": "Only those in this state.",
-    "category": "Only those of this category.",
-    "accept": "`text/event-stream`: a stream, as that of `stream_run_events`.",
-    "last-event-id": "Number of the last event that was read; the stream goes on after it.",
+    "session_id": "Only items of this session.",
+    "created_after": "Only items created later.",
+    "created_before": "Only items created earlier.",
+    "kind": "Only items of this kind.",
+    "run_id": "Only items of this run.",
+    "domain": "Only items of this domain.",
+    "task_type": "Only items of this type of task.",
+    "tag": "Only items with this tag.",
+    "noted_after": "Only entries that were written later.",
+    "noted_before": "Only entries that were written earlier.",
+    "by": "Field by which the sums are grouped.",
+    "state": "Only items in this state.",
+    "category": "Only items of this category.",
+    "accept": "`text/event-stream`: answer with a stream, like `stream_run_events`.",
+    "last-event-id": "Number of the last event that the client has; the stream continues after it.",
 }
-"""Descriptions of parameters that have none of their own."""
+"""Descriptions of parameters that have no description of their own."""
 
 
 class DescribedModel(BaseModel):
-    """A model whose JSON Schema has the strings below its fields as their descriptions.
+    """A model whose JSON Schema describes each field by the string below it.
 
-    Pydantic's `use_attribute_docstrings` parses each class at import, which doubles the time of a
-    start; here each file is parsed once, when a document is made.
+    Pydantic's `use_attribute_docstrings` would parse each class at import, which doubles the time
+    of a start. This class parses each file once, when a document is made.
 
     Attributes:
-        shows: the body of requests that this answer repeats, whose fields describe those here.
+        shows: request body whose fields this answer repeats; its descriptions are used, too.
     """
 
     shows: ClassVar[type[BaseModel] | None] = None
@@ -181,7 +181,7 @@ class DescribedModel(BaseModel):
 
 @functools.cache
 def _field_texts(model: type) -> Mapping[str, str]:
-    """Return the strings below a model's fields, by name; those of a class above count, too."""
+    """Return the strings below a model's fields, by field; including those of base classes."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("bottega."):

@@ -14,10 +14,10 @@ from bottega.json_schema.schema import Bounds, CheckedSchema, Problem, schema_ca
 from bottega.json_schema.values import is_finite
 
 MAX_BYTES = 65_536
-"""Bytes of a schema as JSON."""
+"""Most bytes of a schema as JSON."""
 BOUNDS = Bounds(depth=32, values=3000, work=50_000_000)
 MAX_ANSWER = 1_000_000
-"""Characters of an answer."""
+"""Most characters of an answer."""
 _QUICK_CHARACTERS = 4_000
 _QUICK_SIZE = 200
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
@@ -28,11 +28,11 @@ class OutputSchema:
     """A JSON Schema (2020-12) of an agent's answer.
 
     Attributes:
-        schema: as given.
-        patterns: its patterns by JSON Pointer, not yet checked.
+        schema: the schema, unchanged.
+                patterns: the schema's patterns by JSON Pointer, not checked yet.
 
-    Raises:
-        InvalidInputError: it is not a valid schema, or exceeds a bound.
+            Raises:
+                InvalidInputError: the schema is invalid, or exceeds a bound.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class OutputSchema:
         return self._checked.unchecked
 
     def is_quick(self, length: int) -> bool:
-        """Return true if a check of a text this long takes few milliseconds."""
+        """Return true if checking a text of this length takes only few milliseconds."""
         is_small = self._checked.size <= _QUICK_SIZE and length <= _QUICK_CHARACTERS
         return is_small and self._checked.is_flat
 
@@ -56,7 +56,7 @@ class OutputSchema:
         return self._checked.problems(value)
 
     def json_in(self, text: str) -> str:
-        """Return the JSON of an answer: without a byte order mark, thoughts before it, a fence."""
+        """Return the JSON in an answer, without byte order mark, thoughts or code fence."""
         text = text.strip("\ufeff \t\r\n")
         if thought := _THOUGHT.match(text):
             text = text[thought.end() :].strip()
@@ -84,21 +84,22 @@ def _cached(text: str) -> OutputSchema:
 
 
 def check_length(schema: Mapping[str, Any]) -> None:
-    """Check the length of a schema, in little time.
+    """Check the length of a schema; this is quick.
 
     Raises:
-        InvalidInputError: it is too long.
+        InvalidInputError: the schema is too long.
     """
     if len(to_json(schema)) > MAX_BYTES:
         raise InvalidInputError(f"the schema is longer than {MAX_BYTES} bytes")
 
 
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
-    """Check a schema; cached, since runs build their agents repeatedly.
+    """Parse and check a schema; cached, because runs build their agents repeatedly.
 
-    A large schema takes up to 50 ms: call it in a thread first.
+    A large schema takes up to 50 ms, so the first call belongs into a thread.
 
     Raises:
-        InvalidInputError: it is not a valid schema, or exceeds a bound.
+        InvalidInputError: the schema is invalid, or exceeds a bound.
+
     """
     return _cached(to_json(schema).decode())

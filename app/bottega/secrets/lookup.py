@@ -1,4 +1,4 @@
-"""Values of secrets in a worker: of tenants' stored ones first, then of the environment."""
+"""Look-up of secrets' values in a process: tenants' stored secrets first, then the environment."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT, TenantSecrets
 
 BELIEVED_S = 4.0
-"""Seconds for which what was read is valid, if no notification says otherwise."""
+"""Seconds for which values are used after reading, unless a notification reports a change."""
 _MOST_TENANTS = 500
-"""Tenants whose secrets stay known although no run holds them: those used last."""
+"""Number of recently used tenants whose secrets stay in memory although no run needs them."""
 _LOOK_S = 10.0
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,7 @@ class StoredSecret:
     """A stored secret.
 
     Attributes:
-        value: ``None``: no key of this process opens it.
+        value: ``None``: this process has no key that opens it.
     """
 
     version: int
@@ -49,15 +49,15 @@ class StoredSecret:
 
 
 Stored = Mapping[str, StoredSecret]
-"""A tenant's stored secrets by name; the same object as long as none has changed."""
+"""A tenant's stored secrets by name; it stays the same object until a secret changes."""
 
 
 class _Known(Redactor):
-    """Redactor of a tenant's secrets, with what is known of them.
+    """Redactor of a tenant's secrets, with the secrets that were read.
 
     Attributes:
-        until: the values that it removes, with the time of each until which it does.
-        tenant: its name, once a use has told it.
+        until: the values that it removes from texts, each with the time until which it does.
+        tenant: the tenant's name; ``None``: no use has named it yet.
     """
 
     def __init__(self) -> None:
@@ -75,12 +75,13 @@ class SecretRules:
     """Rules of the operator about secrets.
 
     Attributes:
-        keyring: returns the keys that open stored secrets; ``None``: there are none.
-        environment: reads the operator's secrets.
-        hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: it has none.
-        allowed: returns hosts and networks that may be reached although they are not public.
-        is_open: whether the server has no keys, so that an operator's secret without hosts may go
-            anywhere.
+        keyring: returns the keys that open stored secrets; ``None``: there are no keys.
+            environment: reads the operator's secrets from the environment.
+            hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
+            allowed: returns the hosts and networks that may be reached although they are not
+                public.
+            is_open: returns true if the server has no API keys; then an operator's secret without
+                hosts may be sent to any host.
     """
 
     keyring: Callable[[], Keyring | None]
@@ -91,7 +92,7 @@ class SecretRules:
 
 
 class SecretLookup:
-    """The secrets of all tenants, read when one is needed, and again after a change.
+    """The secrets of all tenants; a tenant's secrets are read at their first use and after changes.
 
     Args:
         read: returns the rows of a tenant's stored secrets.
@@ -106,7 +107,8 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        # A run may hold a redactor for hours: as long as one does, no other may take its place.
+        # Weak references, because a run may hold a redactor for hours. Until then no second one may
+        # exist.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
         self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)
@@ -115,13 +117,13 @@ class SecretLookup:
         self._environment_read_at = -math.inf
 
     def watch(self, listener: NotifyListener) -> None:
-        """Have what changes be read again by :meth:`run`, as soon as the database says so."""
+        """Make :meth:`run` read changed secrets as soon as the database notifies of the change."""
         listener.subscribe(CHANNEL, self._forget)
 
     async def run(self) -> None:
-        """Read what has changed, until cancelled: what others send must be redacted here, too.
+        """Read changed secrets until cancelled, because this process must redact them at once.
 
-        Forget the values that were replaced or deleted.
+        It also drops values that were replaced or deleted some time ago.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -133,27 +135,27 @@ class SecretLookup:
                 if known.read_at == -math.inf:
                     try:
                         await self.stored(tenant_id)
-                    except Exception:  # the next use reads again, and reports it
+                    except Exception:  # the next use reads again, and reports the error
                         log.exception("secrets.read_failed")
 
     def redactor(self, tenant_id: UUID) -> Redactor:
-        """Return what removes the secrets of a tenant, as far as this process has read them.
+        """Return the redactor of a tenant's secrets, as far as this process has read them.
 
-        It learns of changes as long as somebody holds it, and knows no secret of others.
+        It follows changes as long as somebody holds it. It has no other tenant's secrets.
         """
         return self._of(tenant_id)
 
     async def known(self, tenant_id: UUID, tenant: str) -> Redactor:
-        """Return :meth:`redactor`, once it knows all secrets of the tenant.
+        """Return :meth:`redactor` after reading all secrets of the tenant.
 
         Args:
-            tenant: its name.
+            tenant: name of the tenant.
         """
         await self.stored(tenant_id)
         return self._named(tenant_id, tenant)
 
     def of_name(self, tenant: str) -> Redactor | None:
-        """Return the redactor of the tenant of a name, if there is one."""
+        """Return the redactor of the tenant with this name; ``None``: this process has none."""
         return self._of_names.get(tenant)
 
     def _named(self, tenant_id: UUID, tenant: str) -> _Known:
@@ -172,20 +174,20 @@ class SecretLookup:
         return known
 
     def _tell(self, known: _Known) -> None:
-        """Tell a redactor which values to remove: the present ones, and those of lately."""
+        """Set the values that a redactor removes: the current values and those of the last 30 s."""
         now = self._ticks()
         present = set() if known.stored is None else set(_values(known.stored))
         if known.tenant is not None:
             present |= set(self._environment().values(known.tenant))
         until = {each: at for each, at in known.until.items() if at > now or each in present}
-        # A replaced or deleted value is still removed from texts: servers repeat it.
+        # Replaced or deleted values are still removed, because servers may still repeat them.
         until |= dict.fromkeys(present, now + 30.0)
         if until.keys() != known.until.keys():
             known.keep(until)
         known.until = until
 
     async def state(self, tenant_id: UUID | None, *, fresh: bool = False) -> object:
-        """Return a value that is another one when a secret of a tenant, or of all, has changed.
+        """Return a value that changes when a secret of the tenant or of the environment changes.
 
         Args:
             tenant_id: ``None``: only the environment's secrets count.
@@ -199,11 +201,11 @@ class SecretLookup:
     async def stored(self, tenant_id: UUID, *, fresh: bool = False) -> Stored:
         """Return a tenant's stored secrets.
 
-        Without the database, values that were read before stay valid; if there are none, this
-        waits.
+        While the database is unavailable, values that were read before stay valid; without such
+        values, this waits.
 
         Args:
-            fresh: read them now, even if no change is known.
+            fresh: read the secrets now, even if no change is known.
         """
         known = self._of(tenant_id)
         asked_at = self._ticks()
@@ -215,9 +217,9 @@ class SecretLookup:
         return known.stored
 
     def bound(self, tenant_id: UUID, tenant: str, url: str) -> Secrets:
-        """Return the look-up of a tenant's secrets that are to be sent to a URL.
+        """Return a function that looks up a tenant's secrets by name, for sending them to a URL.
 
-        It raises InvalidInputError: ``unknown_secret``, ``secret_unreadable``,
+        The function raises InvalidInputError: ``unknown_secret``, ``secret_unreadable``,
         ``secret_not_for_host``, ``secret_needs_https``, ``secret_host_unset``.
         """
 
@@ -239,7 +241,7 @@ class SecretLookup:
         return secret
 
     def operators(self, url: str) -> Secrets:
-        """Return the look-up of the operator's own secrets, for servers of the settings."""
+        """Return a function that looks up the operator's secrets, for servers in the settings."""
 
         async def secret(name: str) -> str:
             value = self._of_operator(DEFAULT, name)
@@ -250,7 +252,7 @@ class SecretLookup:
         return secret
 
     def operator_has(self, tenant: str, name: str) -> bool:
-        """Return whether the operator has set a tenant's secret of this name."""
+        """Return true if the operator has set a secret of this name for the tenant."""
         try:
             self._of_operator(tenant, name)
         except InvalidInputError:
@@ -261,7 +263,7 @@ class SecretLookup:
         try:
             return self._environment().of(tenant)(name)
         except InvalidInputError:
-            self._environment_read_at = -math.inf  # it may be new
+            self._environment_read_at = -math.inf  # the secret may be new
             return self._environment().of(tenant)(name)
 
     def _environment(self) -> TenantSecrets:
@@ -288,7 +290,7 @@ class SecretLookup:
                 await asyncio.sleep(0.2)
                 continue
             self._keep(tenant_id, known, rows)
-            # What was notified meanwhile is read at the next use.
+            # If a notification came meanwhile, the next use reads again.
             known.read_at = asked_at if changes == known.changes else -math.inf
             return
 
@@ -313,7 +315,7 @@ class SecretLookup:
         return StoredSecret(row["version"], tuple(from_json(row["hosts"])), value)
 
     def _forget(self, tenant: str | None) -> None:
-        """Have one tenant's secrets read again at the next use; ``None``: those of all."""
+        """Mark a tenant's secrets as changed; ``None``: those of all tenants."""
         changed = [*self._known.values()] if tenant is None else [self._known.get(UUID(tenant))]
         for known in changed:
             if known is not None:
@@ -332,8 +334,8 @@ def _values(stored: Stored) -> list[str]:
 
 def _unreadable(name: str) -> InvalidInputError:
     return InvalidInputError(
-        f"the secret '{name}' cannot be opened: the operator of this server has to set the key "
-        "that sealed it in BOTTEGA_SECRETS_KEY, or store it again with "
+        f"the secret '{name}' cannot be opened: let the operator of this server add the key that "
+        "sealed it to BOTTEGA_SECRETS_KEY, or store the secret again with "
         f"PUT /v1/secrets/{name}",
         code="secret_unreadable",
     )

@@ -1,6 +1,6 @@
-"""Stored secrets of tenants: put, list, read, delete, seal again.
+"""Stored secrets of tenants: storing, listing, reading, deleting and sealing them again.
 
-Each change notifies the processes that keep values, see :mod:`bottega.secrets.lookup`.
+Each change notifies the processes that have values in memory, see :mod:`bottega.secrets.lookup`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +20,9 @@ from bottega.tenants import audit
 
 CHANNEL = "bottega_secrets"
 MOST_SECRETS = 100
-"""Limit of a tenant's secrets: each text of its runs is searched for all of them."""
+"""Limit of a tenant's secrets, because each text of its runs is searched for all of them."""
 MOST_NAMES = 1000
-"""Limit of a tenant's names of secrets, with those that were deleted."""
+"""Limit of a tenant's names of secrets, including deleted secrets."""
 
 _AT_ONCE = 100
 _rows = secrets.c
@@ -43,7 +43,7 @@ async def put(
     hosts: Sequence[str],
     if_version: int | None,
 ) -> tuple[RowMapping, bool]:
-    """Store a secret, or its next version; return its row without the value, and if it is new.
+    """Store a secret, or its next version; return its row, and true if the secret is new.
 
     Raises:
         VersionConflictError: ``if_version`` is not the current version.
@@ -85,7 +85,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, name: str) -> RowMapping:
     """Return a secret's row without the value.
 
     Raises:
-        NotFoundError: the tenant has none of this name.
+        NotFoundError: the tenant has no secret of this name.
     """
     query = select(*_PUBLIC_COLUMNS).where(_named(tenant_id, name), _rows.value.is_not(None))
     row = (await tx.execute(query)).mappings().one_or_none()
@@ -115,7 +115,7 @@ async def delete(
 async def hosts_of(
     tx: AsyncConnection, tenant_id: UUID, names: Iterable[str]
 ) -> Mapping[str, Sequence[str]]:
-    """Return the hosts of those of a tenant's stored secrets that have these names."""
+    """Return the hosts of the stored secrets among these names, by name."""
     query = select(_rows.name, _rows.hosts).where(
         _rows.tenant_id == tenant_id, _rows.name.in_(set(names)), _rows.value.is_not(None)
     )
@@ -130,12 +130,12 @@ async def read(pool: asyncpg.Pool, tenant_id: UUID) -> Sequence[Mapping[str, Any
 
 
 class Resealed(NamedTuple):
-    """A page of secrets that were sealed again.
+    """Result of sealing a page of secrets again.
 
     Attributes:
-        last: the last secret of the page; ``None``: there are no more.
-        changed: how many were sealed by another key than the first.
-        unreadable: how many no key opens.
+        last: the last secret of the page; ``None``: there are no more pages.
+        changed: number of secrets that another key than the first had sealed.
+        unreadable: number of secrets that no key opens.
     """
 
     last: Place | None
@@ -146,7 +146,7 @@ class Resealed(NamedTuple):
 async def seal_again(
     tx: AsyncConnection, actor: str, keyring: Keyring, after: Place | None
 ) -> Resealed:
-    """Seal the next page of the secrets of all tenants with the first key. Versions stay.
+    """Seal the next page of all tenants' secrets with the first key; versions do not change.
 
     Args:
         tx: a transaction that sees all tenants.
@@ -174,7 +174,7 @@ async def seal_again(
 
 
 async def _one_at_a_time(tx: AsyncConnection, tenant_id: UUID) -> None:
-    """Make changes of a tenant's secrets wait for each other, so that the limits hold."""
+    """Lock the tenant's secrets, so that concurrent changes cannot exceed the limits."""
     lock = func.hashtextextended(f"secrets {tenant_id}", 0)
     await tx.execute(select(func.pg_advisory_xact_lock(lock)))
 
@@ -187,12 +187,14 @@ async def _refuse_excess(tx: AsyncConnection, tenant_id: UUID, *, is_new: bool) 
         detail = f"a tenant can have at most {MOST_SECRETS} secrets: delete unused ones"
         raise ConflictError(detail, code="too_many")
     if is_new and found.names >= MOST_NAMES:
-        detail = f"there are {MOST_NAMES} names of secrets, the maximum: use deleted names again"
+        detail = (
+            f"the tenant has {MOST_NAMES} names of secrets, the maximum: use deleted names again"
+        )
         raise ConflictError(detail, code="too_many")
 
 
 def _refuse_other(name: str, version: int | None, if_version: int | None) -> None:
-    """Refuse a change of another version than the current one; ``None``: there is none."""
+    """Refuse a change if the current version is not ``if_version``; ``None``: no secret."""
     if if_version in (None, version):
         return
     current = "deleted or was never stored" if version is None else f"at version {version}"

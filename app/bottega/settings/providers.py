@@ -1,4 +1,4 @@
-"""Model servers as tenants and the operator define them."""
+"""Definitions of model servers, for tenants and for the operator."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from bottega.tools.http import SecretHeader
 from bottega.tools.secrets import check_header
 
 IN_CLEAR = "secret_in_clear"
-"""Error type of a secret that is written out instead of named."""
+"""Error type for a secret that is written in clear text instead of named."""
 _SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 _HARMLESS = frozenset(("idempotency-key", "x-idempotency-key"))
 _HINT = 'store it with PUT /v1/secrets/NAME and refer to it by {"secret": "NAME"}'
@@ -34,7 +34,7 @@ _Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 def in_clear(what: str) -> PydanticCustomError:
-    """Make the error of a secret in clear text."""
+    """Return the error for a secret in clear text."""
     return PydanticCustomError(IN_CLEAR, "{what} is a secret: " + _HINT, {"what": what})
 
 
@@ -64,10 +64,10 @@ def _is_address(url: str) -> str:
 
 
 def is_endpoint(url: str) -> str:
-    """Check an address that is used as it is, without a secret in its query.
+    """Check a URL that is used unchanged, and that may have no secret in its query.
 
     Raises:
-        PydanticCustomError: it is not http(s), has a fragment, or a secret.
+        PydanticCustomError: the URL is not http(s), has a fragment, or has a secret.
     """
     parsed = _address(url)
     if "#" in url:
@@ -82,10 +82,12 @@ def may_be_sent(headers: dict[str, str | SecretHeader]) -> dict[str, str | Secre
     """Check the headers of a server.
 
     Raises:
-        PydanticCustomError: one is not valid, is ours, or has a secret in clear text.
+        PydanticCustomError: a header is invalid or reserved, or has a secret in clear text.
     """
     if len({name.lower() for name in headers}) < len(headers):
-        raise PydanticCustomError("headers", "a header is given twice")
+        raise PydanticCustomError(
+            "headers", "a header is given twice"
+        )
     for name, value in headers.items():
         try:
             check_header(name, value if isinstance(value, str) else "secret")
@@ -94,12 +96,12 @@ def may_be_sent(headers: dict[str, str | SecretHeader]) -> dict[str, str | Secre
         if isinstance(value, str) and is_credential(name):
             raise in_clear(f"the value of {name}")
         if name.lower() == "content-type":
-            raise PydanticCustomError("headers", "the body's type is fixed: leave content-type out")
+            raise PydanticCustomError("headers", "content-type is set by the server: leave it out")
     return headers
 
 
 def is_credential(name: str) -> bool:
-    """Return true if a header of this name probably holds a secret."""
+    """Return true if a header or variable with this name probably has a secret value."""
     return bool(_SECRET_NAMES.search(name)) and name.lower() not in _HARMLESS
 
 
@@ -109,11 +111,11 @@ class ModelPrice(DescribedModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     input: _Price
-    """Of input tokens."""
+    """Price of input tokens."""
     cached: _Price | None = None
-    """Null: as `input`."""
+    """Price of input tokens from the server's cache; null: as `input`."""
     output: _Price
-    """Of output tokens."""
+    """Price of output tokens."""
 
 
 class ProviderContent(DescribedModel):
@@ -141,35 +143,35 @@ class ProviderContent(DescribedModel):
     base_url: Annotated[
         str, StringConstraints(min_length=1, max_length=_LONGEST_URL), AfterValidator(_is_address)
     ]
-    """As the vendor's own SDK has it: `chat` and `responses` end in `/v1`, `gemini` in
-    `/v1beta`, `anthropic` has neither."""
+    """Base URL, as in the vendor's own SDK: for `chat` and `responses` it ends in `/v1`, for
+    `gemini` in `/v1beta`; for `anthropic` it has no such end."""
     key: Annotated[SecretHeader | None, BeforeValidator(_named)] = None
-    """API key: `{"secret": "NAME"}`; null: the server needs none."""
+    """API key: `{"secret": "NAME"}`; null: the server needs no key."""
     headers: Annotated[
         dict[str, str | SecretHeader], AfterValidator(may_be_sent), Field(max_length=50)
     ] = Field(default_factory=dict)
-    """Sent with each request: text or `{"secret": "NAME"}`."""
+    """Headers of each request: text or `{"secret": "NAME"}`."""
     models: Annotated[list[ModelId] | None, Field(min_length=1, max_length=1000)] = None
-    """The models that agents may name; the first is the provider's default. Null: any."""
+    """Models that agents may name; the first one is the provider's default. Null: any model."""
     max_concurrent: _Count | None = None
-    """Calls at the same time, of all workers together; more of them wait."""
+    """Most concurrent calls of all workers together; further calls wait."""
     requests_per_minute: _Count | None = None
-    """Calls within any minute, of all workers together; more of them wait."""
+    """Most calls of all workers together within any minute; further calls wait."""
     tokens_per_minute: _Count | None = None
-    """Tokens within any minute, of all workers together; estimated before a call, counted after
-    it."""
+    """Most tokens of all workers together within any minute. A call's tokens are estimated before
+    it and counted after it."""
     timeout_s: Annotated[float | None, Field(gt=0, le=3600, allow_inf_nan=False)] = None
     """Longest silence of the server, in seconds; null: the operator's default."""
     structured_output: Literal["native", "tool", "prompt"] | None = None
-    """How it gets an `output_schema`: natively, as a tool or as an instruction; null: as the
-    dialect's own server does."""
+    """How the server gets an `output_schema`: natively, as a tool or as an instruction; null: as
+    the vendor of the dialect."""
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None = None
-    """Name of the limit of output tokens; only of the dialect `chat`."""
+    """Name of the field that limits output tokens; only for the dialect `chat`."""
     prices: Annotated[dict[ModelId, ModelPrice] | None, Field(max_length=1000)] = None
-    """Prices by model; null: the list prices, where known."""
+    """Prices by model; null: public list prices, if known."""
 
 
 class OperatorProvider(ProviderContent):
-    """A provider of the operator's, for all tenants (``BOTTEGA_PROVIDERS``)."""
+    """A provider of the operator, for all tenants (``BOTTEGA_PROVIDERS``)."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]

@@ -218,7 +218,7 @@ class SignIn:
         return key
 
     async def _look(self) -> None:
-        """Read the issuer's keys, at most every ten seconds; keep the old keys without an answer."""
+        """Read the issuer's keys, at most every ten seconds; without an answer, keep the old."""
         async with self._looking:
             if self._ticks() - self._looked_at < _LOOK_AGAIN_S:
                 return

@@ -158,7 +158,7 @@ class UserExport:
         yield self._line("end", to_json({"lines": self._count}))
 
     async def _owned(self, of: Belongings, found: Sequence[Belongings]) -> AsyncIterator[bytes]:
-        """Yield the lines of a table with user names; after each page come the rows that it owns."""
+        """Yield the lines of a table with user names; each page is followed by the rows it owns."""
         inner = [each for each in found if each.owner == _OWNING.get(of.table)]
         async for lines, ids in self._pages(of, "SELECT :user"):
             yield lines
