@@ -1,7 +1,7 @@
 """The only access to the machine's clocks.
 
-Code with time-based decisions takes a :class:`Clock` (or a float) instead, so that tests control
-the time.
+Code that decides by time gets a :class:`Clock` (or a float) as argument, so that tests control the
+time.
 """
 
 import time
@@ -18,7 +18,8 @@ def utcnow() -> datetime:
 
 
 def stamp() -> str:
-    """Return the wall-clock time as lines of the log have it."""
+    """Return the wall-clock time in the form of the log's lines."""
+
     return f"{utcnow():%Y-%m-%dT%H:%M:%S.%fZ}"
 
 

@@ -394,7 +394,7 @@ async def test_line_end_after_a_secret_is_ignored(web: RawServer, egress: Egress
         ({"url": "https://a.example/{id}?token=sk-1-{id}"}, "token in the URL's query is a secret"),
         ({"headers": {"X-A": {"secret": "lower"}}}, "pattern"),
         ({"headers": {"X-A": {"secret": "A", "value": "b"}}}, "not permitted"),
-        ({"headers": {"Content-Type": "text/xml"}}, "leave it out"),
+        ({"headers": {"Content-Type": "text/xml"}}, "leave content-type out"),
         ({"headers": {f"X-{n}": "a" for n in range(51)}}, "at most 50"),
         ({"unknown": 1}, "not permitted"),
         ({"type": "mcp"}, "http"),

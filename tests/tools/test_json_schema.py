@@ -279,8 +279,11 @@ def nested(depth: int) -> dict[str, Any]:
         ({"extends": {"required": ["a"]}}, "'extends' is not supported"),
         ({"properties": {"a": {"formatMinimum": "2020-01-01"}}}, "is not supported"),
         ({"properties": {"a": {"required": True}}}, "not a valid JSON Schema"),
-        ({"properties": {"a": {"items": [{}], "prefixItems": [{}]}}}, "of an older draft"),
-        ({"dependencies": {"a": ["b"]}, "dependentRequired": {}}, "of an older draft"),
+        (
+            {"properties": {"a": {"items": [{}], "prefixItems": [{}]}}},
+            "the keyword that it replaced",
+        ),
+        ({"dependencies": {"a": ["b"]}, "dependentRequired": {}}, "the keyword that it replaced"),
         ({"properties": {"a": nested(20)}}, "nested deeper"),
         ({"properties": {"a": {"enum": [str(n) for n in range(BOUNDS.values)]}}}, "more than"),
     ],

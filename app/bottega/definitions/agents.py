@@ -1,6 +1,6 @@
-"""References of agents: to sub-agents, and to models. Pure.
+"""References of agents to sub-agents and to models.
 
-Those to models are ``MODEL``, ``provider/MODEL`` or ``provider:MODEL``.
+A reference to a model is ``MODEL``, ``provider/MODEL`` or ``provider:MODEL``.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ TASK_TOOLS = (
     *("cancel_subagent", "send_to_subagent"),
     *("read_file", "write_file", "list_files"),
 )
-"""Tools of an agent in mode ``async``, besides the agent's own."""
+"""Tools that an agent in mode ``async`` has in addition to its own."""
 _REACHABLE = text("""
 WITH RECURSIVE reached(name) AS (
     SELECT unnest(CAST(:roots AS text[]))
@@ -47,13 +47,13 @@ _EXPOSED = "SELECT exposed_input($1, $2, $3)::text AS schema"
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An agent that others can call.
+    """An agent that other agents can call.
 
     Attributes:
-        version: current version.
+        version: the current version.
         children: names of its sub-agents.
-        undescribed: it has no description, so a model cannot know when to call it.
-        stateful: it keeps its conversation from call to call.
+        undescribed: true: it has no description, so a model cannot know when to call it.
+        stateful: true: its calls share one conversation.
     """
 
     version: int
@@ -65,7 +65,7 @@ class Reached:
 async def reachable(
     connection: AsyncConnection, tenant_id: UUID, roots: Sequence[str]
 ) -> dict[str, Reached]:
-    """Return existing agents among ``roots`` and their sub-agents at all depths, by name."""
+    """Return the existing agents among ``roots``, and their sub-agents at all depths, by name."""
     rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
     return {
         row.name: Reached(row.version, tuple(row.children), row.undescribed, row.stateful)
@@ -74,9 +74,9 @@ async def reachable(
 
 
 async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Let no other transaction change which sub-agents agents have, until this one ends.
+    """Block changes of agents' sub-agents by other transactions until this transaction ends.
 
-    Comes before any lock on an agent's row.
+    It must precede every lock on an agent's row.
     """
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
@@ -87,13 +87,13 @@ async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
 async def refuse_circle(
     connection: AsyncConnection, tenant_id: UUID, name: str, children: Sequence[str]
 ) -> Mapping[str, Reached]:
-    """Check that ``name`` may have these sub-agents; return those that exist, at all depths.
+    """Check that ``name`` may have these sub-agents; return existing sub-agents at all depths.
 
-    Holds a lock until the transaction ends, so that two concurrent definitions cannot close a
+    It holds a lock until the transaction ends, so that two concurrent definitions cannot close a
     cycle together.
 
     Raises:
-        CycleError: ``name`` is a sub-agent of one of them, at any depth.
+        CycleError: ``name`` is a sub-agent of one of ``children``, at any depth.
     """
     if not children:
         return {}
@@ -106,7 +106,7 @@ async def refuse_circle(
 
 
 def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reached]) -> None:
-    """Check that an agent in mode ``async`` has no sub-agent with one conversation for all calls.
+    """Check that an agent in mode ``async`` has no sub-agent whose calls share a conversation.
 
     Raises:
         InvalidInputError: ``stateful_subagent``.
@@ -114,15 +114,15 @@ def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reac
     for index, child in enumerate(children):
         if child in found and found[child].stateful:
             raise InvalidInputError(
-                f"'{child}' has \"stateless\": false, and each task of '{name}' has a conversation "
-                f"of its own: give '{child}' \"stateless\": true, or '{name}' the mode 'sync'",
+                f"'{child}' has \"stateless\": false, but each task of '{name}' has its own "
+                f"conversation: set \"stateless\": true in '{child}', or mode 'sync' in '{name}'",
                 code="stateful_subagent",
                 pointer=f"/subagents/names/{index}",
             )
 
 
 def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
-    """Return a path along ``edges`` from ``start`` to itself, or ``None``. O(nodes + edges)."""
+    """Return a path along ``edges`` from ``start`` back to it; ``None``: none. O(nodes + edges)."""
     came_from: dict[str, str] = {}
     waiting = [start]
     while waiting:
@@ -142,7 +142,7 @@ def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
 async def exposed_inputs(
     driver: asyncpg.Pool, tenant_id: UUID, agent: str, way: str
 ) -> Sequence[Any]:
-    """Return the ``input_schema`` of an agent, alone in a list; ``[]``: it is not exposed so."""
+    """Return a list with the agent's ``input_schema``; ``[]``: ``expose`` does not name ``way``."""
     rows = await driver.fetch(_EXPOSED, tenant_id, agent, way)
     return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]
 
@@ -152,27 +152,27 @@ OVERRIDABLE = ("system_message", "model", "max_iterations")
 
 
 def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with a run's own fields; the same object without any."""
+    """Return an agent's definition with a run's changes; without changes, the same object."""
     fields = {name: changed[name] for name in OVERRIDABLE if name in changed}
     return {**definition, **fields} if fields else definition
 
 
 def with_default(definition: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
-    """Return an agent's definition with the default model that its run pinned, if it names none."""
+    """Return an agent's definition; if it has no model, with the default that the run pinned."""
     return definition if model is None or definition["model"] else {**definition, "model": model}
 
 
 DEMO = "~demo"
-"""The provider of drafts that ask no real model; no definition can have this name."""
+"""Provider of drafts that use the demo model; no definition can have this name."""
 OF_DEMO: Mapping[str, Any] = {
     **dict.fromkeys(("params", "recall", "approval")),
     "model": f"{DEMO}/demo",
     "success_check": [],
 }
-"""Fields of each agent of such a draft: it asks the demo model, and nobody else."""
+"""Fields that replace those of each agent of such a draft, so that it asks only the demo model."""
 
 DEFAULT = "default"
-"""Name of the provider of models that name none."""
+"""Name of the provider for references without a provider."""
 MOST_MODELS = 10
 """Most models of one agent."""
 
@@ -188,9 +188,11 @@ class KnownProvider(NamedTuple):
     """The part of a provider that references depend on.
 
     Attributes:
-        version: of a tenant's provider; ``None``: the operator's.
-        models: its only models; ``None``: any.
-        headers, base_url, prices: as its definition has them.
+        version: version of a tenant's provider; ``None``: the provider is the operator's.
+        models: its only models; ``None``: any model.
+        headers: headers in its definition.
+        base_url: base URL in its definition.
+        prices: prices in its definition.
     """
 
     version: int | None
@@ -202,15 +204,15 @@ class KnownProvider(NamedTuple):
 
 
 def listed(model: str | Sequence[str] | None) -> Sequence[str | None]:
-    """Return an agent's models in order; ``None`` stands for the default one."""
+    """Return an agent's models in order; ``None`` stands for the default model."""
     return (model,) if model is None or isinstance(model, str) else tuple(model)
 
 
 def named_by(reference: str | None, providers: Collection[str]) -> ModelName:
     """Return the provider and the model of a reference.
 
-    The part before the first slash is a provider only if there is one of this name: names of models
-    have slashes too. The part before a colon must be a provider.
+    The part before the first slash is a provider only if a provider has this name, because names of
+    models may have slashes. The part before a colon must be a provider.
 
     Raises:
         InvalidInputError: ``unknown_provider``.
@@ -226,7 +228,7 @@ def named_by(reference: str | None, providers: Collection[str]) -> ModelName:
     if before not in providers or not rest + slash:
         raise InvalidInputError(
             f"the model '{reference}' names the provider '{before}', which does not exist: create "
-            f"it, or write {DEFAULT}/{reference} for a model of the provider '{DEFAULT}'",
+            f"this provider, or write {DEFAULT}/{reference} for a model of '{DEFAULT}'",
             code="unknown_provider",
         )
     return ModelName(before, reference[len(before) + 1 :])
@@ -243,7 +245,7 @@ def _of_default(model: str | None, providers: Collection[str]) -> ModelName:
 
 
 def checked(reference: str | None, providers: Mapping[str, KnownProvider]) -> ModelName:
-    """Return what :func:`named_by` does, if the provider has the model.
+    """Return the provider and the model of a reference, after checking that the provider has it.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.

@@ -1,6 +1,7 @@
-"""Drawing of a graph's definition, in its own process: ``python -m bottega.definitions.draw``.
+"""Drawing of a graph's definition, as a program: ``python -m bottega.definitions.draw``.
 
-A large drawing takes seconds of CPU time, which would block the event loop even from a thread.
+It is a separate process, because a large drawing takes seconds of CPU time, which would block the
+event loop even from a thread.
 """
 
 import os
@@ -27,8 +28,8 @@ def draw(plan: dict[str, Any]) -> bytes:
     """Draw a graph.
 
     Args:
-        plan: its ``content`` (see :func:`to_graph`), the published ``versions`` by agent, and the
-            ``format``: ``svg``, ``mermaid`` or ``dot``.
+        plan: the graph's ``content`` (see :func:`to_graph`), the published ``versions`` by agent,
+            and the ``format``: ``svg``, ``mermaid`` or ``dot``.
     """
     graph = to_graph(plan["content"])
     for agent, version in plan["versions"].items():
@@ -43,12 +44,12 @@ def command() -> tuple[list[str], dict[str, str]]:
 
 
 def main() -> None:
-    """Read a plan from standard input, as JSON; write the drawing to standard output."""
+    """Read a plan as JSON from standard input; write the drawing to standard output."""
     sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
 
 
 def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
-    """Encode a plan as JSON, with equal bytes for equal drawings."""
+    """Encode a plan as JSON; equal drawings have equal bytes."""
     return to_json({"content": content, "versions": versions, "format": form})
 
 

@@ -27,11 +27,13 @@ from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
 
 MOST_NODES = 500
 MOST_NODES_IN_ALL = 2_000
-"""Nodes of a graph and of those in it, counted at each use: a run makes agents for all of them."""
+"""Most nodes of a graph and of all graphs in it. A graph counts at each use, because a run makes
+agents for each use.
+"""
 DEEPEST = 3
-"""Levels of graphs that contain one another."""
+"""Most levels of nested graphs."""
 RESERVED = ("run", "item")
-"""Names that no node may have: arguments refer to them."""
+"""Names that no node may have, because arguments use them for other things."""
 FEATURE = re.compile(r"status|output|input|(output_json|metadata)(\.[^.\x00-\x1f]{1,64}){0,8}")
 FEATURE_RULE = "the features are status, output, input, output_json[.NAME…] and metadata[.NAME…]"
 _TURN = re.compile(r"status|output|output_json(\.[^.\x00-\x1f]{1,64}){0,8}")
@@ -55,7 +57,7 @@ _OF_TYPES = {
     "timeout_s": ("agent", "tool"),
     **dict.fromkeys(("retry", "for_each"), ("agent", "tool", "graph")),
 }
-"""The types of nodes on which a field has an effect; others: all."""
+"""Types of nodes on which a field has an effect; fields that are not here: all types."""
 _KINDS = {
     "string": "text",
     "number": "number",
@@ -64,19 +66,19 @@ _KINDS = {
     "array": "list",
     "object": "",
 }
-"""Kinds of values that conditions compare, by the type in a schema."""
+"""Python types of values that conditions compare, by the type in a schema."""
 _WHOLE = ("eq", "ne", "in", "not_in")
 
 GraphRef = tuple[str, int | None]
-"""Name and version of a sub-graph; ``None``: the current one."""
+"""Name and version of a sub-graph; ``None``: the current version."""
 Graphs = Mapping[GraphRef, Mapping[str, Any]]
-"""Definitions of sub-graphs, those in sub-graphs among them."""
+"""Definitions of sub-graphs at all levels."""
 Schemas = Mapping[str, Mapping[str, Any] | None]
-"""Schemas of the answers of existing agents; ``None``: answers are text."""
+"""Output schemas of existing agents by name; ``None``: answers are text."""
 
 
 def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
-    """Yield the sub-graphs of a stored definition, with the numbers of their nodes."""
+    """Yield the sub-graphs of a stored definition, with the indexes of their nodes."""
     for number, node in enumerate(content["nodes"]):
         if (name := node.get("graph")) is not None:
             yield number, (name, node.get("version"))
@@ -85,9 +87,9 @@ def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
 def expanded(
     content: Mapping[str, Any], definition_of: Callable[[GraphRef], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a stored definition with the ``definition`` of each sub-graph in its node.
+    """Return a stored definition whose nodes with sub-graphs have a ``definition``, at all levels.
 
-    Nodes of the same graph have the same object.
+    Nodes with the same sub-graph share one object.
     """
 
     def expand(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def expanded(
 
 
 class GraphSize(NamedTuple):
-    """Number of a graph's own nodes, and the sub-graphs in some of them."""
+    """Number of a graph's own nodes, and its direct sub-graphs."""
 
     nodes: int
     subgraphs: Sequence[GraphRef]
@@ -116,10 +118,10 @@ class GraphSize(NamedTuple):
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the place among a graph's sub-graphs at which it has too many nodes in all.
+    """Return the index of the first sub-graph with which the graph has too many nodes.
 
     Args:
-        inner: sizes of its sub-graphs and of those in them.
+        inner: sizes of the sub-graphs at all levels.
     """
 
     @cache
@@ -138,17 +140,17 @@ def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int
 
 
 TOO_MANY_NODES = (
-    f"with the nodes of the graphs in it, each counted as often as it is used, the graph has more "
+    f"together with all graphs in it, each counted as often as it is used, the graph has more "
     f"than {MOST_NODES_IN_ALL} nodes: use fewer or smaller graphs"
 )
 
 
 def refuse_nesting(name: str, content: Mapping[str, Any], graphs: Graphs) -> None:
-    """Check the sub-graphs of a graph: they exist, have one answer, and nest in no circle.
+    """Check that a graph's sub-graphs exist, have one answer, and do not contain each other.
 
     Raises:
-        CycleError: graphs contain one another.
-        InvalidInputError: with the pointer to the node's field.
+        CycleError: graphs contain each other.
+        InvalidInputError: a sub-graph is wrong; ``pointer`` names the node's field.
     """
     sizes = {ref: GraphSize.of(each) for ref, each in graphs.items()}
     if (place := excess_subgraph(GraphSize.of(content), sizes)) is not None:
@@ -186,10 +188,10 @@ def to_graph(content: Mapping[str, Any]) -> SharedMemoryGraph:
     """Build the graph of a definition, without publications.
 
     Args:
-        content: as :func:`normalised` returns it; with ``reason`` in nodes that were skipped.
+        content: result of :func:`normalised`; skipped nodes may have a ``reason``.
 
-    Raises:
-        CycleError: its edges form a cycle.
+            Raises:
+                CycleError: the edges form a cycle.
     """
     graph = SharedMemoryGraph(ttl_s=content["ttl_s"])
     for node in content["nodes"]:
@@ -219,20 +221,21 @@ def normalised(
     *,
     adds_nodes: bool = False,
 ) -> dict[str, Any]:
-    """Return the definition as it is stored, checked.
+    """Check a definition, and return its stored form.
 
-    Each node is listed, also those that only edges name, with ``agent``, ``ttl_s`` and what differs
-    from the defaults; each edge with ``source``, ``target``, ``policy`` and its condition.
+    It lists all nodes, including those that only edges name, with ``agent``, ``ttl_s`` and fields
+    that differ from the defaults; and all edges with ``source``, ``target``, ``policy`` and
+    condition.
 
     Args:
-        schemas: of agents of the graph and its sub-graphs.
-        graphs: its sub-graphs, which :func:`refuse_nesting` checks.
-        adds_nodes: edges may name new nodes although others are listed, as in plain graphs.
+        schemas: output schemas of the agents of the graph and its sub-graphs.
+        graphs: the sub-graphs, which :func:`refuse_nesting` checks.
+        adds_nodes: edges may name new nodes although nodes are listed, as in plain graphs.
 
     Raises:
-        CycleError: its edges form a cycle.
+        CycleError: the edges form a cycle.
         ConflictError: ``exists``: a node or an edge is listed twice.
-        InvalidInputError: with the pointer to what cannot be.
+        InvalidInputError: the definition is wrong; ``pointer`` names the field.
     """
     nodes = [_stored_node(node, f"/nodes/{at}") for at, node in enumerate(content["nodes"])]
     edges = [_without_defaults(edge, _EDGE) for edge in content["edges"]]
@@ -257,7 +260,7 @@ def normalised(
     if content.get("output") is not None:
         stored["output"] = content["output"]
     if _has_cycle(pairs):
-        to_graph(stored)  # raises, and names the cycle; to build each graph takes far longer
+        to_graph(stored)  # raises with the cycle; done only now, because building takes far longer
     if not is_plain(stored):
         _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
@@ -271,7 +274,7 @@ def _refuse_unlisted(edges: Sequence[Mapping[str, Any]], known: Collection[str])
 
 
 def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Check a node's own fields; return what is stored of it."""
+    """Check a node's own fields; return the node's stored form."""
     kept = _without_defaults(node, _NODE)
     kind = kept.get("type", "agent")
     for needed in _NEEDED[kind]:
@@ -289,7 +292,7 @@ def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _without_defaults(given: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs from the defaults, and the fields that are always stored."""
+    """Return the fields that differ from the defaults or are always stored."""
     return {
         name: value
         for name, value in given.items()
@@ -302,11 +305,11 @@ def _wrong(detail: str, pointer: str) -> InvalidInputError:
 
 
 class _Checks:
-    """Checks of what a graph decides.
+    """Checks of a graph's conditions, routers and references.
 
     Attributes:
-        outputs: schema of the parsed output of each node that has one; ``None``: it has none. A
-            node that is not in it may have any.
+        outputs: schema of each node's parsed output; ``None``: the output is text. Nodes that are
+            missing here may have any output.
     """
 
     def __init__(
@@ -326,7 +329,7 @@ class _Checks:
             self.outputs[rule.name] = _of_elements(node, schema)
 
     def refuse_wrong(self, edges: Sequence[Mapping[str, Any]]) -> None:
-        """Check conditions, routers, arguments, and that each node may run."""
+        """Check conditions, routers and arguments, and that each node can run."""
         output = self.rules.output
         if output is not None and output not in self.rules.nodes:
             raise _wrong(f"'{output}' is none of the graph's nodes", "/output")
@@ -358,7 +361,10 @@ class _Checks:
         source = edge["source"]
         siblings = [each for each in self.rules.outgoing[source] if each.target != edge["target"]]
         if self.rules.nodes[source].is_router:
-            raise _wrong("a router's answer alone decides its edges", f"{place}/{chosen}")
+            raise _wrong(
+                "the edges of a router have no conditions, because its answer decides",
+                f"{place}/{chosen}",
+            )
         if chosen == "when" and "else" in edge:
             raise _wrong("an edge has either 'when' or 'else'", f"{place}/when")
         if chosen == "else" and not siblings:
@@ -366,13 +372,13 @@ class _Checks:
         if chosen == "else" and any(each.is_else for each in siblings):
             raise _wrong(f"two edges of {source} have 'else'", f"{place}/else")
         if chosen == "else" and any(each.when is None for each in siblings):
-            text = f"it is never taken: another edge of {source} has no 'when'"
+            text = f"this edge is never taken, because another edge of {source} has no 'when'"
             raise _wrong(text, f"{place}/else")
 
     def _compared(
         self, condition: Any, source: str, place: str, outputs: Schemas | None = None
     ) -> None:
-        """Check that the tests of a checked condition compare what its features have."""
+        """Check that a condition compares its features with values of their types."""
         for group in ("all", "any"):
             for index, each in enumerate(condition.get(group, ())):
                 self._compared(each, source, f"{place}/{group}/{index}", outputs)
@@ -394,18 +400,20 @@ class _Checks:
         if op == "exists" or not kind:
             return
         if op in ("lt", "le", "gt", "ge") and kind != "number":
-            raise _wrong(f"'{op}' compares numbers, and '{first}' is none there", f"{place}/op")
+            raise _wrong(
+                f"'{op}' compares numbers, but '{first}' is not a number there", f"{place}/op"
+            )
         for each in value if op in ("in", "not_in") else [value]:
             if kind != "list" and kind_of(each) != kind:
                 raise _wrong(f"the feature's type is {kind}", f"{place}/value")
             if allowed is not None and op in _WHOLE and each not in allowed:
                 known = ", ".join(map(str, allowed[:20]))
-                raise _wrong(f"the feature's values are: {known}", f"{place}/value")
+                raise _wrong(f"the feature can only have the values {known}", f"{place}/value")
 
     def _schema_at(
         self, node: str, path: Sequence[str], pointer: str, outputs: Schemas | None = None
     ) -> Mapping[str, Any]:
-        """Return the schema of a place in a node's parsed output; empty: anything."""
+        """Return the schema of a part of a node's parsed output; empty: it may be anything."""
         schema: Any = (self.outputs if outputs is None else outputs)[node]
         if schema is None:
             raise _wrong(f"the answer of '{node}' is text: its agent has no schema", pointer)
@@ -427,26 +435,28 @@ class _Checks:
         return schema if isinstance(schema, Mapping) else {}
 
     def _elements(self, rule: NodeRule, each: Mapping[str, Any] | None, place: str) -> None:
-        """Check that the elements of a node can be a list."""
+        """Check that the elements of a node's ``for_each`` can be a list."""
         if each is None:
             return
         if rule.is_router:
-            raise _wrong("a router takes one edge, not one for each element", place)
+            raise _wrong("a router cannot have 'for_each', because it takes only one edge", place)
         kind = self._reference(rule.name, each, place).get("type", "array")
         if kind != "array" and "array" not in kind:
-            raise _wrong(f"what is there is no list: its type is {kind}", f"{place}/pointer")
+            raise _wrong(
+                f"this does not point to a list: the type there is {kind}", f"{place}/pointer"
+            )
 
     def _reference(self, name: str, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """Check a reference to another node; return the schema of what it refers to."""
+        """Check a reference to another node; return the schema of its target."""
         if (source := value["from"]) == "run":
             return {}
         below = source in self.rules.nodes and self.rules.below(source)
         if not below or all(edge.target != name for edge in below):
-            raise _wrong(f"'{source}' is no node before '{name}'", f"{place}/from")
+            raise _wrong(f"'{source}' is not a node before '{name}'", f"{place}/from")
         return self._schema_at(source, steps_of(value.get("pointer", "")), f"{place}/pointer")
 
     def _refuse_unreachable(self) -> None:
-        """Refuse nodes that need edges of which only one can be taken."""
+        """Refuse nodes that can never run, because their edges exclude each other."""
         needed: dict[str, dict[str, frozenset[str]]] = {}
         numbers = {name: index for index, name in enumerate(self.rules.nodes)}
         for name in _order(self.rules):
@@ -468,7 +478,7 @@ class _Checks:
             needed[name] = found
 
     def _choice(self, edge: EdgeRule) -> dict[str, frozenset[str]]:
-        """Return what an edge needs: the route of its router, or which side of an ``else``."""
+        """Return the choices that an edge needs: its router's route, or a side of an ``else``."""
         source = edge.source
         if self.rules.nodes[source].is_router and not self.rules.nodes[source].goes_on:
             return {source: frozenset((edge.target,))}
@@ -480,7 +490,7 @@ class _Checks:
 def _answer_schema(
     node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's parsed output for one element; ``None``: it has none."""
+    """Return the schema of a node's output for one element; ``None``: the output is text."""
     rule = rules.nodes[name_of_node(node)]
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])
@@ -501,7 +511,7 @@ def _answer_schema(
 def _of_elements(
     node: Mapping[str, Any], schema: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Return the schema of all that a node answers, by that for one element."""
+    """Return the schema of a node's whole output, from the schema for one element."""
     if (each := node.get("for_each")) is None:
         return schema
     item = {"type": "string"} if schema is None else schema
@@ -511,10 +521,10 @@ def _of_elements(
 def publication_schema(
     node: Mapping[str, Any], content: Mapping[str, Any], schemas: Schemas
 ) -> Mapping[str, Any] | None:
-    """Return the schema of what a node publishes; ``None``: any text.
+    """Return the schema of a node's publication; ``None``: any text.
 
     Args:
-        content: the graph, as :func:`expanded` returns it.
+        content: the graph, as result of :func:`expanded`.
     """
     graphs = dict(_expanded_in(content))
     schema = _of_elements(node, _answer_schema(node, GraphRules.of(content), schemas, graphs))
@@ -522,7 +532,7 @@ def publication_schema(
 
 
 def _expanded_in(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str, Any]]]:
-    """Yield the sub-graphs of a definition that has them in its nodes."""
+    """Yield the sub-graphs at all levels of an expanded definition."""
     for number, ref in subgraphs_of(content):
         inner = content["nodes"][number]["definition"]
         yield ref, inner
@@ -530,18 +540,18 @@ def _expanded_in(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping
 
 
 def _order(rules: GraphRules) -> Iterable[str]:
-    """Return the nodes, each after those that it depends on."""
+    """Return the nodes; each comes after all nodes that it depends on."""
     return TopologicalSorter(
         {name: [edge.source for edge in edges] for name, edges in rules.incoming.items()}
     ).static_order()
 
 
 _Needed = Mapping[str, frozenset[str]]
-"""Choices by source, one of which must have been made."""
+"""Possible choices by deciding node; the node must have made one of them."""
 
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
-    """Return the choices with which both hold; ``None``: there are none."""
+    """Return the choices that satisfy both; ``None``: there are none."""
     found = {**one, **other}
     for each in one.keys() & other.keys():
         found[each] = one[each] & other[each]
@@ -549,7 +559,7 @@ def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
 
 
 def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
-    """Return the choices with which one of several holds; ``None``: there are none."""
+    """Return the choices that at least one of several needs; ``None``: there are none."""
     if not ways:
         return None
     common = set.intersection(*(set(way) for way in ways))
@@ -572,7 +582,7 @@ def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
     """Return the definition with one more edge.
 
     Raises:
-        CycleError, ConflictError: as :func:`normalised`.
+        CycleError, ConflictError: see :func:`normalised`.
     """
     return normalised({**content, "edges": [*content["edges"], edge]}, adds_nodes=True)
 

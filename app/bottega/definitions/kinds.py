@@ -12,7 +12,7 @@ class DefinitionKind:
     """A kind of definition: its noun in messages, its table, and the table of its versions.
 
     Attributes:
-        bodies: large fields, which only a full view includes.
+        bodies: names of large fields, which only the full view includes.
     """
 
     noun: str

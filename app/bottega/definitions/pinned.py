@@ -1,4 +1,4 @@
-"""Definitions that runs are pinned to. A version never changes, so a worker keeps those it read."""
+"""Definitions that runs pin. A worker caches them, because a version never changes."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -25,13 +25,13 @@ class Pin(NamedTuple):
 
 
 class PinnedModels(Protocol):
-    """The model servers of a run: one under way, or one that is over.
+    """The model servers of a run, whether it is over or not.
 
     Attributes:
         tenant: the tenant's name.
-        pins: the versions that the run keeps.
-        providers: definitions of the tenant's own model servers among these, by name.
-        operators: names of the operator's model servers.
+        pins: the pinned versions.
+            providers: definitions of the tenant's own providers among the pins, by name.
+            operators: names of the operator's providers.
     """
 
     @property
@@ -47,7 +47,7 @@ class PinnedModels(Protocol):
 
 
 def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
-    """Yield the versions that a run is pinned to; ``pinned``: of its row."""
+    """Yield a run's pins; ``pinned`` is a column of its row."""
     for name, version in (pinned.get("agents") or {}).items():
         yield Pin(tenant_id, "agent", name, version)
     for name, version in (pinned.get("providers") or {}).items():
@@ -61,7 +61,7 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
 
 
 def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definition that a run of a draft brings itself, by the name of its agent."""
+    """Return the definition that is pinned in a draft's run itself, by its agent's name."""
     draft = pinned.get("draft")
     return {} if draft is None else {draft["agent"]: draft["definition"]}
 
@@ -69,9 +69,9 @@ def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def pinned_graph(
     tenant_id: UUID, pinned: Mapping[str, Any], definitions: Mapping[Pin, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return the definition of the graph in a run's pins, with those of its sub-graphs.
+    """Return the definition of a run's graph, with the definitions of its sub-graphs.
 
-    ``None``: the run has no graph, or it is not among the definitions.
+    ``None``: the run has no graph, or the graph is not among ``definitions``.
     """
     if (graph := pinned.get("graph")) is None:
         return None
@@ -86,13 +86,13 @@ def pinned_graph(
 
 
 class PinnedDefinitions:
-    """Definitions by version; the last used ones are kept."""
+    """Cache of definitions by version; it keeps those that were used last."""
 
     def __init__(self, pool: asyncpg.Pool, characters: int = 16_000_000) -> None:
         """Create it.
 
         Args:
-            characters: limit of the JSON texts of the definitions that are kept.
+            characters: most characters of the cached definitions as JSON.
         """
         self._pool = pool
         self._kept: LRUCache[Pin, tuple[dict[str, Any], int]] = LRUCache(
@@ -100,7 +100,7 @@ class PinnedDefinitions:
         )
 
     async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
-        """Return the definitions of those that exist; read all that are missing at once."""
+        """Return the existing definitions of these pins; one query reads those not cached."""
         found = {}
         for pin in pins & self._kept.keys():
             found[pin] = self._kept[pin][0]
@@ -112,6 +112,6 @@ class PinnedDefinitions:
                 if (text := row["definition"]) is not None:
                     pin = missing[row["number"] - 1]
                     found[pin] = from_json(text)
-                    with suppress(ValueError):  # one that is too long for the cache
+                    with suppress(ValueError):  # the definition is too long for the cache
                         self._kept[pin] = found[pin], len(text)
         return found

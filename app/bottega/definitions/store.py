@@ -48,7 +48,7 @@ class Definition:
 
 
 async def default_model(connection: AsyncConnection, tenant_id: UUID) -> str | None:
-    """Return ``provider:MODEL`` of a tenant's agents that name none; ``None``: the server's own."""
+    """Return a tenant's default model as ``provider:MODEL``; ``None``: the server's default."""
     epochs = definition_epochs.c
     query = select(epochs.default_model).where(epochs.tenant_id == tenant_id)
     model: str | None = await connection.scalar(query)
@@ -56,7 +56,7 @@ async def default_model(connection: AsyncConnection, tenant_id: UUID) -> str | N
 
 
 async def set_default_model(connection: AsyncConnection, tenant_id: UUID, model: str) -> None:
-    """Store what :func:`default_model` returns. The next run pins it; those before keep theirs."""
+    """Store a tenant's default model; only runs that are accepted from now on pin it."""
     added = insert(definition_epochs).values(
         tenant_id=tenant_id, epoch=func.gen_random_uuid(), default_model=model
     )
@@ -71,7 +71,7 @@ async def create(
     name: str,
     content: dict[str, Any],
 ) -> Definition:
-    """Store a new name. A deleted name comes back, and its version numbers continue.
+    """Store a definition under a new name; the versions of a deleted name continue.
 
     Raises:
         ConflictError: ``exists``, or ``too_many``.
@@ -79,7 +79,7 @@ async def create(
     version = await _claim(connection, kind, tenant_id, name)
     if version is None:
         raise ConflictError(
-            f"{kind.noun} '{name}' already exists: PUT stores a new version", code="exists"
+            f"{kind.noun} '{name}' already exists: use PUT to store a new version", code="exists"
         )
     return await _store_version(connection, kind, tenant_id, name, version, content)
 
@@ -93,13 +93,13 @@ async def put(
     *,
     only_new: bool = False,
 ) -> tuple[Definition, bool]:
-    """Store a new name as :func:`create` does, or a new version of it.
+    """Store a definition under a new name, or a new version of an existing name.
 
     Args:
-        only_new: refuse a name that exists.
+        only_new: refuse existing names.
 
     Returns:
-        The definition, and whether its name is new.
+        The definition, and true if its name is new.
 
     Raises:
         VersionConflictError: the name exists, with ``only_new``.
@@ -110,7 +110,7 @@ async def put(
         return await _store_version(connection, kind, tenant_id, name, version, content), True
     if only_new:
         raise VersionConflictError(
-            f"{kind.noun} '{name}' exists already, and 'If-None-Match: *' stores only a new one"
+            f"{kind.noun} '{name}' exists already, and 'If-None-Match: *' allows only a new name"
         )
     return await replace(connection, kind, tenant_id, name, content), False
 
@@ -118,7 +118,7 @@ async def put(
 async def _claim(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str
 ) -> int | None:
-    """Take a name that is not in use; return its next version, or ``None`` if it is in use."""
+    """Take an unused name; return its next version; ``None``: the name is in use."""
     table = kind.table
     version: int | None = await connection.scalar(
         insert(table)
@@ -175,7 +175,7 @@ async def get(
     *,
     lock: bool = False,
 ) -> Definition:
-    """Return the current version. ``lock`` locks its row until this transaction ends.
+    """Return the current version of a name; ``lock`` locks its row until the transaction ends.
 
     Raises:
         NotFoundError: there is no such name.
@@ -197,7 +197,7 @@ async def named(
     *,
     lock: bool = True,
 ) -> dict[str, Definition]:
-    """Return the current versions of those names that exist; ``lock``: their rows, too."""
+    """Return the current versions of the names that exist, by name; ``lock`` locks their rows."""
     table = kind.table.c
     query = (
         _current(kind)
@@ -215,7 +215,7 @@ async def referred(
     tenant_id: UUID,
     refs: Collection[tuple[str, int | None]],
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """Return the contents of those references (name, version) that exist; ``None``: current."""
+    """Return the contents of the references (name, version or ``None``: current) that exist."""
     table, old = kind.table.c, kind.versions.c
     query = select(old.name, old.version, table.version.label("current"), old.definition)
     query = query.join_from(
@@ -262,7 +262,7 @@ async def page(
 
     Args:
         full: include the kind's bodies.
-        exposed: only agents that are exposed in this way.
+        exposed: only agents that name this façade in ``expose``.
     """
     column = kind.table.c.name
     query = _current(kind, full=full).where(
@@ -320,7 +320,7 @@ async def _explain_none(
     name: str,
     if_version: int | None,
 ) -> NoReturn:
-    """Raise the error of a change without a matching row: unknown name, or another version."""
+    """Raise the error of a change that found no row: unknown name, or another version."""
     current = await get(connection, kind, tenant_id, name)
     raise VersionConflictError(
         f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
@@ -440,7 +440,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse names above the limit. Deleted names count, since runs may have pinned versions."""
+    """Refuse names above the limit. Deleted names count, because runs may have pinned them."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
@@ -456,7 +456,7 @@ def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Forget by which ``POST /v1/apply`` a deleted definition came: a later one is another."""
+    """Delete the record of the source of a deleted definition; a later one has its own source."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

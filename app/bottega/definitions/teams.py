@@ -17,7 +17,7 @@ Definitions = Mapping[str, Mapping[str, Any]]
 """Definitions of agents, or of providers, by name."""
 
 Equip = Callable[[str, Mapping[str, Any]], Awaitable[tuple[LLMProvider, Sequence[ToolBase]]]]
-"""Returns the model and the tools of an agent, by its name and definition."""
+"""Function (name, definition) that returns the model and the tools of an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Member:
     """An agent of a team.
 
     Attributes:
-        children: asynchronous sub-agents; ``None``: it may have none.
+        children: asynchronous sub-agents; ``None``: it is not in mode ``async``.
     """
 
     agent: BaseAgent
@@ -35,12 +35,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class BuiltTeam:
-    """The agents of some definitions.
+    """The agents that were built from definitions.
 
     Attributes:
-        members: all agents, sub-agents first.
-        roots: those that were asked for.
-        warnings: (code, message) pairs.
+        members: all agents; sub-agents come before their parents.
+        roots: the requested agents, by the names in ``roots`` of :func:`build_team`.
+        warnings: pairs of code and message.
     """
 
     members: Sequence[Member]
@@ -56,11 +56,11 @@ async def build_team(
     *,
     with_async: bool,
 ) -> BuiltTeam:
-    """Build agents with their sub-agents; a large team lets other tasks go on meanwhile.
+    """Build agents with their sub-agents; for a large team, other tasks run in between.
 
     Args:
-        roots: the agents to build, by the name of each: its own, or that of its node.
-        with_async: asynchronous sub-agents are supported.
+        roots: names of the agents to build, by the agent's own name or its node's.
+        with_async: asynchronous sub-agents are supported; otherwise they are synchronous tools.
 
     Raises:
         InvalidInputError: from ``equip``.
@@ -69,7 +69,7 @@ async def build_team(
     rest = _rests()
     for name, definition in definitions.items():
         if (schema := definition.get("output_schema")) is not None:
-            await asyncio.to_thread(answer_schema, schema)  # takes long the first time
+            await asyncio.to_thread(answer_schema, schema)  # the first time takes long
         factory.register(
             name,
             BaseAgent,
@@ -97,7 +97,7 @@ async def build_team(
             if isinstance(tool, SubAgentWrapper):
                 rule = definitions[name].get("approval")
                 tool.approval = None if rule is None else approval_of(rule)
-            _ = tool.schema  # once for all runs, with its encoding
+            _ = tool.schema  # builds and encodes it once for all runs
         members.append(Member(agent, definitions[name], children if is_async else None))
         await rest()
         return agent
@@ -130,12 +130,12 @@ async def _arguments(name: str, definition: Mapping[str, Any], equip: Equip) -> 
 
 
 def _rests() -> Callable[[], Awaitable[None]]:
-    """Return a function that lets other tasks run if none did for some milliseconds."""
+    """Return a function that lets other tasks run if none ran for 5 ms."""
     since = monotonic()
 
     async def rest() -> None:
         nonlocal since
-        # Longer than that, others would wait for this team.
+
         if monotonic() - since > 0.005:
             await asyncio.sleep(0)
             since = monotonic()

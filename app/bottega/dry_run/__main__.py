@@ -1,7 +1,7 @@
-"""The program of a dry run: a plan on standard input, its result on standard output, as JSON.
+"""The program of a dry run: it reads a plan from standard input, and writes the result, as JSON.
 
-It has a process of its own because it takes CPU time, which would block the event loop even from a
-thread, and because a process can be ended.
+It is a separate process, because its CPU time would block the event loop even from a thread, and
+because a process can be ended.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
             raise
-        sys.exit(NO_MEMORY)  # a panic of PyO3, which is no Exception, is for want of memory, too
+        sys.exit(NO_MEMORY)  # PyO3's panic, which is no Exception, means lack of memory, too
     sys.stdout.buffer.write(answer)
 
 

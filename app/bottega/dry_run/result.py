@@ -1,7 +1,7 @@
 """A dry run, from its plan to its answer.
 
-The team is that of a run, but with the demo model, without a server, and with tools that do
-nothing. Notes say what each task was asked, received, sent to the model and answered.
+The team is built as for a run, but with the demo model, without a server, and with tools that do
+nothing. Notes record each task's question, received answers, prompt and answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,13 +46,13 @@ from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
 
 PROMPT = "prompt"
-"""Key of the sent messages in an answer's metadata."""
+"""Key in a model answer's metadata with the messages that were sent."""
 
 _DEFAULTS = ModelOptions()
 
 
 class DemoProvider:
-    """Sends each request to the demo model as Chat Completions, and keeps its messages."""
+    """Provider that sends each request to the demo model, and keeps the sent messages."""
 
     def __init__(self) -> None:
         self._dialect = chat(ServerSpec(), "demo", "")
@@ -66,7 +66,7 @@ class DemoProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Answer a request. Parameters of models have no effect on the demo model."""
+        """Answer a request; parameters have no effect, because the demo model has none."""
         output = self._dialect.output(options)
         plain = replace(options, params=None)
         request: dict[str, Any] = from_json(self._dialect.body(messages, tools, plain, output))
@@ -93,25 +93,25 @@ class DemoProvider:
 
 
 LONGEST_TEXT = 20_000
-"""Characters after which texts are cut at once, so that they need no memory."""
+"""Most characters of a text; longer texts are cut when they are recorded, to save memory."""
 MOST_TASKS = 1_000
 MOST_CALLS = 5_000
 """Limit of the model calls of all tasks."""
 
 
 class TooMuchError(Exception):
-    """A dry run reached a limit; its message says which."""
+    """Signal that a dry run reached a limit, which the message names."""
 
 
 @dataclass(slots=True)
 class Note:
-    """One task, in the order of the tasks' starts.
+    """Record of one task.
 
     Attributes:
-        number: 1-based.
-        parent: number of the task whose agent asked for it; ``None``: nobody did.
-        received: answers of others, in the order in which they are in the prompt.
-        messages: the prompt of the last model call, and its answer.
+        number: number of the task in the order of their starts, from 1.
+        parent: number of the task whose agent asked for this one; ``None``: it is a root.
+        received: answers of other agents, in the order of the prompt.
+        messages: the prompt of the last model call, and the model's answer.
     """
 
     number: int
@@ -143,7 +143,7 @@ class Notes(Recorder):
         self._of[query] = self.add(name, question, parent)
 
     def add(self, agent: str, question: str, parent: int | None = None) -> Note:
-        """Note that a task begins."""
+        """Record the begin of a task."""
         note = Note(len(self.tasks) + 1, agent, parent, shortened(question))
         self.tasks.append(note)
         return note
@@ -186,7 +186,7 @@ class Notes(Recorder):
 
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message of Chat Completions as the API shows it."""
+    """Convert a message of Chat Completions to the API's form."""
     calls = [
         _call(each["id"], each["function"]["name"], json_object(each["function"]["arguments"]))
         for each in message.get("tool_calls") or ()
@@ -207,7 +207,7 @@ def _message(
 
 
 def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text without what is too long."""
+    """Return a text cut to ``longest`` characters."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -218,10 +218,10 @@ async def team_of(
     registry: SubagentRegistry,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> BuiltTeam:
-    """Build the agents; nobody is asked to approve their calls.
+    """Build the agents of a dry run, without approvals.
 
     Args:
-        mcp_servers: definitions of those that they name.
+        mcp_servers: definitions of the MCP servers that the agents name.
 
     Raises:
         InvalidInputError: ``tool_outdated``.
@@ -255,7 +255,7 @@ def _embedder() -> RecallEmbedder:
 
 
 def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
-    """Return an agent's tools for people, and whether a dry run calls them."""
+    """Return an agent's tools in the API's form, each with true if a dry run calls it."""
     return [
         {
             "name": tool.name,
@@ -268,9 +268,9 @@ def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
 
 
 MOST_CHARACTERS = 4_000_000
-"""Limit of an answer, about."""
+"""Approximate limit of an answer."""
 _CUTS = (LONGEST_TEXT, 2_000, 200)
-"""Lengths of texts, from the longest that fits."""
+"""Lengths to which texts are cut; the first one with which the answer fits is used."""
 
 
 async def dry_run(plan: Mapping[str, Any]) -> bytes:
@@ -278,8 +278,8 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
 
     Args:
         plan: ``graph`` (name), ``version``, ``agent`` (``None``: all agents of the graph), the
-            graph's ``content`` with those of its sub-graphs, the ``agents`` that a run has, by
-            name, with their ``versions``, and the ``input``.
+            ``content`` of the graph and its sub-graphs, the definitions of all ``agents`` by name,
+            their ``versions``, and the ``input``.
     """
     graph, notes = to_graph(plan["content"]), Notes()
     course = GraphCourse(GraphRules.of(plan["content"]), {"input": plan["input"]})
@@ -301,16 +301,16 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
 
 
 async def _ask(notes: Notes, agent: BaseAgent, question: str) -> str | None:
-    """Ask an agent; return the text of its failure."""
+    """Ask an agent; return its error's text; ``None``: it answered."""
     return (await agent.execute_query_async(question, recorder=notes)).error
 
 
 @dataclass(slots=True)
 class _Trial:
-    """A dry run under way.
+    """A dry run in progress.
 
     Attributes:
-        ends: of the graph's nodes.
+        ends: ends of the graph's nodes, by name.
     """
 
     notes: Notes
@@ -321,7 +321,7 @@ class _Trial:
     async def team(
         self, content: Mapping[str, Any], graph: SharedMemoryGraph, agent: str | None
     ) -> BuiltTeam:
-        """Build the agents of a graph, or one of them."""
+        """Build all agents of a graph, or only ``agent``."""
         nodes = GraphRules.of(content).nodes
         agents = {name: rule.agent for name, rule in nodes.items() if rule.agent is not None}
         roots = {agent: agent} if agent else agents
@@ -335,10 +335,10 @@ class _Trial:
         team: BuiltTeam,
         course: GraphCourse,
     ) -> str | None:
-        """Ask the agents in the graph's order; return the text of the first failure.
+        """Ask the agents in the graph's order; return the first error's text; ``None``: no error.
 
-        Tools are not called and people are not asked: what follows sees no answer of them. Nodes
-        with elements and loops run once.
+        Tools are not called and people are not asked, so later nodes see no answers of them. Nodes
+        with ``for_each`` or ``loop`` run once.
         """
         number = {name: index for index, name in enumerate(graph.get_topological_order())}
         nodes = {name_of_node(node): node for node in content["nodes"]}
@@ -368,9 +368,9 @@ class _Trial:
     async def _end_of(
         self, node: Mapping[str, Any], name: str, graph: SharedMemoryGraph, team: BuiltTeam
     ) -> tuple[NodeEnd, str | None]:
-        """Ask a node's agent, or those of its graph; return its end, and the text of a failure."""
+        """Ask the agents of a node or its graph; return the node's end, and the error's text."""
         if "for_each" in node or "loop" in node:
-            text = f"'{name}' runs once here: a run repeats it"
+            text = f"'{name}' runs only once in a dry run: a run repeats it"
             self.notes.warnings.append(("dry_run_once", text))
         if (inner := node.get("definition")) is not None:
             return await self._end_of_graph(inner, name, graph)
@@ -434,7 +434,7 @@ def _answer(
 def _output(
     agent: str | None, rules: GraphRules, notes: Notes, ends: Mapping[str, NodeEnd]
 ) -> str | dict[str, str]:
-    """Return the text of the root, or of the only answering node, or the texts by node."""
+    """Return the answer of the asked agent or of the only answering node, or answers by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
@@ -447,7 +447,7 @@ def _output(
 
 
 def levels(graph: SharedMemoryGraph) -> list[list[str]]:
-    """Return the agents by level: each is one below the deepest that it reads from. Pure."""
+    """Return the agents by level; an agent is one level below all agents that it reads. Pure."""
     level: dict[str, int] = {}
     found: list[list[str]] = []
     for name in graph.get_topological_order():
@@ -468,7 +468,7 @@ def cut(value: Any, longest: int) -> Any:
 
 
 def size_of(value: Any, longest: int) -> int:
-    """Return the characters of a JSON value whose texts are shortened, about."""
+    """Return the approximate characters of a JSON value with its texts cut to ``longest``."""
     if isinstance(value, str):
         return min(len(value), longest) + 2
     if isinstance(value, dict):

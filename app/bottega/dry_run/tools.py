@@ -1,4 +1,4 @@
-"""Tools of teams that are tried: a model sees them all, and those with effects are not called."""
+"""Tools of dry runs: models see all of them, but tools with effects are not called."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _HARMLESS = frozenset(("calculator", "current_time", "read_shared_memory"))
 
 
 class NotCalled(ToolBase):
-    """A tool that models see as it is, and that does nothing."""
+    """A tool with the real name and schema, which does nothing when it is called."""
 
     timeout_s = None
     idempotent = True
@@ -37,10 +37,10 @@ def harmless_tools(
     deps: ToolDeps,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[ToolBase]:
-    """Yield the tools of a definition; those that do something are not called.
+    """Yield the tools of a definition; tools with effects are replaced by :class:`NotCalled`.
 
     Args:
-        mcp_servers: definitions of those that it may name.
+        mcp_servers: definitions of the MCP servers that the definition may name.
 
     Raises:
         InvalidInputError: ``tool_outdated``.

@@ -1,9 +1,9 @@
 r"""Users' regular expressions: measured before they are compiled, matched in linear time.
 
-The engine is that of pydantic-core (Rust's ``regex``). It holds the GIL while it compiles and
-matches. Both are therefore bounded by the pattern's expanded size: a repeat copies its operand, and
-a Unicode class such as ``\w`` takes some 40 KB of automaton. As even a thread would delay all
-requests, expensive patterns are tried in a process of its own, ``python -m`` this module.
+The engine is the one of pydantic-core (Rust's ``regex``). It holds the GIL while it compiles and
+matches. Therefore the pattern's expanded size bounds both: a repeat copies its operand, and a
+Unicode class such as ``\w`` takes about 40 KB of automaton. Expensive patterns are tried in a
+separate process, ``python -m`` this module, because even a thread would delay all requests.
 """
 
 import os
@@ -28,13 +28,13 @@ from pydantic_core import (
 from bottega.errors import InvalidInputError, UnavailableError
 
 LONGEST = 1000
-"""Characters of a pattern."""
+"""Most characters of a pattern."""
 MOST_IN_TOOL = 50
 MOST_IN_AGENT = 200
 MOST_REPEATS = 1000
 """Largest product of nested repeats."""
 MOST_BYTES = 32_000_000
-"""Estimated size of all distinct patterns of an agent when compiled."""
+"""Most bytes of all distinct patterns of an agent when compiled, estimated."""
 MOST_CACHED_BYTES = 64_000_000
 
 _CODE = "pattern_too_large"
@@ -43,7 +43,7 @@ _TOO_MUCH = (
     "for \\w"
 )
 _OVERHEAD = 100_000
-"""Bytes per cached pattern beside its compiled form: buffers that matching leaves behind."""
+"""Bytes of a cached pattern in addition to its compiled form, for buffers of the engine."""
 _CHARACTER = 400
 _DIGITS = 5_000
 _UNICODE = 40_000
@@ -54,7 +54,7 @@ _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
 
 
 class UnsupportedPatternError(InvalidInputError):
-    """A pattern that only other engines know: with look-around, or back-references."""
+    """A pattern that only other engines support: it has look-around or back-references."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def size_of(pattern: str) -> Size:
     """Measure a pattern, in time linear in its length.
 
     Raises:
-        InvalidInputError: it is too long, or has the flag ``x``, which changes how spaces count.
+        InvalidInputError: the pattern is too long, or has the flag ``x``, with which spaces are
+            ignored.
     """
     if len(pattern) > LONGEST:
         raise InvalidInputError(f"a pattern is longer than {LONGEST} characters", code=_CODE)
@@ -94,17 +95,17 @@ def size_of(pattern: str) -> Size:
 
 
 def check_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Measure and compile the patterns of an agent's tools. Slow: call it in a thread.
+    """Measure and compile the patterns of an agent's tools. It is slow, so call it in a thread.
 
     Raises:
-        InvalidInputError: as :func:`measure_patterns` and :func:`compile_patterns`.
+        InvalidInputError: see :func:`measure_patterns` and :func:`compile_patterns`.
     """
     measure_patterns(patterns)
     compile_patterns(patterns)
 
 
 def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
-    """Check the number and sizes of an agent's patterns; return the bytes when compiled.
+    """Check the number and sizes of an agent's patterns; return their compiled size in bytes.
 
     Args:
         patterns: patterns by tool and JSON Pointer.
@@ -128,12 +129,12 @@ def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def compile_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Compile measured patterns: some 12 ms for each million bytes, in which no thread runs.
+    """Compile measured patterns; for each million bytes, all threads stop for about 12 ms.
 
-    Patterns that only other engines know are passed over.
+    Patterns that only other engines support are skipped.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, or a pattern is wrong; with its pointer.
+        InvalidInputError: ``pattern_too_large``, or a pattern is invalid; ``pointer`` names it.
     """
     for of_tool in patterns.values():
         for pointer, pattern in of_tool.items():
@@ -175,7 +176,7 @@ def _check_number(in_tool: int, in_agent: int) -> None:
 def _check_size(size: Size, left: int) -> None:
     if size.repeats > MOST_REPEATS:
         raise InvalidInputError(
-            f"repeats within each other multiply to more than {MOST_REPEATS}: repeat less",
+            f"nested repeats multiply to more than {MOST_REPEATS}: repeat less",
             code=_CODE,
         )
     if size.bytes > left:
@@ -190,7 +191,7 @@ class Compiled:
     size: Size
 
     def found_in(self, text: str) -> bool:
-        """Search a text for the pattern; takes up to 25 ns for each of its states and bytes."""
+        """Return true if the text has the pattern; up to 25 ns times the states times the bytes."""
         try:
             self.validator.validate_python(text)
         except ValidationError:
@@ -200,10 +201,10 @@ class Compiled:
 
 @cached(LRUCache(MOST_CACHED_BYTES, lambda made: _OVERHEAD + made.size.bytes), lock=Lock())
 def compiled(pattern: str) -> Compiled:
-    """Compile a pattern, or take it from the cache.
+    """Return a compiled pattern, from the cache if possible.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, or it is not supported.
+        InvalidInputError: ``pattern_too_large``, or the pattern is not supported.
     """
     size = size_of(pattern)
     _check_size(size, MOST_BYTES)
@@ -214,13 +215,13 @@ def compiled(pattern: str) -> Compiled:
         if "size limit" in str(error):
             raise InvalidInputError(_TOO_MUCH, code=_CODE) from None
         shown = f"the pattern {pattern[:100]!r} is not supported"
-        if "not supported" in str(error):  # of look-around and back-references
+        if "not supported" in str(error):  # the engine's error for look-around and back-references
             raise UnsupportedPatternError(f"{shown}: it has look-around or references") from None
         raise InvalidInputError(f"{shown}: it must be a regular expression") from None
 
 
 class _Measure:
-    """A scanner that measures a pattern. It ignores errors: the engine refuses invalid patterns."""
+    """A scanner that measures a pattern. It ignores errors, because the engine reports them."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -275,7 +276,7 @@ class _Measure:
         return Size(_CHARACTER, 1)
 
     def _class(self) -> Size:
-        """Measure a class in brackets, with its nested classes: as large as its largest member."""
+        """Measure a class in brackets with its nested classes; it counts as its largest member."""
         depth, largest, members = 0, 0, 0
         while self._at < len(self._pattern):
             here = self._pattern[self._at]
@@ -313,10 +314,10 @@ def _count(repeat: re.Match[str]) -> int:
 
 
 def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Compile patterns in another process, and wait for it.
+    """Compile patterns in another process, and wait for the result.
 
     Raises:
-        InvalidInputError: as :func:`compile_patterns`.
+        InvalidInputError: see :func:`compile_patterns`.
         UnavailableError: ``patterns_too_slow``.
     """
     command = [sys.executable, "-P", "-m", "bottega.json_schema.patterns"]
@@ -340,7 +341,7 @@ def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def main() -> None:
-    """Read patterns from standard input, as JSON; write the error, or null."""
+    """Read patterns from standard input as JSON, and compile them; write the error or null."""
     os.nice(10)
     try:
         compile_patterns(from_json(sys.stdin.buffer.read()))

@@ -1,9 +1,10 @@
 """Users' JSON Schemas: checked, and applied to values. Pure.
 
-Schemas of older drafts become such of 2020-12; keywords that only describe are left out, and those
-that we cannot apply are refused. A schema must not cost the service much: its size is bounded,
-``$ref`` stays within it, :mod:`bottega.json_schema.patterns` bounds patterns, and a check has a
-number of steps. So a ``$ref`` may lead to itself: it is followed as far as the value goes.
+Schemas of older drafts are converted to 2020-12. Keywords that only describe are left out, and
+keywords that we cannot apply are refused. The cost of a schema is bounded: its size has a limit,
+``$ref`` must stay within the schema, :mod:`bottega.json_schema.patterns` limits patterns, and a
+check has a limited number of steps. Therefore a ``$ref`` may lead to itself: it is followed as deep
+as the value is nested.
 """
 
 import json
@@ -26,15 +27,15 @@ from bottega.json_schema.patterns import UnsupportedPatternError, compiled, is_s
 from bottega.json_schema.values import count_values, depth_of
 
 MAX_MATCHING = 4_000_000
-"""States of patterns times bytes that a check matches with them: up to 0.2 s."""
+"""Limit of a check: states of patterns times bytes that are matched with them; up to 0.2 s."""
 MAX_STEPS = 100_000
-"""Keywords that a check applies to values: up to 2 s."""
+"""Limit of a check: keywords that are applied to values; up to 2 s."""
 _SCHEMA_BYTES = 20
-"""Bytes of a checked schema per character of its text."""
+"""Bytes of memory of a checked schema per character of its text."""
 _MOST_CACHED_BYTES = 64_000_000
 
 _CHEAP = 50
-"""Values, of a keyword or of what it is applied to, that cost as much as one step."""
+"""Number of values, in a keyword or in the checked value, that cost as much as one step."""
 _CHEAP_CHARACTERS = 1000
 _LONGEST_PROBLEM = 300
 _MOST_PROBLEMS = 5
@@ -46,7 +47,7 @@ _MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED = frozenset({"dependentSchemas", "properties"})
 _DEFINITIONS = frozenset({"$defs", "definitions"})
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "dependentSchemas", "else", "if", "not", "then"})
-"""Keywords whose schemas are for the same value, and not for a part of it."""
+"""Keywords whose schemas apply to the same value, not to a part of it."""
 _UNSUPPORTED = frozenset(
     {"$dynamicRef", "$recursiveRef", "patternProperties", "propertyDependencies"}
     | {"unevaluatedItems", "unevaluatedProperties"}
@@ -55,7 +56,7 @@ _UNSUPPORTED = frozenset(
     | {"anyRequired", "instanceof", "oneRequired", "patternRequired", "prohibited", "regexp"}
     | {"bsonType", "uniqueItemProperties"}
 )
-"""Keywords of any draft or dialect that restrict, and that we do not apply."""
+"""Keywords of all drafts and dialects that restrict values, and that we cannot apply."""
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 Schema = dict[str, Any] | bool
@@ -80,7 +81,7 @@ _FORMS = {
         **dict.fromkeys(("minProperties", "maxProperties"), _LENGTH),
     }.items()
 }
-"""Values that the keywords that compare may have; "const": anything."""
+"""Schemas of the values of comparing keywords; ``const`` may have any value."""
 _RULES = frozenset({"const", *_FORMS})
 
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
@@ -88,7 +89,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] |
 
 @dataclass(slots=True)
 class _Allowance:
-    """Work that one check may still do, and the targets of its schema's references."""
+    """Remaining work that one check may do, and the targets of the schema's references."""
 
     targets: Mapping[str, "Schema"]
     matching: int = MAX_MATCHING
@@ -103,9 +104,9 @@ class Bounds:
     """Limits of a schema and its use.
 
     Attributes:
-        depth: levels of its nesting.
-        values: values in it.
-        work: values of the schema times values of what it checks.
+        depth: most levels of nesting.
+        values: most values in the schema.
+        work: most values of the schema times values of the checked value.
     """
 
     depth: int
@@ -130,16 +131,16 @@ class Problem(NamedTuple):
 
 
 class CheckedSchema:
-    """A schema that is checked, and ready to check values.
+    """A valid schema, ready to check values.
 
     Attributes:
-        patterns: its patterns by JSON Pointer, not yet checked: see
+        patterns: the schema's patterns by JSON Pointer, not checked yet; see
             :func:`bottega.json_schema.patterns.check_patterns`.
-        size: number of its values.
-        is_flat: it has neither patterns nor references: a check of a small value is quick.
+        size: number of values in the schema.
+        is_flat: it has no patterns and no references, so that checking a small value is quick.
 
     Raises:
-        InvalidInputError: it is not a valid schema, or exceeds a bound.
+        InvalidInputError: the schema is invalid, or exceeds a bound.
     """
 
     def __init__(self, schema: dict[str, Any], bounds: Bounds) -> None:
@@ -157,14 +158,14 @@ class CheckedSchema:
 
     @cached_property
     def unchecked(self) -> Sequence[str]:
-        """The places of patterns that a check leaves out; see :func:`is_supported`."""
+        """JSON Pointers of patterns that a check leaves out; see :func:`is_supported`."""
         return [place for place, each in self.patterns.items() if not is_supported(each)]
 
     def problems(self, value: Any) -> list[Problem]:
         """Return the first violations; ``[]``: the value is valid.
 
-        This may take seconds for large values. With patterns it takes up to 0.2 s more, and longer
-        the first time, when it compiles them.
+        This may take seconds for large values. Patterns take up to 0.2 s more; the first time it
+        takes longer, because they are compiled.
         """
         _left.set(_Allowance(self._targets))
         if count_values(value) * self.size > self._work:
@@ -179,7 +180,7 @@ class CheckedSchema:
 
 
 def schema_cache() -> LRUCache[Any, Any]:
-    """Make a cache of schemas, with their text in ``schema``, that is bounded by their bytes."""
+    """Return a cache, limited by bytes, for objects with their schema's text in ``schema``."""
     return LRUCache(_MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 
@@ -193,13 +194,14 @@ def _cut(message: str) -> str:
 
 
 class _Modern:
-    """A schema of any draft as one of 2020-12, with nothing but what is applied to values.
+    """Conversion of a schema of any draft to 2020-12, with only the keywords that are applied.
 
-    Each part becomes modern once, however many references lead to it and however they spell it.
+    Each part is converted once, however many references lead to it and however they spell it.
 
     Attributes:
-        targets: schemas by the references that lead to them, and that a check may follow.
-        patterns: by their places in the original; not those of definitions that nobody refers to.
+        targets: target schemas by reference, for all references that a check may follow.
+        patterns: patterns by their JSON Pointers in the original, without definitions that no
+            reference uses.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -238,7 +240,7 @@ class _Modern:
             elif keyword == "dependencies":
                 self._split(value, at, modern)
             elif keyword in _DEFINITIONS:
-                self._named(value, at)  # for their form; references bring those that count
+                self._named(value, at)  # only to check their form; references bring the used ones
             elif keyword in _RULES:
                 modern[keyword] = value
             elif keyword in _MANY:
@@ -264,7 +266,7 @@ class _Modern:
         return {name: self._of(each, f"{place}/{escaped(name)}") for name, each in schemas.items()}
 
     def _split(self, dependencies: Any, place: str, modern: dict[str, Any]) -> None:
-        """Add ``dependencies``, which older drafts have in place of two keywords."""
+        """Convert ``dependencies`` of older drafts to the two keywords that replaced it."""
         if not isinstance(dependencies, dict):
             raise _not_valid(place, f"{dependencies!r} is not of type 'object'")
         schemas = {name: each for name, each in dependencies.items() if not isinstance(each, list)}
@@ -273,11 +275,11 @@ class _Modern:
         modern["dependentRequired"] = names
 
     def _use(self) -> None:
-        """Collect the patterns and the targets that a check may come to.
+        """Collect the patterns and the targets that a check may reach.
 
         Raises:
-            InvalidInputError: a reference leads nowhere, or to itself for the same value: a check
-                would not end.
+            InvalidInputError: a reference leads nowhere, or to itself for the same value, so that a
+                check would not end.
         """
         leads_to: dict[str, list[str]] = {}
         waiting: deque[tuple[Schema, str]] = deque([(self.schema, "")])
@@ -310,7 +312,7 @@ class _Modern:
             ) from None
 
     def _target(self, reference: str) -> tuple[Schema, str]:
-        """Return the schema to which a reference leads, and its place."""
+        """Return the schema to which a reference leads, and the schema's JSON Pointer."""
         found: Any = self._root
         place = ""
         for step in reference.split("/")[1:]:
@@ -326,12 +328,14 @@ class _Modern:
 
 
 def _refuse_mixed(schema: dict[str, Any]) -> None:
-    """Refuse keywords beside those that they replaced: one of them would have no effect."""
+    """Refuse a keyword together with the keyword that it replaced; one would have no effect."""
     newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
     if "dependencies" in schema:
         newer += ["dependentRequired", "dependentSchemas"]
     if keyword := next((each for each in newer if each in schema), None):
-        raise InvalidInputError(f"'{keyword}' stands beside the keyword of an older draft for it")
+        raise InvalidInputError(
+            f"'{keyword}' and the keyword that it replaced are both there: use only '{keyword}'"
+        )
 
 
 def _not_valid(place: str, message: str, within: Iterable[str | int] = ()) -> InvalidInputError:
@@ -340,7 +344,7 @@ def _not_valid(place: str, message: str, within: Iterable[str | int] = ()) -> In
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas in a modern one, with the keywords that apply them."""
+    """Yield the direct subschemas of a converted schema, with their keywords."""
     for keyword, value in schema.items():
         if keyword in _ONE:
             yield keyword, value
@@ -351,14 +355,14 @@ def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
 
 
 def _within(reference: Any) -> str:
-    """Return a reference within the schema, without the escapes of URLs."""
+    """Return a reference within the schema, with the URL's escapes decoded."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         raise InvalidInputError(f"$ref '{str(reference)[:100]}' must look like #/$defs/name")
     return "#" + unquote(reference[1:])
 
 
 def _modernise_rules(schema: dict[str, Any]) -> None:
-    """Change rules that older drafts write in another way."""
+    """Convert rules that older drafts write differently, in place."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(is_exclusive := schema.get(exclusive), bool):
             del schema[exclusive]
@@ -367,7 +371,7 @@ def _modernise_rules(schema: dict[str, Any]) -> None:
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what also accepts null; OpenAPI writes it so."""
+    """Return the schema extended to accept null, as OpenAPI's ``nullable`` means."""
     if "type" not in schema or schema.keys() & (_IN_PLACE | {"$ref", "const"}):
         return {"anyOf": [schema, {"type": "null"}]}
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -393,7 +397,7 @@ def _matches(
         return
     try:
         wanted = compiled(pattern)
-    except UnsupportedPatternError:  # the run has a warning
+    except UnsupportedPatternError:  # the run gets a warning
         return
     left = _left.get()
     left.matching -= wanted.size.states * len(instance.encode(errors="replace"))
@@ -406,7 +410,7 @@ def _matches(
 def _unique(
     validator: Any, wanted: bool, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    """Check ``uniqueItems`` in linear time; the library compares all pairs."""
+    """Check ``uniqueItems`` in linear time; the library would compare all pairs."""
     if wanted and isinstance(instance, list):
         _spend(count_values(instance))
         seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
@@ -415,7 +419,7 @@ def _unique(
 
 
 def _canonical(value: Any) -> Any:
-    """Normalise JSON so that equal values have equal text: 1 and 1.0, but not 1 and true."""
+    """Normalise JSON so that equal values get equal texts: 1 and 1.0 are equal, 1 and true not."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -439,7 +443,7 @@ def _spend(steps: int) -> None:
 
 
 def _counted(keyword: _Keyword) -> _Keyword:
-    """Count each use of a keyword, by the sizes of its own value and of what it is applied to."""
+    """Make a keyword count its uses, by the sizes of its own value and of the checked value."""
 
     @wraps(keyword)
     def apply(
@@ -452,7 +456,7 @@ def _counted(keyword: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any) -> int:
-    """Return the steps that it may take to compare or show a value."""
+    """Return the steps that comparing or showing a value counts as."""
     if isinstance(value, dict | list):
         return count_values(value) // _CHEAP if value else 0
     return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0

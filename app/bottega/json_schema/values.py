@@ -1,4 +1,4 @@
-"""Size and depth of decoded JSON, measured without recursion; parsing of whole numbers. Pure."""
+"""Measures of decoded JSON, without recursion, and parsing of whole numbers. Pure."""
 
 import math
 from typing import Any
@@ -7,16 +7,16 @@ from pydantic import BeforeValidator
 
 
 def _whole(value: Any) -> Any:
-    """Convert 5.0 to 5: JSON makes no difference, and some clients write all numbers as 5.0."""
+    """Convert 5.0 to 5, because some clients write all numbers so, and JSON has one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 WHOLE = BeforeValidator(_whole)
-"""Accepts whole numbers such as 5.0 for an integer. Goes after the field's bounds."""
+"""Validator that accepts whole numbers such as 5.0 for an integer; put it after the bounds."""
 
 
 def is_finite(value: Any) -> bool:
-    """Return true if JSON can hold all numbers in ``value``: 1e999 decodes to infinity."""
+    """Return true if ``value`` has only finite numbers; 1e999 would be decoded to infinity."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -85,9 +85,7 @@ def may_be_sent(headers: dict[str, str | SecretHeader]) -> dict[str, str | Secre
         PydanticCustomError: a header is invalid or reserved, or has a secret in clear text.
     """
     if len({name.lower() for name in headers}) < len(headers):
-        raise PydanticCustomError(
-            "headers", "a header is given twice"
-        )
+        raise PydanticCustomError("headers", "a header is given twice")
     for name, value in headers.items():
         try:
             check_header(name, value if isinstance(value, str) else "secret")
