@@ -1,8 +1,8 @@
-"""Conditions: trees of tests on named features, as JSON. Pure.
+"""Conditions: JSON trees of tests of named features. Pure.
 
 A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``.
-A test of an absent feature is false for every operator; so is a comparison of different kinds, such
-as a number with a text or a truth value.
+A test of an absent feature is false, whatever its operator. A comparison of values of different
+kinds is false too: for example, a number with a text.
 """
 
 import math
@@ -16,15 +16,15 @@ Condition = Mapping[str, Any]
 """A condition, as JSON."""
 
 MAX_DEPTH = 5
-"""Depth of nested conditions."""
+"""Most levels of nested conditions."""
 MAX_TESTS = 100
-"""Tests in all conditions together; each value of a list counts as one."""
+"""Most tests in all conditions together; each value of a list counts as one."""
 MAX_LIST = 20
-"""Conditions in one list."""
+"""Most conditions in one list."""
 MAX_TEXT = 200
-"""Characters of a value or name."""
+"""Most characters of a value or name."""
 MAX_NUMBER = 2**53 - 1
-"""Largest number; floats represent all integers up to it exactly."""
+"""Largest number: floats represent all integers up to this one exactly."""
 
 OPERATORS = ("eq", "ne", "in", "not_in", "lt", "le", "gt", "ge", "contains", "exists")
 GROUPS = ("all", "any", "not")
@@ -39,11 +39,11 @@ _SCALARS = frozenset(("truth", "number", "text"))
 
 
 class Members(frozenset[tuple[str | None, Any]]):
-    """Values of a list, with their kinds: ``contains`` looks them up at once."""
+    """The values of a list with their kinds, as a set: ``contains`` needs one look-up."""
 
 
 def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return features for many conditions: lists become :class:`Members`."""
+    """Return features in the form for many conditions: lists become :class:`Members`."""
     return {
         name: Members((kind_of(each), each) for each in value if kind_of(each) in _SCALARS)
         if kind_of(value) == "list"

@@ -48,10 +48,11 @@ from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 
 MAX_CRASHES = 5
-"""Crashes of its workers after which a run fails: more than restarts of all workers cause."""
+"""A run fails after so many crashes of its workers: restarts of all workers cause fewer."""
 GC_THRESHOLD = (50_000, 20, 20)
-"""Python's default collects after every 700 new objects. A thousand agents have millions of objects
-with hardly any cycles, and collections took a third of the CPU."""
+"""Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
+thousand agents have millions of objects with hardly any cycles: they took a third of the CPU.
+"""
 
 if TYPE_CHECKING:
     from bottega.engine.async_tasks import SubagentRuntime
@@ -70,17 +71,17 @@ class Service:
 
     Attributes:
         listener: this process's listening connection.
-        streams: the runs that are watched through this process.
-        keys: authentication.
+        streams: the runs that clients of this process watch.
+        keys: the API keys, for authentication.
         memory: episodes of earlier runs.
-        patterns: learned from them.
-        files: of users and tools.
+        patterns: what was learned from the episodes.
+        files: the files of users and tools.
         descriptors: file descriptor limits of this process.
         pins: versions of agents and graphs that new runs pin.
-        outgoing: what it sends requests with.
-        scraping: what Prometheus gets.
-        services: in the background.
-        working: whether this process executes runs too.
+        outgoing: the clients for outgoing requests.
+        scraping: the metrics for Prometheus.
+        services: the background services.
+        working: whether this process also executes runs.
     """
 
     settings: Settings
@@ -109,11 +110,14 @@ async def open_service(
     """Open the database and all services around it; close them at the end.
 
     Args:
-        url, api, worker: of a database; serve subscribers (listen for wake-ups); execute runs.
+        url: the database's.
+        api: serve the API, whose clients watch runs.
+        worker: execute runs.
         silence: time limits for a silent server.
 
     Raises:
-        UnavailableError: no database, one that is not migrated to this version, or no sources.
+        UnavailableError: there is no database, it is not migrated to this version, or Bottega's
+            sources are not installed.
     """
     await asyncio.to_thread(read_words)
     descriptors = raise_limit()
@@ -169,7 +173,7 @@ def _of_every_process(
     settings: Settings, database: Database, listener: NotifyListener, memory: MemoryServices
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
-        # Waiting runs must time out even if no worker is up.
+        # Waiting runs must time out even while no worker runs.
         "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
@@ -182,7 +186,7 @@ def _of_every_process(
 def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
-    """Return the files; this process forgets those that are erased."""
+    """Return the file store; this process drops what it has cached of erased files."""
     quota = FileQuota(settings.files_bytes)
     files = FileStore(database, services.objects, quota)
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
@@ -190,22 +194,22 @@ def _files(
 
 
 def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> LeasedWork:
-    """Return what erases end users: in every process, as it must not wait for a worker."""
+    """Return the work that erases end users; every process does it, so that no worker is needed."""
     work = UserErasure(database, services.objects).leased()
     wake_on_notify(listener, work.loop)
     return work
 
 
 def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
-    """Drop what a process has cached of a tenant whose data was removed, or of all."""
+    """Drop the cached data of the tenant that a notice names; without a name, of all tenants."""
     forget(None if payload is None else UUID(payload))
 
 
 def settle() -> None:
-    """Tell the garbage collector that this process's objects stay; let threads give way sooner."""
+    """Exempt the present objects from garbage collection; let threads give way sooner."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    # A computing thread delays the event loop by this; the default is 5 ms.
+    # A thread that computes delays the event loop by this time; the default is 5 ms.
     sys.setswitchinterval(0.0005)
 
 
@@ -238,7 +242,7 @@ async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | No
 
 
 def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRuntime":
-    """Return this process's shared state for asynchronous sub-agents."""
+    """Return the state that this process's asynchronous sub-agents share."""
     from bottega.engine.async_tasks import SubagentRuntime
     from bottega.engine.child_runs import ChildRuns
     from bottega.engine.plugins import subagent_plugins
@@ -262,13 +266,13 @@ def _lease(
     runtime: "SubagentRuntime",
     models: "ModelServices",
 ) -> "tuple[WorkerLease, queue.RunClaimer]":
-    """Return what reports this worker's runs, and what claims them."""
+    """Return the lease, which reports this worker's runs, and the claimer of runs."""
     from bottega.engine.claim import ClaimReader
     from bottega.engine.workers import WorkerLease
 
     settings, pool = service.settings, service.database.pool
 
-    def places() -> int:  # a run that awaits others needs none
+    def places() -> int:  # a run that awaits other runs needs none
         return settings.worker_concurrency + runtime.children.resting()
 
     claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), executor.execute, places)
@@ -285,7 +289,7 @@ def _lease(
 
 @asynccontextmanager
 async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
-    """Execute runs during the block; at its end, hand back unfinished ones."""
+    """Execute runs during the block; at its end, return unfinished ones to the queue."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
     from bottega.engine.live_text import LiveText
@@ -380,7 +384,7 @@ async def _keeping_memory(
     memory_services: MemoryServices,
     models: "ModelServices",
 ) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
-    """Run the background work of memory; yield the memory for runs, and what wakes that work."""
+    """Run the background work of memory; yield the memory for runs, and its waker."""
     from bottega.engine.retrieval import MemorySources
 
     settings = service.settings
@@ -402,7 +406,7 @@ async def _keeping_memory(
 async def _claiming_runs(
     service: Service, claimer: queue.RunClaimer, lease: "WorkerLease", notifier: Notifier
 ) -> AsyncIterator[None]:
-    """Claim runs during the block; at its end, hand back unfinished ones, and tell who watches."""
+    """Claim runs during the block; at its end, return unfinished ones, and notify watchers."""
     service.listener.subscribe(signals.DUE, claimer.notice)
     stop, database = service.stop_working, service.database
     database.trust.signals.claims = claimer.claims_own

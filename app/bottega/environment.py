@@ -1,10 +1,10 @@
-"""Values of environment variables and of ``.env`` files, without what copying added to them."""
+"""Values of environment variables and ``.env`` files, without quotes and blanks around them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 ENCODING = "utf-8-sig"
-"""Of ``.env`` files: UTF-8, with a byte order mark or without."""
+"""Encoding of ``.env`` files: UTF-8, with or without a byte order mark."""
 _QUOTES = "\"'"
 
 
@@ -17,7 +17,7 @@ def unwrapped(value: str) -> str:
 
 
 def unwrap_all(*sources: Any) -> None:
-    """Unwrap the values of sources of pydantic-settings; leave out what is empty then."""
+    """Unwrap the values of pydantic-settings' sources; leave out those that are then empty."""
     for source in sources:
         found: Mapping[str, str | None] = source.env_vars
         values = {name: unwrapped(value) for name, value in found.items() if value is not None}

@@ -4,9 +4,9 @@
     ├── InvalidInputError     invalid       the request cannot be carried out as written
     │   ├── CycleError        conflict      an edge or a sub-agent would close a cycle
     │   ├── UnknownAgentError invalid       no agent of this name
-    │   ├── UserRequiredError invalid       the key's requests name the end user they act for
-    │   ├── InvalidQueryError invalid       a query that ends without a question
-    │   └── NoProviderError   invalid       an agent without a model
+    │   ├── UserRequiredError invalid       the key requires an end user, but the request names none
+    │   ├── InvalidQueryError invalid       an agent cannot answer this query
+    │   └── NoProviderError   invalid       an agent has no model
     ├── UnauthenticatedError  unauthenticated  no valid credentials
     ├── ForbiddenError        forbidden     the caller may not do this
     ├── NotFoundError         not_found
@@ -26,7 +26,7 @@
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
     ├── PluginError           internal      a plugin failed to configure an agent
-    ├── HistoryError          internal      a history that model APIs would refuse
+    ├── HistoryError          internal      model APIs would refuse the history
     ├── IllegalTransition     internal      no such transition between states
     ├── BudgetExhaustedError  internal      the run's tokens are used up
     │   └── BudgetBusyError   internal      the tenant's budget could not pay in time
@@ -90,7 +90,7 @@ class InvalidInputError(BottegaError):
 
 
 class CycleError(InvalidInputError):
-    """An edge or sub-agent that would close a cycle; ``path`` starts and ends at one node."""
+    """An edge or sub-agent would close a cycle; ``path`` starts and ends at the same node."""
 
     kind = ErrorKind.CONFLICT
     code = "cycle"
@@ -105,7 +105,7 @@ class UnknownAgentError(InvalidInputError):
 
 
 class UnknownReferenceError(InvalidInputError):
-    """Definitions name others that do not exist; ``places`` has (JSON Pointer, detail) of each."""
+    """Definitions refer to others that do not exist; ``places``: (JSON Pointer, detail) of each."""
 
     code = "unknown_reference"
 
@@ -118,13 +118,14 @@ class UnknownReferenceError(InvalidInputError):
 
 
 class UserRequiredError(InvalidInputError):
-    """A request names no end user, and its key must; ``pointer`` is the place of the name."""
+    """The key requires an end user, but the request names none; ``pointer``: where it belongs."""
 
     code = "user_required"
 
     def __init__(self, pointer: str | None) -> None:
         super().__init__(
-            "this key must name the end user that it acts for: send 'user'", pointer=pointer
+            "this key requires that each request names the end user it is for: send 'user'",
+            pointer=pointer,
         )
 
 
@@ -157,7 +158,7 @@ class ConflictError(BottegaError):
 
 
 class AgentBusyError(ConflictError):
-    """Another query of the agent object is not over; two would mix their histories."""
+    """Another query of the agent object has not ended; two at a time would mix their histories."""
 
     code = "agent_busy"
 
@@ -169,7 +170,7 @@ class AgentBusyError(ConflictError):
 
 
 class BusyError(ConflictError):
-    """Another run of the conversation is not over; ``run_id`` is the oldest of them."""
+    """Another run of the conversation has not ended; ``run_id`` is the oldest such run."""
 
     code = "conversation_busy"
 
@@ -179,7 +180,7 @@ class BusyError(ConflictError):
 
 
 class UserErasingError(ConflictError):
-    """Something new names an end user whose data is being erased."""
+    """A request names an end user whose data is being erased."""
 
     code = "user_erasing"
 
@@ -195,7 +196,7 @@ class VersionConflictError(BottegaError):
 
 
 class LimitedError(BottegaError):
-    """A limit of the tenant; the request may be accepted after ``retry_after_s`` seconds."""
+    """A limit of the tenant is reached; a retry after ``retry_after_s`` seconds may succeed."""
 
     kind = ErrorKind.LIMITED
     code = "limited"
@@ -206,13 +207,13 @@ class LimitedError(BottegaError):
 
 
 class SubagentRefusedError(BottegaError):
-    """A task that was refused at its dispatch; the model reads the detail.
+    """A task was refused at its dispatch; the model reads the detail.
 
     Args:
-        about: the limit and its use, as in the event ``subagent.backpressure``.
+        about: the limit and how much of it is used, as in the event ``subagent.backpressure``.
 
     Attributes:
-        reason: what refused it, for metrics.
+        reason: why it was refused, for metrics.
     """
 
     kind = ErrorKind.LIMITED
@@ -234,7 +235,7 @@ class SubagentDepthExceededError(SubagentRefusedError):
 
 
 class SubagentQuotaExceededError(SubagentRefusedError):
-    """Too many tasks of one parent, or too little left in a budget."""
+    """One parent has too many tasks, or a budget has too little left."""
 
     code = "subagent_quota_exceeded"
 
@@ -244,7 +245,7 @@ class SubagentQuotaExceededError(SubagentRefusedError):
 
 
 class SubagentCircuitOpenError(SubagentRefusedError):
-    """An open circuit; ``retry_after_ms`` says when such a task may be tried again."""
+    """The circuit is open; after ``retry_after_ms`` such a task may be tried again."""
 
     code = "subagent_circuit_open"
     reason = "circuit_open"
@@ -275,8 +276,8 @@ class ModelError(BottegaError):
 
     Args:
         retryable: whether the same call may succeed later.
-        retry_after_s: seconds the server asked to wait, if it did.
-        last_code: code of the last failed try, if ``code`` is about several.
+        retry_after_s: seconds to wait, if the server named them.
+        last_code: code of the last failed try, if ``code`` is about several tries.
     """
 
     kind = ErrorKind.MODEL
@@ -318,7 +319,7 @@ class BudgetExhaustedError(BottegaError):
 
 
 class BudgetBusyError(BudgetExhaustedError):
-    """A call waited too long for a budget: others hold it, or it cannot be read."""
+    """A call waited too long for a budget: other calls hold it, or it cannot be read."""
 
 
 class FencedError(BottegaError):
@@ -326,7 +327,7 @@ class FencedError(BottegaError):
 
 
 class PendingRequestError(BottegaError):
-    """A run may not complete: a message, or its cancellation, waits for it."""
+    """A run may not complete yet: it has not handled a message or its cancellation."""
 
     code = "pending_request"
 

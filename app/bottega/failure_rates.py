@@ -1,4 +1,4 @@
-"""The rule by which circuit breakers open: half of the recent ends are failures. Pure."""
+"""The rule by which circuit breakers open: half of the recent calls have failed. Pure."""
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
@@ -18,11 +18,11 @@ class _Recent:
 
 
 class FailureRates:
-    """Times of recent ends by key; those of keys without recent ends need no memory.
+    """Times at which recent calls ended, by key; keys without recent calls need no memory.
 
     Args:
-        least: number of recent ends from which half of them, if they failed, are too many.
-        window_s: for so long an end is recent.
+        least: with fewer recent calls than this, no breaker opens.
+        window_s: seconds for which a call is recent after its end.
     """
 
     def __init__(self, least: int, window_s: float) -> None:
@@ -35,7 +35,7 @@ class FailureRates:
         self._of(key, now).successes.append(now)
 
     def failed(self, key: Hashable, now: float) -> bool:
-        """Count a failure; return true if a breaker opens."""
+        """Count a failure; return true if the key's breaker must open."""
         recent = self._of(key, now)
         recent.failures.append(now)
         failed = len(recent.failures)
@@ -43,15 +43,15 @@ class FailureRates:
         return ended >= self._least and 2 * failed >= ended
 
     def failures(self, key: Hashable) -> int:
-        """Return the number of recent failures, as of the key's last end."""
+        """Return the number of recent failures, as of the end of the key's last call."""
         return len(self._recent[key].failures) if key in self._recent else 0
 
     def forget(self, key: Hashable) -> None:
-        """Forget all ends of a key."""
+        """Forget all calls of a key."""
         self._recent.pop(key, None)
 
     def tidy(self, now: float) -> None:
-        """Forget the keys without recent ends."""
+        """Forget the keys without recent calls."""
         while self._recent:
             key, recent = next(iter(self._recent.items()))
             last = max(ends[-1] for ends in (recent.failures, recent.successes) if ends)

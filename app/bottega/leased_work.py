@@ -1,15 +1,15 @@
 """Leased work: rows that wait in the database until their time, done by the first free worker.
 
-A worker claims due rows by moving their time into the future: that is the lease. It does them
-without an open transaction, and stores the results. If it dies, another one claims them at that
-time.
+A worker claims due rows by moving their time into the future: that time is the end of the lease.
+The worker then does the rows' work without an open transaction, and stores the results. If it dies,
+another worker claims the rows when the lease ends.
 
-- :class:`LeasedWork` claims rows and does them, of all tenants at once. The SQL function
-  ``claim_due`` gives the tenants their turns: one has at most its share under way in a process, so
-  its own rows alone wait for what hangs.
-- :class:`WorkLoop` calls some work when a row may be due: at a NOTIFY, at the next due time, and
-  after a slow poll for missed notifications. These are only hints: the rows and the database's
-  clock decide.
+- :class:`LeasedWork` claims the rows of all tenants, and does their work. The SQL function
+  ``claim_due`` takes the tenants in turn. Each has at most its share under way in a process: work
+  that hangs delays only rows of the same tenant.
+- :class:`WorkLoop` calls a function when a row may be due: at a NOTIFY, at the next due time, and
+  from time to time, in case a notification was missed. These are only hints: the rows and the
+  database's clock decide.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from bottega.db.failures import is_transient
 from bottega.events.listener import NotifyListener
 
 _MOST = 64
-"""Rows of a claim, so that the first of them do not wait for the last ones to be claimed."""
+"""Most rows of one claim: the work on the first ones begins before the last ones are claimed."""
 
 _CLAIM = "SELECT * FROM claim_due($1, $2, $3, $4, $5, $6, $7)"
 _NEXT = "SELECT next_due_s($1, $2)"
@@ -39,13 +39,13 @@ log = structlog.get_logger(__name__)
 
 
 class WorkLoop:
-    """A loop that calls ``act`` at the start, at every ring, and at every due time.
+    """A loop that calls ``act`` at the start, whenever it is woken, and at every due time.
 
     Args:
         channel: notifications on it wake the loop; see :func:`wake_on_notify`.
         act: does the due work; returns the seconds until more is due.
         poll_s: longest time between two calls.
-        first_s: seconds from the start to the first call, if no ring comes before.
+        first_s: seconds from the start to the first call, unless the loop is woken before.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class WorkLoop:
         self._awake.set()
 
     def on_notice(self, payload: str | None) -> None:
-        """Wake at a notification; its payload does not matter."""
+        """Wake the loop at a notification; its payload does not matter."""
         self.wake()
 
     def wake_soon(self) -> None:
-        """Wake the loop, but once a second at most: rows that come in between are done together."""
+        """Wake the loop, at most every half second: rows that come in between are done together."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._woken_at + 0.5)  # rows are done together
@@ -84,14 +84,14 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Run until cancelled; if it is started again, it acts at once."""
+        """Run until cancelled; a second start calls ``act`` at once."""
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            # Due rows that cannot be claimed are another worker's.
+            # Due rows that cannot be claimed belong to another worker.
             pause = max(0.05, await self._act())
 
 
@@ -102,13 +102,13 @@ def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
 
 
 async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float:
-    """Return a query's seconds until the next row is due, at least 0; infinite for NULL."""
+    """Return the seconds, at least 0, until a row is due, by a query; infinite for NULL."""
     seconds: float | None = await pool.fetchval(query, *args)
     return float("inf") if seconds is None else max(0.0, seconds)
 
 
 class Outage:
-    """Pauses in the use of a service that is down, each twice as long as the last."""
+    """Pauses in the use of a service that is down; each is twice as long as the last."""
 
     def __init__(self, event: str, clock: Callable[[], float]) -> None:
         self._event = event
@@ -129,7 +129,7 @@ class Outage:
         return self._pause_s
 
     def end(self) -> None:
-        """Note that the service works: the next pause is the shortest again."""
+        """Note that the service works again: the next pause is the shortest."""
         self._pause_s = 0.0
 
 
@@ -138,7 +138,7 @@ def _next_pause_s(last_s: float) -> float:
 
 
 class Blame(Enum):
-    """Cause of a failure: one of the rows, or a service that all of them need."""
+    """Cause of a failure: one of the rows, or a service that all rows need."""
 
     ROW = "row"
     SERVICE = "service"
@@ -146,29 +146,32 @@ class Blame(Enum):
 
 Rows = Sequence[asyncpg.Record]
 PutOff = Callable[[UUID, Rows, Exception, float | None], Awaitable[None]]
-"""Stores the failure of a row, or that a service failed and a tenant's rows pause for seconds."""
+"""Stores a failure of rows. A number says that a service failed, and for how many seconds the
+tenant's rows pause."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LeasedWork:
-    """Rows of all tenants that are due, and the work on them.
+    """Work on the due rows of all tenants.
 
     Any number of processes may do it concurrently.
 
     Attributes:
         name: kind of work, as ``claim_due`` knows it.
-        columns: of the rows beside ``tenant_id``, with their types.
-        lease_s: longer than the work on a batch takes.
-        share: rows of a tenant that are under way in this process, at most.
-        places: rows of all tenants, at most. ``None``: only the share counts, for work that waits
-            for others' servers: a tenant's hanging ones then take nothing from the others.
-        batch: rows of a tenant done together.
+        columns: the columns of the rows, except ``tenant_id``, with their types.
+        lease_s: duration of a lease; longer than the work on a batch takes.
+        share: most rows of one tenant that are under way in this process.
+        places: most rows of all tenants that are under way here. ``None``: only the share
+            counts. This is for work that waits for others' servers: if one tenant's rows hang,
+            the others have as many places as before.
+        batch: most rows of a tenant that are done together.
         do: does a batch, and stores the results.
-        blame: cause of an error of ``do``; ``None``: log it, the lease ends by itself.
-        put_off: stores what was blamed.
-        longest_rest_s: longest pause of a tenant after a batch. It lasts as long as the batch took:
-            half of the time is left to others.
-        channel, poll_s: as of :class:`WorkLoop`.
+        blame: returns the cause of an error of ``do``; ``None``: log the error, and let the
+            lease end.
+        put_off: stores a failure that has a cause.
+        longest_rest_s: longest pause of a tenant after a batch. The pause is as long as the
+            batch took, so that half of the time is left to others.
+        channel, poll_s: as in :class:`WorkLoop`.
         loop: wake it when a row may be due.
     """
 
@@ -196,9 +199,9 @@ class LeasedWork:
         self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
 
     async def run(self) -> None:
-        """Do what is due until cancelled; then cancel what is under way: its leases end.
+        """Do what is due until cancelled; then cancel the tasks under way: their leases run out.
 
-        After an error that goes on, while this is started again.
+        After an error the tasks go on; the caller may start this method again.
         """
         try:
             await self.loop.run()
@@ -209,9 +212,9 @@ class LeasedWork:
             raise
 
     async def do_due(self) -> float:
-        """Do some due rows to the end, also of tenants that rest.
+        """Do some due rows to the end, including those of tenants that rest.
 
-        Return the seconds until more may be due, with the next rest.
+        Return the seconds until more may be due, or until the first rest ends.
         """
         self._until = {each: self._until[each] for each in self._pauses}
         left_s = await self.start_due()
@@ -221,7 +224,7 @@ class LeasedWork:
         return self._rest_s()
 
     async def start_due(self) -> float:
-        """Begin to do due rows while there is room; return the seconds until more may be due."""
+        """Begin to do due rows, as many as have room; return the seconds until more may be due."""
         room = _MOST if self.places is None else self.places - self._busy.total()
         if room < 1:
             return float("inf")  # the end of a batch wakes the loop
@@ -265,7 +268,7 @@ class LeasedWork:
         if is_full or self._busy[tenant_id] >= self.share:
             self.loop.wake()  # other rows may wait for this place
         else:
-            self.loop.wake_soon()  # the batch may have set new times
+            self.loop.wake_soon()  # the batch may have set new due times
         self._busy -= Counter({tenant_id: number})
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()

@@ -16,24 +16,24 @@ _of_tenant: list[Callable[[str], Redactor | None]] = []
 
 
 def clean_of_tenants(find: Callable[[str], Redactor | None]) -> None:
-    """Redact each entry that has a ``tenant`` by that tenant's redactor, from now on."""
+    """Redact each entry that has a ``tenant`` with that tenant's redactor, from now on."""
     _of_tenant[:] = [find]
 
 
 def is_json(form: str) -> bool:
-    """Return whether lines of the log are JSON; ``form``: ``auto``, ``json`` or ``text``."""
+    """Return whether the log's lines are JSON; ``form`` is ``auto``, ``json`` or ``text``."""
     return form == "json" or (form == "auto" and not sys.stderr.isatty())
 
 
 def configure_logging(
     level: str, known: Redactor = Redactor(), form: str = "auto", file: TextIO | None = None
 ) -> None:
-    """Route structlog, the standard library's loggers and warnings to one handler, at the start.
+    """Route structlog, the standard library's loggers and warnings to one handler.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         known: redacts the texts of each entry.
-        form: as of :func:`is_json`.
+        form: as in :func:`is_json`.
         file: where the lines go; ``None``: standard error.
     """
     logging.captureWarnings(True)
@@ -73,12 +73,12 @@ def configure_logging(
     # Libraries: their "info" is our "debug".
     root.setLevel("WARNING" if level == "info" else level.upper())
     logging.getLogger("bottega").setLevel(level.upper())
-    # Even at debug: it logs response headers, in which a server could echo a secret.
+    # Even at debug: it logs response headers, and a server could echo a secret in them.
     logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 
 def _clean(entry: EventDict, known: Redactor) -> EventDict:
-    """Return an entry without secrets of the operator and of its tenant in its texts."""
+    """Return an entry whose texts have no secrets of the operator and of the entry's tenant."""
     tenant = entry.get("tenant")
     found = _of_tenant[0](tenant) if _of_tenant and isinstance(tenant, str) else None
     plain = {name: _plain(value) for name, value in entry.items()}

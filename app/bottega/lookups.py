@@ -1,7 +1,7 @@
-"""Look-ups of host names that tenants choose, a few at a time for each tenant.
+"""Look-ups of the host names that tenants choose: a few at a time for each tenant.
 
-A look-up at a slow name server takes half a minute, and no time limit of its caller ends it.
-Without a bound, those of one tenant could take the threads and the memory of all.
+A look-up at a slow name server takes half a minute; the caller's time limit does not end it.
+Without a bound, the look-ups of one tenant could use up the process's threads and memory.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ LOOKUPS_OF_TENANT = 8
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver, in a thread that a cancelled caller leaves behind."""
+    """Ask the system's resolver, in a thread that goes on if the caller is cancelled."""
     found = await run_in_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     )
@@ -27,9 +27,9 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class NameLookups:
-    """Looks up names, at most ``LOOKUPS_OF_TENANT`` at a time for a tenant; others of it wait.
+    """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` at a time for a tenant; its others wait.
 
-    A look-up counts until it ends, even if its caller does not wait for it any more.
+    A look-up counts until it ends, even if its caller no longer waits for it.
 
     Args:
         resolve: replaces the system's resolver.
@@ -44,8 +44,8 @@ class NameLookups:
         """Return a name's addresses, as text.
 
         Raises:
-            OSError: it has none.
-            UnicodeError: it is not a name.
+            OSError: the name has no addresses.
+            UnicodeError: it is not a host name.
         """
         slot = self._slots.setdefault(tenant, asyncio.Semaphore(LOOKUPS_OF_TENANT))
         await slot.acquire()
@@ -63,4 +63,4 @@ class NameLookups:
         slot.release()
         self._asked.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # nobody may wait for it any more
+            asked.exception()  # perhaps nobody waits for it any more

@@ -1,6 +1,6 @@
 """The ASGI application and its server.
 
-Routing by an index; Starlette tries the pattern of each route in turn, a hundred of them.
+An index finds the routes of requests: Starlette would try a hundred patterns in turn.
 """
 
 import asyncio
@@ -77,24 +77,24 @@ from bottega.tenants import operator
 
 _WEBSOCKET = "websocket"
 REQUEST_TIMEOUT_S = 20.0
-"""Seconds for a request's head to arrive, and again for its body."""
+"""Seconds in which a request's head must arrive; its body has the same time."""
 MAX_STREAMS = 1000
-"""Concurrent streams and waiting requests of a tenant with keys, in each API process."""
+"""Most concurrent streams and waiting requests of a tenant with keys, in each API process."""
 STOP_S = 5
-"""Seconds that a process which stops has to finish its answers."""
+"""Seconds in which a process that stops must finish its answers."""
 IDLE_S = 2.0
-"""Seconds without a request after which a process that was replaced closes a connection."""
+"""A replaced process closes a connection after so many seconds without a request."""
 LONGEST_ANSWER_S = 600
-"""Seconds that it has to finish its answers."""
+"""Seconds in which a replaced process must finish its answers."""
 _Key = tuple[str, int, str]
 """Method, or :data:`_WEBSOCKET`; number of segments; and the second segment, such as ``runs``."""
 
 
 class RouteIndex:
-    """Router that tries only routes which fit the request's method and the shape of its path.
+    """Router that tries only the routes for the request's method and the shape of its path.
 
-    Whatever they do not match goes to Starlette's router: other paths, methods that are not
-    allowed, and all requests while FastAPI traces them.
+    Starlette's router gets the other requests: other paths, methods that are not allowed, and all
+    requests while FastAPI traces them.
     """
 
     def __init__(self, router: Router) -> None:
@@ -135,7 +135,7 @@ def _key(method: str, path: str) -> _Key:
 
 
 def _indexed(routes: Sequence[BaseRoute]) -> dict[_Key, list[BaseRoute]]:
-    """Index the routes whose first two segments are plain, in their order."""
+    """Index the routes whose first two segments have no parameter, in their order."""
     index: defaultdict[_Key, list[BaseRoute]] = defaultdict(list)
     for route in routes:
         methods: Sequence[str] = ()
@@ -238,7 +238,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
-    """Return the requests that may be longer: files, and inputs with their data in base64."""
+    """Return the requests with longer bodies: files, and inputs that have data in base64."""
     uploads = LongBodies(LONGEST_BODY, each=8, all=64)
     inputs = LongBodies(usual + LONGEST_DATA, each=2, all=4)
     return {
@@ -272,7 +272,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
-        # Heartbeats keep connections open. A slow client's pong is late: it reads older data first.
+        # Heartbeats keep connections open. A slow client reads older data before it answers a ping.
         ws_ping_interval=None,
         # Compression would run per frame and subscriber, and take 40 KB per connection.
         ws_per_message_deflate=False,
@@ -280,7 +280,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
-        # It would trust any program of this machine; see KeylessRates.
+        # Otherwise uvicorn would trust any program on this machine; see KeylessRates.
         proxy_headers=False,
         # Longer than clients and proxies keep idle connections: none sends on a closing one.
         timeout_keep_alive=75,
@@ -290,7 +290,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that leaves signals to its caller, and reports when it listens."""
+    """Server that leaves signals to its caller, and calls a function once it listens."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
         super().__init__(config)
@@ -306,7 +306,7 @@ class _Server(uvicorn.Server):
             self._on_listening(sockets[0].getsockname()[1])
 
     async def hand_over(self) -> None:
-        """Accept no more connections, finish the answers, and close connections behind them."""
+        """Accept no more connections, and close each present one after its last answer."""
         for listening in self.servers:
             listening.close()
         setattr(self.server_state, connections.LAST_ANSWERS, True)
@@ -327,12 +327,12 @@ async def serve(
 ) -> None:
     """Serve the API, and execute runs if ``worker``, until SIGINT or SIGTERM.
 
-    SIGHUP says that another process on the same socket has taken over: streams that their clients
-    resume there end, all else is finished.
+    SIGHUP says that another process on the same socket has taken over. Streams that clients can
+    resume there end at once; other requests are finished.
 
     Args:
         url: of a migrated database.
-        listener: a socket that listens already, perhaps in several processes.
+        listener: a socket that already listens; several processes may share it.
         on_listening: called with the port once the API answers.
         on_ready: called once ``/readyz`` would answer 200.
 
@@ -373,7 +373,7 @@ async def _report_readiness(service: Service, on_ready: Callable[[], None]) -> N
 
 
 def _obey_signals(server: _Server, service: Service) -> None:
-    """Stop at SIGINT and SIGTERM, at the second without patience; hand over at SIGHUP."""
+    """Stop at SIGINT and SIGTERM, the second time at once; hand over at SIGHUP."""
     loop = asyncio.get_running_loop()
     stopping = False
     handing_over: list[asyncio.Task[None]] = []
@@ -383,7 +383,7 @@ def _obey_signals(server: _Server, service: Service) -> None:
         # Streams end first: the server waits for its connections before it stops.
         service.stop_working.set()
         service.wakeups.close()
-        if server.should_exit and not stopping:  # it has the patience of one that was replaced
+        if server.should_exit and not stopping:  # a replaced process: it would wait longer
             loop.call_later(STOP_S, partial(setattr, server, "force_exit", True))
         server.force_exit = stopping
         server.should_exit = stopping = True

@@ -1,6 +1,6 @@
 """Memory services of a process, built from the settings.
 
-They are the embedders, the object store, the matchers of patterns, and the background work.
+They are the embedders, the object store, the cache of patterns, and the background work.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryServices:
-    """The memory of a process and its services."""
+    """The services of a process's memory."""
 
     memory: EpisodicMemory
     patterns: PatternCache
@@ -57,7 +57,7 @@ class MemoryServices:
 async def open_memory_services(
     settings: Settings, database: Database, listener: NotifyListener, services: Services
 ) -> AsyncIterator[MemoryServices]:
-    """Open the services of memory besides the database; connect to nothing yet.
+    """Open the services of memory; they connect to nothing yet.
 
     Raises:
         InvalidInputError: a setting cannot be used.
@@ -86,7 +86,7 @@ async def open_memory_services(
             return hosted(model, int(dimensions))
 
         if settings.embedding_model not in (None, BUILTIN):
-            current()  # find a wrong setting at the start
+            current()  # a wrong setting must fail at the start
         objects = Objects(object_store_of(settings), database.pool)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
@@ -111,7 +111,7 @@ async def keeping(
 ) -> AsyncIterator[Callable[[], None]]:
     """Run the background work of memory during the block.
 
-    Yields a function to call after a run's episode was stored: it wakes that work.
+    Yields a function that wakes this work: call it after a run's episode was stored.
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -122,7 +122,7 @@ async def keeping(
     upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
-    # First looks at the same time would open a connection for each loop.
+    # If all loops looked for work at the same time, each would need a connection.
     one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, upkeep.work, maintenance.leased()]
     for work in leased:
@@ -169,7 +169,7 @@ def _maintenance(settings: Settings, database: Database, parts: MemoryServices) 
 
 
 def _load_model(settings: Settings, parts: MemoryServices) -> None:
-    """Begin to load the model of ``bottega[embed]``, so that it is there for the first run."""
+    """Begin to load the model of ``bottega[embed]``, so that the first run need not wait for it."""
     if settings.embedding_model is None and available():
         from bottega.memory.text.embeddings import is_ready
 
@@ -196,7 +196,7 @@ def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
 
 
 def embedder_of(settings: Settings) -> str:
-    """Return a sentence for people: which embedder the settings choose, and what it compares."""
+    """Return a sentence that says which embedder the settings choose, and what it compares."""
     if settings.embedding_model not in (None, BUILTIN):
         return f"Memory compares episodes with the embedding model {settings.embedding_model}."
     if settings.embedding_model is None and available():
@@ -231,12 +231,12 @@ def _hosted(
 
 
 def _has_server(settings: Settings) -> bool:
-    """Return true if a server is configured that may have made stored vectors."""
+    """Return true if there is a server that may have computed vectors that are stored."""
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 
 def object_store_of(settings: Settings) -> str | None:
-    """Return the URL of the object store: by default a folder beside the embedded database.
+    """Return the URL of the object store; by default, a folder next to the embedded database.
 
     ``None``: objects are in the database.
     """

@@ -1,8 +1,8 @@
 """Counters and measurements of this process's work, for Prometheus.
 
-Values belong to the process, not to a service in it. Processes below one parent (``bottega serve
---workers N``) keep theirs in files of one folder, so that each of them can report the sum of all.
-Labels are few and bounded, and never ids.
+All services in a process count into the same values. Processes with one parent (``bottega serve
+--workers N``) keep their values in files of one folder, so that each of them can report the sums.
+Labels have few different values, and never ids.
 """
 
 import os
@@ -25,11 +25,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Variable with the folder of processes below one parent; the library reads it too."""
+"""Environment variable: the folder of processes with one parent. The library reads it too."""
 NAME = "BOTTEGA_PROCESS"
-"""Variable with a process's name there. A process that is restarted goes on with its counts."""
+"""Environment variable: a process's name in that folder. After a restart its counts go on."""
 OTHER = "other"
-"""Label for what is beyond the bounds."""
+"""Label for names that have no label of their own."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _DIRECTIONS = ("input", "cached", "output", "reasoning")
@@ -38,7 +38,7 @@ _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _MODEL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 if FOLDER in os.environ and NAME in os.environ:
-    # The library names the files by pid, so that each restart would leave some behind.
+    # The library would name the files by pid, and each restart would leave some behind.
     values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
         lambda: os.environ[NAME]
     )
@@ -69,22 +69,24 @@ http_request_duration = _histogram(
 )
 runs = _counter("runs", "Runs that have ended.", "status", "mode")
 claim_duration = _histogram(
-    "claim_duration_seconds", "Time of a look into the queue that returned runs.", _SHORT
+    "claim_duration_seconds", "Time of a query for queued runs that returned some.", _SHORT
 )
 step_duration = _histogram(
-    "step_duration_seconds", "Time to store a step of a run, with its wait for a group.", _SHORT
+    "step_duration_seconds",
+    "Time to store a step of a run; includes the wait for others, as steps are stored together.",
+    _SHORT,
 )
 model_calls = _counter(
     "model_calls",
-    "Tries of model calls; outcome: ok, cancelled, or the code of the error.",
+    "Tries of model calls; outcome: ok, cancelled, or the error's code.",
     *("provider", "model", "outcome"),
 )
 model_call_duration = _histogram(
-    "model_call_duration_seconds", "Time of a try of a model call.", _MODEL, "provider", "model"
+    "model_call_duration_seconds", "Duration of a try of a model call.", _MODEL, "provider", "model"
 )
 time_to_first_token = _histogram(
     "time_to_first_token_seconds",
-    "Time from a try of a model call to the first piece of its answer.",
+    "Time from the start of a try of a model call to the first piece of its answer.",
     _MODEL,
     *("provider", "model"),
 )
@@ -95,7 +97,7 @@ cost = _counter(
     "cost_usd", "Cost of model calls with a known price, in US dollars.", "provider", "model"
 )
 tool_calls = _counter("tool_calls", "Tool calls that have ended.", "type", "outcome")
-subagents = _gauge("subagents", "Asynchronous tasks of the runs here.", "state")
+subagents = _gauge("subagents", "Asynchronous tasks of the runs in this process.", "state")
 subagents_dispatched = _counter("subagent_dispatched", "Dispatched tasks.")
 subagents_rejected = _counter("subagent_rejected", "Refused dispatches.", "reason")
 subagents_ended = _counter("subagent_ended", "Tasks that have ended.", "status")
@@ -115,37 +117,43 @@ subagent_breakers_opened = _counter(
     "subagent_breakers_opened", "Circuit breakers of an agent's tasks that opened."
 )
 subagent_tokens = _counter("subagent_tokens", "Tokens of tasks that have ended.", "direction")
-subagents_collected = _counter("subagent_collected", "Ended tasks that were forgotten.")
-breakers_open = _gauge("breakers_open", "Circuit breakers, of models and tasks, not closed here.")
+subagents_collected = _counter("subagent_collected", "Ended tasks that were removed from memory.")
+breakers_open = _gauge(
+    "breakers_open", "Circuit breakers of models and tasks that are not closed in this process."
+)
 streams = _gauge("streams", "Open streams of events.", "kind")
 wakeup_latency = _histogram(
     "wakeup_latency_seconds",
-    "Time from the storing of events to their delivery to the streams of this process.",
+    "Time from when events are stored until the streams of this process have them.",
     _SHORT,
 )
 db_pool_connections = _gauge("db_pool_connections", "Open connections to the database.", "state")
 db_statement_duration = _histogram(
-    "db_statement_duration_seconds", "Time of a statement of the database.", _SHORT
+    "db_statement_duration_seconds", "Duration of a database statement.", _SHORT
 )
 episodes_stored = _counter("episodes_stored", "Runs that were stored as episodes.")
 episode_searches = _counter(
-    "episode_searches", "Searches of episodes; mode: meaning, spelling, or words alone.", "mode"
+    "episode_searches", "Searches of episodes; mode: meaning, spelling, or only words.", "mode"
 )
 recalls = _counter(
     "recalls",
-    "Starts of agents that looked for memory of earlier runs; result: given, nothing, or nobody.",
+    "Agent starts that looked for memory of earlier runs; result: given, nothing, or nobody (no "
+    "user).",
     "result",
 )
 verdicts = _counter("verdicts", "Verdicts on runs: check, judge, or feedback.", "by")
 cache_hits = _counter("cache_hits", "Reads that a cache of this process answered.", "cache")
 service_deaths = _counter(
-    "service_deaths", "Background services that died of a bug and were started again.", "service"
+    "service_deaths",
+    "Background services that failed because of a bug and were started again.",
+    "service",
 )
 learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of memory.", "outcome")
 
 for _mode in ("orchestrated", "dag"):
     for _status in ("completed", "failed", "cancelled", "timeout"):
-        runs.labels(_status, _mode)  # from 0: the first failure must count as an increase
+        # They exist from the start, so that the first failure counts as an increase.
+        runs.labels(_status, _mode)
 for _direction in _DIRECTIONS:
     tokens.labels(_direction)
 for _direction in ("input", "output"):
@@ -158,7 +166,7 @@ for _kind in ("sse", "websocket"):
     streams.labels(_kind)
 
 refreshers: dict[object, Callable[[], None]] = {}
-"""Set gauges to their present values; called every few seconds, and before each report."""
+"""Functions that set gauges to their present values: every few seconds, and before reports."""
 
 
 def refresh() -> None:
@@ -168,7 +176,7 @@ def refresh() -> None:
 
 
 class _Collected:
-    """Metrics that are read already, in the form that the library takes."""
+    """Metrics that have been read already, as a collector of the library."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
         self._found = list(found)
@@ -178,7 +186,7 @@ class _Collected:
 
 
 def report(more: Iterable[Metric] = ()) -> bytes:
-    """Return all metrics in Prometheus's text form: of this process, or of all of its parent.
+    """Return the metrics in Prometheus's text form: of this process, or of all with its parent.
 
     Args:
         more: metrics that belong to no process, such as the database's.
@@ -190,10 +198,10 @@ def report(more: Iterable[Metric] = ()) -> bytes:
 
 
 class _Names:
-    """Providers and models as labels, as many as there may be.
+    """The names of providers and models that are used as labels; their number is bounded.
 
-    Tenants choose both names. So a model is named once it has answered, or failed in a way that
-    it could recover from; others count as ``other``.
+    Tenants choose both names. Therefore a model gets a label only once it has answered, or has
+    failed in a way that it could recover from; others count as ``other``.
     """
 
     def __init__(self) -> None:
@@ -201,7 +209,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Name the operator's providers, whatever tenants name theirs."""
+        """Give the operator's providers labels in any case, however many tenants have."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:
@@ -221,7 +229,7 @@ class _Names:
 
 @cache
 def _labelled(metric: Any, *labels: str) -> Any:
-    """Return a metric with labels; to find it in the library takes longer than to count."""
+    """Return a metric with labels, cached: to find it in the library takes longer than to count."""
     return metric.labels(*labels)
 
 
@@ -242,7 +250,7 @@ def model_called(
 
     Args:
         outcome: ``ok``, ``cancelled``, or an error's code.
-        first_s: seconds to the first piece of the answer; ``None``: there was none.
+        first_s: seconds to the first piece of the answer; ``None``: no piece came.
         may_recover: another try may succeed.
     """
     labels = _names.of(provider, model, proven=may_recover)
@@ -263,7 +271,7 @@ class Paid(Protocol):
 
 
 def paid(provider: str, model: str, usage: Paid) -> None:
-    """Count what a model call took."""
+    """Count the tokens and the cost of a model call."""
     for direction in _DIRECTIONS:
         if count := getattr(usage, direction):
             _labelled(tokens, direction).inc(count)
@@ -272,6 +280,6 @@ def paid(provider: str, model: str, usage: Paid) -> None:
 
 
 def answered(method: str, route: str, status: int, seconds: float) -> None:
-    """Count a request; ``route``: the pattern of its path."""
+    """Count a request; ``route`` is the pattern of its path."""
     http_requests.labels(method if method in _METHODS else "OTHER", route, str(status)).inc()
     http_request_duration.observe(seconds)

@@ -1,4 +1,4 @@
-"""Model services of a process: open model servers, from the settings and tenants' definitions.
+"""Model services of a process: the model servers of the settings and of tenants' definitions.
 
 Probes are small calls that show what a model server can do.
 """
@@ -46,7 +46,7 @@ from bottega.tools.guard import HostGuard, ModelHosts
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 PROBE = "provider:test"
-"""Name of the calls that try a provider, in place of an agent's."""
+"""Name under which calls that try a provider are counted, in place of an agent's name."""
 
 Provider = Mapping[str, Any]
 """The definition of a provider, as :class:`ProviderContent` dumps it."""
@@ -54,7 +54,7 @@ Provider = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A :class:`SpecSource` of a server without secrets that may change."""
+    """A :class:`SpecSource` of a server whose description never changes."""
 
     found: ServerSpec
 
@@ -66,10 +66,10 @@ class Fixed:
 
 
 class DemoSource:
-    """A :class:`SpecSource` of the demo model, which starts with its first use.
+    """A :class:`SpecSource` of the demo model, which starts when it is first used.
 
     Args:
-        start: starts it and returns its base URL; it runs as long as this process.
+        start: starts the model and returns its base URL; it runs as long as this process.
     """
 
     def __init__(self, start: Callable[[], Awaitable[str]]) -> None:
@@ -89,12 +89,12 @@ class DemoSource:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A :class:`SpecSource` of a provider's definition.
+    """A :class:`SpecSource` of a server that a provider's definition describes.
 
     Attributes:
-        tenant_id: whose stored secrets it may send; ``None``: it is the operator's.
+        tenant_id: the tenant whose stored secrets it may send; ``None``: it is the operator's.
         more: further fields of :class:`ServerSpec`.
-        hosts: of tenants' servers; ``None``: it is the operator's.
+        hosts: the allowed hosts of tenants' servers; ``None``: it is the operator's.
     """
 
     name: str
@@ -133,12 +133,12 @@ class ModelServices:
     """The model servers that this process calls.
 
     Args:
-        budgets: the accounts of tenants, which pay for the calls.
+        budgets: the tenants' accounts, which pay for the calls.
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
-        secrets: those that providers send.
-        hosts: of tenants' own servers.
-        traffic: limits of providers, and breakers; ``None``: all calls pass.
-        lookups: of the names of tenants' own servers; ``None``: the system's resolver.
+        secrets: the values of the secrets that providers send.
+        hosts: the allowed hosts of tenants' own servers.
+        traffic: limits and circuit breakers of providers; ``None``: all calls pass.
+        lookups: resolver for tenants' own servers; ``None``: the system's.
         demo: the demo model, for drafts.
     """
 
@@ -169,10 +169,11 @@ class ModelServices:
     async def for_agent(
         self, run: PinnedModels, definition: Mapping[str, Any], *, is_called: bool = False
     ) -> FallbackProvider:
-        """Return the models of an agent of a run, whose recorder reserves their calls.
+        """Return the models of a run's agent; the run's recorder reserves tokens for their calls.
 
         Args:
-            is_called: it is a sub-agent, whose caller can do without it: it waits less for a model.
+            is_called: the agent is a sub-agent. Its caller can do without it, so it waits less for
+                a model.
 
         Raises:
             InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
@@ -187,7 +188,7 @@ class ModelServices:
     async def for_judge(
         self, run: PinnedModels, run_id: UUID, model: str | Sequence[str] | None
     ) -> FallbackProvider:
-        """Return the models of a judge of a run that is over, without patience.
+        """Return the models of a judge of a run that has ended; a failed call is not repeated.
 
         Raises:
             InvalidInputError: as :meth:`for_agent`.
@@ -197,7 +198,7 @@ class ModelServices:
         return FallbackProvider(models, 0.0, account)
 
     async def of_operator(self, model: str, patience_s: float) -> ProviderFor:
-        """Return what makes a model of one of the operator's providers for a run's tenant to pay.
+        """Return a function that makes the operator's model for a run; the run's tenant pays.
 
         Raises:
             InvalidInputError: as :meth:`for_agent`.
@@ -217,12 +218,12 @@ class ModelServices:
         tenant: str,
         model: str | None,
     ) -> FallbackProvider:
-        """Return a model of one provider, without patience.
+        """Return a model of one provider; a failed call is not repeated.
 
         Args:
-            own: the tenant's definition; ``None``: it is the operator's provider.
-            tenant_id, tenant: id and name of the tenant that has it.
-            model: ``None``: the provider's default.
+            own: the tenant's definition of the provider; ``None``: it is the operator's.
+            tenant_id, tenant: id and name of the tenant that asks.
+            model: name of the model; ``None``: the provider's default.
 
         Raises:
             InvalidInputError: as :meth:`for_agent`.
@@ -237,7 +238,7 @@ class ModelServices:
         return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
-        """Return what does the success checks of runs, which may ask these models.
+        """Return the success checks of runs, which may ask these models.
 
         Raises:
             InvalidInputError: a plugin cannot be loaded.
@@ -254,17 +255,17 @@ class ModelServices:
         return {} if self._traffic is None else self._traffic.load()
 
     def task_places(self, most: int | None) -> TaskPlaces | None:
-        """Return the places of tenants' sub-agents over all workers; ``None``: no limit."""
+        """Return the places that tenants' sub-agents share in all workers; ``None``: no limit."""
         if self._traffic is None or most is None:
             return None
         return TaskPlaces(self._traffic.shares, most)
 
     def open_breakers(self) -> int:
-        """Return the number of breakers of models that are not closed, as far as this knows."""
+        """Return the number of models' circuit breakers that are not closed in this process."""
         return 0 if self._traffic is None else self._traffic.breakers.count()
 
     async def check(self) -> None:
-        """Open the operator's servers: wrong settings fail at the start.
+        """Open the operator's servers, so that wrong settings fail at the start.
 
         Raises:
             InvalidInputError: as :meth:`for_agent`.
@@ -281,7 +282,7 @@ class ModelServices:
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators
         name, model = named_by(reference, own.keys() | names)
-        # The reference must not mean another one now.
+        # Otherwise the reference could now mean another provider.
         if name not in own and name not in there and name != DEMO:
             raise InvalidInputError(
                 f"the operator of this server has removed the provider '{name}'",
@@ -340,7 +341,7 @@ def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: A
 
     Args:
         secrets: values by name.
-        more: ``timeout_s``, which the definition may replace, ``is_own`` and ``guard``.
+        more: ``timeout_s`` (the definition may replace it), ``is_own`` and ``guard``.
     """
 
     def value(header: str | Mapping[str, str]) -> str:
@@ -376,7 +377,7 @@ async def open_models(
     traffic: Traffic | None = None,
     lookups: NameLookups | None = None,
 ) -> AsyncIterator[ModelServices]:
-    """Open the model servers of a worker, and the demo model if no other is configured."""
+    """Open a worker's model servers, and the demo model if no other is configured."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start_demo() -> str:
@@ -407,18 +408,18 @@ _LISTS: Mapping[DialectName, str] = {
     "anthropic": "/v1/models?limit=1000",
     "gemini": "/models?pageSize=1000",
 }
-"""Paths of the lists of models, below the base URL."""
+"""Paths of the lists of models, relative to the base URL."""
 _LIST_BYTES = 4_000_000
 _LIST_S = 10.0
 _MOST_IDS, _LONGEST_ID = 1000, 200
 
 
 async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequence[str]:
-    """Ask a server for the names of its models, which costs nothing.
+    """Ask a server for the names of its models; this costs nothing.
 
     Raises:
-        UnavailableError: there is no such list for this key at this address; the text says why.
-        EgressRefusedError: the address must not be reached.
+        UnavailableError: the server did not give the list; the text says why.
+        EgressRefusedError: requests to this address are not allowed.
     """
     url = f"{spec.base_url}{_LISTS[spec.dialect]}"
     headers = {name: value for name, value in headers_of(spec).items() if name != "Accept-Encoding"}
@@ -438,28 +439,28 @@ async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequen
         )
     except (OutsideError, ValueError, LookupError, TypeError, AttributeError):
         raise UnavailableError(f"{host} answers, but {_NO_LIST}") from None
-    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server may repeat them
+    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server may repeat secrets
     fit = (each for each in names if isinstance(each, str) and 0 < len(each) <= _LONGEST_ID)
     return [each for each in dict.fromkeys(fit) if sent.text(each) == each][:_MOST_IDS]
 
 
 _NO_LIST = (
-    "it has no list of models there: give the address as in the vendor's documentation, which "
-    "often ends in /v1"
+    "there is no list of models at this address: give the base URL from the vendor's "
+    "documentation; it often ends in /v1"
 )
 
 
 def _refusal(host: str, status: int, *, has_key: bool) -> str:
-    """Return in words why a server gave no list of its models."""
+    """Say why a server gave no list of its models."""
     match status:
         case 401 | 403:
             why = "refuses the key: check it" if has_key else "needs a key"
         case 404 | 405:
             why = f"answers, but {_NO_LIST}"
         case 429:
-            why = "takes no more requests for now, or the account has no credit"
+            why = "refuses requests for now, or the account has no credit"
         case _ if 300 <= status < 400:
-            why = "sends requests to another address: give that one"
+            why = "redirects to another address: give that one"
         case _:
             why = "does not work at the moment" if status >= 500 else "does not take the request"
     return f"{host} {why} (HTTP {status})"
@@ -486,7 +487,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The outcome of one kind of call; ``problem`` is ``None`` if it works."""
+    """The outcome of a call of one kind; ``problem`` is ``None`` if the call works."""
 
     kind: str
     problem: str | None

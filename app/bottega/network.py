@@ -1,7 +1,8 @@
-"""Connections of outgoing HTTP, by aiohttp: what models, tools and MCP servers share.
+"""Outgoing HTTP connections, by aiohttp; the clients of models, tools and MCP servers use them.
 
-A session looks names up as its owner says, checks the address of each socket just before the socket
-connects, and measures the CPU that an answer costs. No cookies, no decompression.
+A session resolves names with its owner's function, and checks the address of each socket just
+before the socket connects. It measures the CPU time that the parsing of an answer takes. It keeps
+no cookies and decompresses nothing.
 """
 
 import socket
@@ -22,22 +23,22 @@ from bottega.lookups import Resolver
 from bottega.outside import MOST_UNITS, STEP_BYTES, BoundedReader, OutsideError
 
 NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
-"""Errors of sending a request and reading its answer."""
+"""Errors that the sending of a request and the reading of its answer raise."""
 
 Guard = Callable[[str], None]
-"""Refuses an address, as text, by a :class:`BottegaError`."""
+"""Checks an address, given as text; raises a :class:`BottegaError` to refuse it."""
 
 _FREE_FRAMING = STEP_BYTES
-"""Bytes around its content (head, chunks) that each answer may have."""
+"""Bytes of its head and of its chunks' sizes that each answer may have in any case."""
 
 
 class AddressRefusedError(OSError):
-    """The guard refused the address of a connection; its text says why."""
+    """The guard refused a connection's address; the text says why."""
 
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Load the trusted certificates once for all clients: it takes 20 ms."""
+    """Load the trusted certificates, once for all clients, as it takes 20 ms."""
     return httpx2.create_ssl_context()
 
 
@@ -52,14 +53,15 @@ def open_session(
     guard: Guard | None = None,
     traces: Sequence[aiohttp.TraceConfig] = (),
 ) -> aiohttp.ClientSession:
-    """Return a session of the running event loop.
+    """Return a session for the running event loop.
 
     Args:
-        most: connections in use; further requests wait. 0: no limit.
+        most: most connections in use; further requests wait. 0: no limit.
         kept_s: seconds for which a connection is kept for the next request.
-        most_idle: connections that are kept; ``None``: no limit.
-        tls: replaces the trusted certificates.
-        look_up: replaces the system's resolver; called for each connection, in its task.
+        most_idle: most idle connections that are kept; ``None``: no limit.
+        tls: context to use instead of the one with the trusted certificates.
+        look_up: resolver instead of the system's; called for each connection, in its task.
+        guard: checks the address of each connection; ``None``: all are allowed.
     """
     connector = _Connector(
         most_idle,
@@ -73,12 +75,12 @@ def open_session(
     session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,  # the bounded reader does
+        auto_decompress=False,  # the bounded reader decompresses
         read_bufsize=STEP_BYTES,
         timeout=timeout,
         trace_configs=list(traces),
     )
-    session._retry_connection = False  # it would send a request twice
+    session._retry_connection = False  # a retry could send a request twice
     return session
 
 
@@ -88,7 +90,7 @@ def reader_of(
     """Return the reader of an answer's body.
 
     Raises:
-        OutsideError: its encoding is unknown.
+        OutsideError: the body's encoding is unknown.
     """
     encoding = response.headers.get("content-encoding", "")
     return BoundedReader(most_bytes, units=units, encoding=encoding)
@@ -97,11 +99,11 @@ def reader_of(
 async def body_of(
     response: aiohttp.ClientResponse, reader: BoundedReader
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of an answer as they arrive, inflated.
+    """Yield the decompressed bytes of an answer as they arrive.
 
     Raises:
-        NETWORK_ERRORS: the connection broke off.
-        OutsideError: they cannot be read, or are too many.
+        NETWORK_ERRORS: the connection was lost.
+        OutsideError: the bytes cannot be read, or are too many.
     """
     charge = charging(response, reader)
     while piece := await response.content.readany():
@@ -111,10 +113,10 @@ async def body_of(
 
 
 def charging(response: aiohttp.ClientResponse, reader: BoundedReader) -> Callable[[], None]:
-    """Return a function to call after each read: it charges the CPU of the answer's connection.
+    """Return a function to call after each read; it charges the answer's CPU time to the reader.
 
-    The function raises ``OutsideError`` if the answer has cost too much, or if it has more framing
-    than content: chunks of a byte cost more than all that is done with them.
+    The function raises ``OutsideError`` if the answer has cost too much, or if its framing is
+    longer than its content: the parsing of tiny chunks costs more than all that is done with them.
     """
     protocol = response.connection and response.connection.protocol
     if not isinstance(protocol, _Protocol):  # a whole answer in one read
@@ -135,10 +137,10 @@ def _free() -> None:
 
 
 class _Protocol(ResponseHandler):
-    """A connection that measures what its parser takes for an answer.
+    """A connection that measures the CPU time of the parser for an answer.
 
     Attributes:
-        parsed: bytes of the present answer, with its head and its chunks' sizes.
+        parsed: bytes of the present answer, including its head and its chunks' sizes.
     """
 
     parsed = 0
@@ -163,7 +165,7 @@ class _Protocol(ResponseHandler):
         self._spent_s += cpu_s() - began
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume, once for what has arrived: aiohttp asks for it after each chunk."""
+        """Resume once for all bytes that have arrived: aiohttp asks for it after each chunk."""
         if self._reading_paused or self._is_fresh:
             super().resume_reading(resume_parser)
             self._is_fresh = False
@@ -172,7 +174,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= 20:  # itself, and "100 Continue" and the like before it
+        if self._heads <= 20:  # its own, and those of "100 Continue" and the like before it
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))
@@ -180,12 +182,12 @@ class _Protocol(ResponseHandler):
 
     def set_exception(self, exc: BaseException, *causes: BaseException) -> None:
         super().set_exception(exc, *causes)
-        # Else aiohttp leaves the reader of a body waiting after a broken chunk.
+        # Otherwise the reader of a body would wait for ever after a broken chunk.
         if self._payload is not None and isinstance(exc, HttpProcessingError):
             self._payload.set_exception(aiohttp.ClientPayloadError("the body is not valid HTTP"))
 
     def spent(self) -> float:
-        """Return the seconds of CPU since the last time."""
+        """Return the seconds of CPU time since the last call."""
         spent, self._spent_s = self._spent_s, 0.0
         return spent
 
@@ -203,7 +205,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Replaces aiohttp's resolver, whose few threads are also used for everything else."""
+    """Resolver in place of aiohttp's, which uses the few threads that everything else uses too."""
 
     def __init__(self, look_up: Resolver) -> None:
         self._look_up = look_up
@@ -224,11 +226,11 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing: others use the look-ups, too."""
+        """Do nothing: others use the look-ups too."""
 
 
 def _guarded(guard: Guard) -> Callable[[Any], socket.socket]:
-    """Return a maker of sockets that checks the address just before the connection is opened."""
+    """Return a function that makes a socket, after the guard has checked the address."""
 
     def connect(found: Any) -> socket.socket:
         family, kind, proto, _, address = found

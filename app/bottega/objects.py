@@ -1,8 +1,8 @@
-"""Large bodies of episodes and files: in an object store, in a folder, or in the database.
+"""Storage of large bodies of episodes and files: an object store, a folder, or the database.
 
-The library obstore accesses a local folder, S3 and compatible stores, Google Cloud Storage and
-Azure. Without such a store objects are in PostgreSQL, in pieces, where every process reads them. An
-object is written once, as a whole, and carries a checksum.
+The library obstore accesses local folders, S3 and compatible stores, Google Cloud Storage and
+Azure. Without such a store, objects are rows of the database, in pieces, so that every process can
+read them. An object is written once, as a whole, with a checksum.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MAX_BYTES = 256 * 1024 * 1024
 """Most bytes of one body, before compression."""
 
 PIECE_BYTES = 256 * 1024
-"""Bytes of a row: a body is never as a whole in a message of the database."""
+"""Bytes of a row, so that no message from or to the database has a whole body."""
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
@@ -51,7 +51,7 @@ class CorruptObjectError(BottegaError):
 
 
 class StoredElsewhereError(UnavailableError):
-    """An object that a row names is not in this process's store, nor in the database."""
+    """The object that a row names is neither in this process's store nor in the database."""
 
     code = "stored_elsewhere"
 
@@ -63,18 +63,20 @@ class StoredElsewhereError(UnavailableError):
 
 
 def new_key(tenant_id: UUID, owner_id: UUID, part: str) -> str:
-    """Return ``<tenant>/<owner>/<part>-<random>``. No key is used twice: a pending deletion never
-    hits a newer object."""
+    """Return a new key: ``<tenant>/<owner>/<part>-<random>``.
+
+    No key is used twice, so a pending deletion never hits a newer object.
+    """
     return f"{tenant_id}/{owner_id}/{part}-{uuid4().hex[:12]}"
 
 
 class Objects:
-    """Bytes by key, compressed (zlib), with a checksum that every read verifies.
+    """A store of bytes by key, compressed by zlib, with a checksum that every read verifies.
 
     Args:
-        url: of the object store; ``None``: objects are written to the database. Those that are
-            there already are read and deleted in both cases.
-        timeout_s: longest time of one operation of the object store, in seconds.
+        url: the object store's; ``None``: objects are written to the database. Objects that are
+            in the database already are read and deleted in both cases.
+        timeout_s: seconds that one operation of the object store may take.
 
     Raises:
         InvalidInputError: the URL or the store's settings are invalid.
@@ -85,13 +87,13 @@ class Objects:
         self._bucket = None if url is None else Bucket(url, timeout_s=timeout_s)
 
     async def put(self, key: str, body: bytes, *, level: int = _LEVEL) -> None:
-        """Write an object. It appears as a whole or not at all.
+        """Write an object: it appears as a whole or not at all.
 
         Args:
-            level: of the compression, 0 (none) to 9.
+            level: level of the compression, from 0 (none) to 9.
 
         Raises:
-            InvalidInputError: the key is malformed, or the body too long.
+            InvalidInputError: the key is malformed, or the body is too long.
             UnavailableError: the store is unreachable or refuses.
         """
         _check(key)
@@ -105,7 +107,7 @@ class Objects:
 
         Raises:
             StoredElsewhereError: there is no such object.
-            CorruptObjectError: its bytes differ from those written.
+            CorruptObjectError: the object's bytes differ from those written.
             UnavailableError: the store is unreachable or refuses.
         """
         _check(key)
@@ -117,7 +119,7 @@ class Objects:
         return await asyncio.to_thread(unpack, key, packed)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error.
+        """Delete objects; it is no error if some do not exist.
 
         Raises:
             UnavailableError: the store is unreachable or refuses; some objects may be gone.
@@ -142,7 +144,7 @@ _DELETE = "DELETE FROM object_pieces WHERE tenant_id = $1 AND object_key = $2"
 
 
 class _Pieces:
-    """Objects in the database: rows of :data:`PIECE_BYTES`, each read and written by itself."""
+    """Objects in the database, in rows of :data:`PIECE_BYTES` that are read and written singly."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -167,7 +169,7 @@ class _Pieces:
         return b"".join(pieces) if pieces else None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, each in a transaction of its own: rows of large ones are many."""
+        """Delete objects, each in a transaction of its own, as large ones have many rows."""
         for tenant_id, some in itertools.groupby(sorted(keys), _tenant_of):
             async with acting_as(self._pool, tenant_id) as connection:
                 stored = await connection.fetch(_STORED, tenant_id, list(some))
@@ -185,8 +187,8 @@ class Bucket:
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
-            Addresses and credentials of a store come from its usual environment variables
-            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). The folder is created on first use.
+            A store's address and credentials come from its usual environment variables
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). A folder is created on first use.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
@@ -223,7 +225,7 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # In one piece: an interrupted multipart upload leaves its parts behind.
+            # In one request: an interrupted multipart upload would leave its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
@@ -241,7 +243,7 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # Some stores fail on a missing object, and may then keep others.
+            # Some stores fail if one object is missing, and may then keep the others.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():
@@ -258,7 +260,7 @@ class Bucket:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Map the store's errors to Bottega's."""
+        """Raise the store's errors as Bottega's."""
         from obstore.exceptions import BaseError
         from obstore.exceptions import NotFoundError as Missing
 
@@ -287,12 +289,12 @@ class _MissingError(Exception):
 
 
 def pack(body: bytes, level: int = _LEVEL) -> bytes:
-    """Return a stored body: format, checksum, compressed bytes. Pure."""
+    """Return a body in its stored form: format, checksum, compressed bytes. Pure."""
     return _FORM + _digest(body) + zlib.compress(body, level)
 
 
 def unpack(key: str, packed: bytes) -> bytes:
-    """Return the body that was packed. Pure.
+    """Return the body of a stored form. Pure.
 
     Raises:
         CorruptObjectError: the format or the checksum is wrong.
@@ -321,7 +323,7 @@ def _check(key: str) -> None:
 
 
 def _flush(folder: Path, key: str) -> None:
-    """Sync a file and its folders to disk, so that they survive a loss of power."""
+    """Write a file and its folders to disk, so that they survive a loss of power."""
     for name in (PurePath(key), *PurePath(key).parents):
         handle = os.open(folder / name, os.O_RDONLY)
         try:
@@ -349,10 +351,10 @@ ALL_PARTS = ("trace", "input", "output")
 async def copied(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID, ids: Sequence[UUID], parts: Sequence[str]
 ) -> str:
-    """Copy the bodies of episodes that are still in the database to the object store.
+    """Copy those bodies of episodes that are still in the database to the object store.
 
     Returns:
-        JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each.
+        JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each body.
 
     Raises:
         UnavailableError: the object store cannot be reached; nothing has changed.

@@ -1,6 +1,6 @@
-"""Means by which this process sends requests: guarded client, tenants' secrets, MCP servers.
+"""Outgoing requests of this process: a guarded HTTP client, tenants' secrets, and MCP servers.
 
-Each use has a share of the process's file descriptors.
+This module also divides the process's file descriptors between incoming and outgoing connections.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ log = structlog.get_logger(__name__)
 
 MOST = 65_536
 MAX_CONNECTIONS = 10_000
-"""Connections of clients; fewer if half of the descriptors are fewer (``ulimit -Hn``)."""
+"""Most connections of clients; also, at most half of the file descriptors (``ulimit -Hn``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """The limits of this process: the current one, and the highest that it may set."""
+    """Limits of this process's file descriptors: the current one, and the highest it may set."""
 
     soft: int
     hard: int
@@ -52,7 +52,7 @@ class Descriptors:
 
 
 def raise_limit() -> Descriptors:
-    """Raise the soft limit to the hard one, or to ``MOST`` if that is less; return both."""
+    """Raise the soft limit to the hard limit, or to ``MOST`` if that is less; return both."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:
@@ -63,7 +63,7 @@ def raise_limit() -> Descriptors:
 
 
 async def warn_when_exhausted(found: Descriptors) -> None:
-    """Log an error while no descriptor is left, until cancelled.
+    """Log an error every few seconds while no file descriptor is left, until cancelled.
 
     The event loop silently drops connections that it cannot accept.
     """
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Means by which a process sends requests."""
+    """A process's means to send requests."""
 
     egress: "Egress"
     secrets: SecretLookup
@@ -99,7 +99,7 @@ async def open_outgoing(
     is_open: Callable[[], Awaitable[bool]],
     descriptors: Descriptors,
 ) -> AsyncIterator[Outgoing]:
-    """Yield it, and close its connections at the end.
+    """Yield the means to send requests; close their connections at the end.
 
     Args:
         url: of the database.

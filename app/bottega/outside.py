@@ -1,9 +1,9 @@
-"""The bounded reader of bytes from outside: of models, tools, MCP servers, uploads.
+"""A bounded reader of bytes from outside: from models, tools, MCP servers and uploads.
 
-Bytes are inflated and parsed in small steps. The event loop goes on after each, so that a message
-delays others by a step only. A message may have so many bytes, units (lines, events, parts) and
-seconds of CPU; more is its sender's error. CPU is measured from the second 64 KB on: what most
-messages are costs little, but the system call that measures it would cost them a tenth more.
+Bytes are decompressed and parsed in small steps. The event loop runs after each step, so that a
+message delays others only by one step. The bytes, units (lines, events, parts) and seconds of CPU
+time of a message are limited; more is an error of its sender. CPU time is measured from the second
+64 KB on: most messages are shorter and cheap, and the measuring would make them cost a tenth more.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ STEP_BYTES = 64 * 1024
 MOST_UNITS = 200_000
 MOST_CPU_S = 1.0
 MOST_VALUES = 200_000
-"""Of one JSON document, whose values are all made at once: some 40 ms."""
+"""Most values of one JSON document: they are all made in one step, which takes about 40 ms."""
 _SHORT_JSON = STEP_BYTES
 _INFLATED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Window bits of zlib, by content-encoding."""
@@ -27,7 +27,7 @@ _CALLS_AT_ONCE = 256
 
 
 class OutsideError(Exception):
-    """Bytes from outside that cannot be read, or would cost too much.
+    """Bytes from outside cannot be read, or would cost too much.
 
     Attributes:
         detail: what was sent, in words that follow "it sent".
@@ -42,8 +42,8 @@ class BoundedReader:
     """Reader of one message.
 
     Args:
-        bytes_: limit of the inflated message.
-        units: limit of what :meth:`count` counts.
+        bytes_: most bytes of the decompressed message.
+        units: most units that :meth:`count` counts.
         encoding: the message's content-encoding.
 
     Raises:
@@ -59,13 +59,13 @@ class BoundedReader:
         self._inflate = _Inflate.of(encoding.strip().lower())
 
     async def steps(self, raw: bytes) -> AsyncIterator[bytes]:
-        """Yield the next bytes, inflated, in steps of at most 64 KB; the loop goes on after each.
+        """Yield the next bytes, decompressed, in steps of at most 64 KB; the loop runs after each.
 
         Raises:
-            OutsideError: they are not in the encoding, or the message has too many bytes.
+            OutsideError: the bytes are not in the encoding, or the message has too many.
         """
         self._calls += 1
-        if self._calls % _CALLS_AT_ONCE == 0:  # many short ones may be there already
+        if self._calls % _CALLS_AT_ONCE == 0:  # many short pieces may have arrived
             await asyncio.sleep(0)
         if self._inflate is None and len(raw) <= STEP_BYTES:  # the usual case
             if raw:
@@ -98,7 +98,10 @@ class BoundedReader:
             raise OutsideError(f"more than {self._most_units} lines or parts")
 
     def __enter__(self) -> None:
-        """Begin to parse. The block must not wait: it is charged for its thread's CPU."""
+        """Begin to parse.
+
+        The block must not await: it is charged for the CPU time of its thread.
+        """
         self._began = cpu_s() if self._most - self._left > STEP_BYTES else None
 
     def __exit__(
@@ -107,7 +110,7 @@ class BoundedReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End to parse.
+        """Stop parsing.
 
         Raises:
             OutsideError: the message has cost too much.
@@ -118,7 +121,7 @@ class BoundedReader:
                 self.charge(0.0)
 
     def charge(self, cpu: float) -> None:
-        """Charge for CPU, in seconds, that was spent elsewhere.
+        """Charge for seconds of CPU time that were spent elsewhere.
 
         Raises:
             OutsideError: the message has cost too much.
@@ -136,7 +139,7 @@ class BoundedReader:
 
 
 class _Inflate:
-    """Inflates one stream of zlib, in pieces of at most 64 KB; what follows it is ignored."""
+    """Decompresses one zlib stream, in pieces of at most 64 KB; ignores bytes that follow it."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -154,7 +157,7 @@ class _Inflate:
     def pieces(self, raw: bytes) -> Iterator[bytes]:
         for start in range(0, len(raw), _PACKED_BYTES):
             packed, found = raw[start : start + _PACKED_BYTES], b""
-            # After a full piece there may be more of what was taken in.
+            # After a full piece, the stream may hold more output.
             while (packed or len(found) == STEP_BYTES) and not self._stream.eof:
                 if found := self._inflated(packed):
                     yield found
@@ -166,7 +169,7 @@ class _Inflate:
         except zlib.error:
             if self._begun or self._bits != _INFLATED["deflate"]:
                 raise OutsideError("what is not compressed as its header says") from None
-            # Some servers leave the zlib header out (RFC 9110, 8.4.1.2).
+            # Some servers omit the zlib header (RFC 9110, 8.4.1.2).
             self._bits, self._stream = _RAW, zlib.decompressobj(_RAW)
             return self._inflated(packed)
         self._begun = True

@@ -1,6 +1,6 @@
-"""Removal of secrets from text, in case something external repeats them.
+"""Removal of secrets from texts, in case something external repeats them.
 
-Words of this service (names in its answers, events and log lines) may be no secrets.
+A word that this service itself uses in answers, events or log lines must not be a secret.
 """
 
 import base64
@@ -43,9 +43,9 @@ def is_word(text: str) -> bool:
 
 
 def is_time(text: str) -> bool:
-    """Return whether a text is a date or time, with a zone or without: for people, ISO, or epoch.
+    """Return whether a text is a date or time: in words, by ISO, or in seconds since 1970.
 
-    Seconds or milliseconds since 1970 count from 2001 on: earlier ones have fewer digits.
+    Seconds and milliseconds since 1970 are recognised from 2001 on; earlier ones have fewer digits.
     """
     if _EPOCH.fullmatch(text):
         return True
@@ -77,19 +77,19 @@ def _is_numeric_date(text: str) -> bool:
 def read_words() -> frozenset[str]:
     """Return the names and one-word texts in the service's own code.
 
-    Whatever an answer, an event or a log line calls something, the code has it: statuses, types of
-    events, roles, fields, columns. The first call takes 0.1 s: a service makes it at its start.
+    All names in answers, events and log lines are in the code: statuses, types of events, roles,
+    fields, columns. The first call takes 0.1 s; a service makes it when it starts.
 
     Raises:
-        UnavailableError: ``no_sources``.
+        UnavailableError: ``no_sources``: the code is not there as text.
     """
     words: set[str] = set()
     for suffix, patterns in _IN.items():
         paths = [*_FOLDER.rglob(suffix)]
         if not paths:
             raise UnavailableError(
-                f"{_FOLDER} has no {suffix}, and their words may be no secrets: install Bottega "
-                "again, with its sources",
+                f"{_FOLDER} has no {suffix} files, so it is unknown which words must not be "
+                "secrets: install Bottega again, with its sources",
                 code="no_sources",
             )
         for path in paths:
@@ -100,19 +100,21 @@ def read_words() -> frozenset[str]:
 
 
 SHORTEST = 8
-"""Least length of a secret; a shorter one is part of too many other texts."""
+"""Fewest characters of a secret; a shorter one occurs in too many other texts."""
 LEFT_OUT = "[secret]"
 
 
 class Redactor:
     """A filter that replaces secrets in text by ``[secret]``.
 
-    Long words of a secret count too: of ``Bearer abcdefgh`` a server quotes only the second. So do
-    the JSON, HTML, URL and base64 forms, and the credentials in ``Basic …``.
+    It also removes long words of a secret: of ``Bearer abcdefgh`` a server may quote only the
+    second word. It removes the JSON, HTML, URL and base64 forms too, and the credentials that
+    ``Basic …`` contains.
 
     Args:
-        secrets: those shorter than :data:`SHORTEST` are ignored.
-        beside: removes its secrets, too: the tenant's, beside those of a call.
+        secrets: the secrets to remove; those shorter than :data:`SHORTEST` are ignored.
+        beside: a redactor that also removes its secrets: for example, the tenant's, in addition to
+            those of a call.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, beside: "Redactor | None" = None) -> None:
@@ -147,11 +149,11 @@ class Redactor:
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
-        """Return JSON from outside without secrets, also in its keys: others chose them.
+        """Return JSON from outside without secrets, also in its keys, which others chose.
 
-        No entry is lost: keys that would be the same get numbers. The caller must bound its depth.
-
-        JSON in which no secret is found is returned itself: most is such, and it costs least.
+        No entry is lost: keys that would become the same get numbers. The caller must bound the
+        depth. If no secret is found, the JSON itself is returned: this is the usual case, and costs
+        least.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -172,7 +174,7 @@ class Redactor:
         return value
 
     def _keys(self, keys: Collection[str]) -> list[str]:
-        """Return keys without secrets; a number stands behind those that would be the same."""
+        """Return keys without secrets; keys that would become the same end with a number."""
         clean = [key if not self.finds(key) or is_word(key) else self.text(key) for key in keys]
         taken = {key for key, text in zip(keys, clean, strict=True) if key == text}
         numbers: Counter[str] = Counter()
@@ -186,11 +188,10 @@ class Redactor:
         return clean
 
     def record(self, record: Any) -> Any:
-        """Return a record of ours without secrets in its texts.
+        """Return a record of this service without secrets in its texts.
 
-        Keys, names, ids, times and our words stay. The caller must bound its depth.
-
-        A record in which no secret is found is returned itself: most are such, and it costs least.
+        Keys, names, ids, times and words of this service stay. The caller must bound the depth. If
+        no secret is found, the record itself is returned: this is the usual case, and costs least.
         """
         return self._record(record, "") if self._is_in(record) else record
 
@@ -216,7 +217,7 @@ _FROM_OUTSIDE = frozenset(
         *("prompt", "question", "result", "schema", "text"),
     )
 )
-"""Fields of our records with text or JSON of others."""
+"""Fields of this service's records that have text or JSON from outside."""
 _NAMES = frozenset(
     ("agent", "graph", "id", "logger", "model", "name", "provider", "tenant", "tool", "user")
 )
@@ -238,12 +239,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_ours(name: str, text: str) -> bool:
-    """Return whether a field's text is a name, an id, a time or one of our words."""
+    """Return whether a field's text is a name, an id, a time or a word of this service."""
     return name in _NAMES or name.endswith("_id") or bool(_UUID.fullmatch(text)) or is_word(text)
 
 
 def is_vocabulary(secret: str) -> bool:
-    """Return whether a secret is a word of this service, or a scheme and such a word."""
+    """Return whether a secret is a word of this service, perhaps with a scheme before it."""
     scheme, _, credential = secret.rpartition(" ")
     return is_word(secret) or (len(scheme.split()) == 1 and is_word(credential))
 
@@ -253,7 +254,7 @@ def _all_forms(secret: str) -> set[str]:
 
 
 def _marks(secret: str) -> tuple[str, ...]:
-    """Return the forms of a secret that contain no other: where one is not, no form is."""
+    """Return the forms of a secret that contain no other form: a text without these has no form."""
     forms = sorted(_all_forms(secret), key=len)
     return tuple(
         text
@@ -267,7 +268,7 @@ def _joined(marks_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def _words(secret: str) -> set[str]:
-    """Return a secret, its words, and its decoded ``Basic`` credentials."""
+    """Return a secret, its long words, and its decoded ``Basic`` credentials."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):

@@ -1,4 +1,4 @@
-"""Answers to Prometheus: access to the metrics, and gauges that are read from the database."""
+"""Metrics for Prometheus: who may read them, and the gauges that come from the database."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,14 @@ from bottega.tenants.keys import KeyCache
 _GAUGES = "SELECT queued, oldest_s, alive, waiting FROM service_gauges()"
 _TEXTS = {
     "bottega_queue_depth": "Queued runs of all tenants.",
-    "bottega_queue_oldest_seconds": "Time for which the oldest run could have been claimed.",
+    "bottega_queue_oldest_seconds": (
+        "Seconds since the oldest queued run could first have been claimed."
+    ),
     "bottega_workers": "Workers that are alive.",
 }
 _REFUSAL = (
-    "send the scrape token: 'Authorization: Bearer <BOTTEGA_METRICS_TOKEN>'; no API key opens this"
+    "send the scrape token: 'Authorization: Bearer <BOTTEGA_METRICS_TOKEN>'; API keys are not "
+    "accepted"
 )
 
 log = structlog.get_logger(__name__)
@@ -36,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """Access to the report of this process."""
+    """The report of this process's metrics, for callers with the right to read it."""
 
     settings: Settings
     pool: asyncpg.Pool
@@ -45,10 +48,10 @@ class Scraping:
     async def report(self, authorization: Sequence[bytes]) -> bytes:
         """Return the metrics in Prometheus's text form.
 
-        Without the database, the metrics that are read from it are missing.
+        While the database is away, its metrics are missing.
 
         Args:
-            authorization: values of the request's header.
+            authorization: values of the request's header ``Authorization``.
 
         Raises:
             UnauthenticatedError: the caller may not read them.

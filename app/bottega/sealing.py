@@ -1,6 +1,6 @@
-"""Encryption of secrets at rest: AES-256-GCM (NIST SP 800-38D). Pure but for its random nonces.
+"""Encryption of stored secrets: AES-256-GCM (NIST SP 800-38D). Pure except for random nonces.
 
-A sealed text is the id of its key (8 bytes), a nonce (12), the ciphertext and its tag (16).
+A sealed text consists of its key's id (8 bytes), a nonce (12), the ciphertext and a tag (16).
 """
 
 import os
@@ -17,7 +17,7 @@ _NONCE_BYTES = 12
 
 
 class Place(NamedTuple):
-    """Place of a sealed text; in any other one it cannot be opened."""
+    """The place where a sealed text is stored; it cannot be opened for any other place."""
 
     tenant_id: UUID
     name: str
@@ -25,14 +25,14 @@ class Place(NamedTuple):
 
 
 class CannotOpenError(Exception):
-    """A sealed text of another key or place, or a changed one."""
+    """A sealed text was sealed with another key or for another place, or has been changed."""
 
 
 class Keyring:
-    """The operator's keys: the first seals, all open.
+    """The operator's keys: the first one seals, and all can open.
 
     Raises:
-        ValueError: there is no key, one has not 32 bytes, or two are the same.
+        ValueError: there is no key, a key does not have 32 bytes, or two are the same.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -48,7 +48,7 @@ class Keyring:
         """Parse keys in base64, separated by commas.
 
         Raises:
-            ValueError: they are no such keys.
+            ValueError: the text does not consist of such keys.
         """
         return cls([b64decode(key.strip(), validate=True) for key in text.split(",")])
 
@@ -61,7 +61,7 @@ class Keyring:
         """Return the text.
 
         Raises:
-            CannotOpenError: its key is not among these, or it was sealed for another place.
+            CannotOpenError: none of these keys sealed it, or it was sealed for another place.
         """
         from cryptography.exceptions import InvalidTag
 

@@ -1,7 +1,8 @@
-"""Background services of a process: one that dies is started again, one that keeps dying is named.
+"""Background services of a process; a service that fails is started again.
 
-A service is a function that works until it is cancelled. It need not catch errors: what it keeps
-between two starts, it keeps in its object. One that returns is over.
+A service is a function that works until it is cancelled. It need not catch errors: it keeps its
+state in an object, and a new start finds it there. A service that returns has ended. A service that
+fails again and again is reported by its name.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from bottega.db.failures import is_transient
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 WELL_S = 10.0
-"""A service that has run for so long runs well."""
+"""Seconds after its start from which a service counts as running well."""
 MANY = 3
 
 log = structlog.get_logger(__name__)
@@ -31,8 +32,9 @@ class _Deaths:
     """Deaths of a service since it last ran well.
 
     Attributes:
-        number: without those because the database was away, which is not the service's fault.
-        pause_s: before its next start; ``until``: the time from which it runs well.
+        number: number of deaths, except those because the database was away.
+        pause_s: seconds before the next start.
+        until: the time from which it counts as running well.
     """
 
     number: int = 0
@@ -58,7 +60,7 @@ class Services:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def failing(self) -> dict[str, int]:
-        """Return how often each service died that keeps dying."""
+        """Return the number of deaths of each service that dies again and again."""
         now = monotonic()
         return {
             name: deaths.number
@@ -67,7 +69,7 @@ class Services:
         }
 
     async def _keep(self, name: str, service: Service) -> None:
-        """Run a service, again after each error."""
+        """Run a service; start it again after each error."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -88,7 +90,7 @@ class Services:
         if is_transient(error):
             if not deaths.pause_s:
                 log.warning("service.waits", service=name, error=str(error) or repr(error))
-            longest_s = 1.0  # work goes on soon after the database is back
+            longest_s = 1.0  # so that work resumes soon after the database is back
         else:
             deaths.number += 1
             metrics.service_deaths.labels(name).inc()
@@ -100,7 +102,7 @@ class Services:
 
 
 def background(*services: Service) -> AbstractAsyncContextManager[None]:
-    """Run services during the block whose deaths are only logged."""
+    """Run services during the block; their deaths are only logged."""
     named = {f"{_name(service)} {n}": service for n, service in enumerate(services)}
     return Services().running(**named)
 

@@ -1,4 +1,4 @@
-"""Trace context by W3C: the caller's trace goes with a run, and on to what the run calls."""
+"""W3C trace context: a run belongs to its caller's trace, and passes it on to what it calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 HEADER = "traceparent"
 STATE = "tracestate"
 LONGEST_STATE = 512
-"""Characters of a ``tracestate`` that are passed on; vendors must take as many."""
+"""Most characters of a ``tracestate`` that are passed on; W3C requires at least so many."""
 
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEMBER = re.compile(
@@ -18,11 +18,11 @@ _MEMBER = re.compile(
 
 
 class Trace(NamedTuple):
-    """A place in a trace: below it hangs what is done next.
+    """A place in a trace: the parent of the next spans.
 
     Attributes:
-        tracestate: what vendors keep with it; may be empty.
-        is_local: it names a span of this process.
+        tracestate: data of tracing vendors; may be empty.
+        is_local: true if the place is a span of this process.
     """
 
     traceparent: str
@@ -31,19 +31,19 @@ class Trace(NamedTuple):
 
     @classmethod
     def of(cls, traceparent: str | None, tracestate: str | None) -> "Trace | None":
-        """Build it from what is stored with a run; ``None``: the run belongs to no trace."""
+        """Return the trace that is stored with a run; ``None``: the run belongs to no trace."""
         return None if traceparent is None else cls(traceparent, tracestate or "")
 
 
 current: ContextVar[Trace | None] = ContextVar("trace", default=None)
-"""The place of the work under way; ``None``: it belongs to no trace."""
+"""The present work's place in its trace; ``None``: it belongs to no trace."""
 
 
 def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> Trace | None:
     """Return the trace of a request; ``None``: the ``traceparent`` is missing or wrong.
 
     Args:
-        traceparents, tracestates: values of the headers. A wrong ``tracestate`` is dropped.
+        traceparents, tracestates: values of the headers. An invalid ``tracestate`` is dropped.
     """
     text = traceparents[0].decode("latin-1") if len(traceparents) == 1 else ""
     return Trace(text, _state(tracestates)) if _FORM.fullmatch(text) else None
@@ -59,21 +59,21 @@ def _state(values: Sequence[bytes]) -> str:
     matches = [_MEMBER.fullmatch(each) for each in members]
     keys = {match[1] for match in matches if match is not None}
     if len(keys) != len(members) or len(members) > 32:  # W3C's limit
-        return ""  # wrong, or with a key twice
-    while len(",".join(members)) > LONGEST_STATE:  # the order of removal is W3C's
+        return ""  # invalid, or a key is there twice
+    while len(",".join(members)) > LONGEST_STATE:  # W3C prescribes which to remove first
         long = [each for each in members if len(each) > 128]
         members.remove(long[-1] if long else members[-1])
     return ",".join(members)
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """Return the trace's id: 32 hexadecimal digits."""
+    """Return the trace's id, 32 hexadecimal digits; ``None``: there is none."""
     match = None if traceparent is None else _FORM.fullmatch(traceparent)
     return None if match is None else match[1]
 
 
 def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of an outgoing request, with the trace of the work under way.
+    """Return the headers of an outgoing request, with the present work's trace.
 
     A ``traceparent`` among them stays.
     """
@@ -82,7 +82,7 @@ def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def headers_of(trace: Trace | None) -> dict[str, str]:
-    """Return the headers that carry a trace; without one, there are none."""
+    """Return the headers that carry a trace; without a trace, there are none."""
     if trace is None:
         return {}
     state = {STATE: trace.tracestate} if trace.tracestate else {}

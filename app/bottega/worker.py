@@ -1,4 +1,4 @@
-"""The worker process: executes runs, serves no requests, never loads the web stack."""
+"""The worker process: it executes runs, serves no API, and never loads the web stack."""
 
 import asyncio
 import signal
@@ -21,12 +21,13 @@ async def work(
     *,
     port: int | None = None,
 ) -> bool:
-    """Execute runs until SIGINT, SIGTERM or SIGHUP; return whether SIGHUP alone ended it.
+    """Execute runs until SIGINT, SIGTERM or SIGHUP; return whether only SIGHUP came.
 
     Args:
-        url: of a database that is up and migrated.
-        port: of its metrics; ``None``: it serves none.
+        url: the database's; it must be up and migrated.
+        port: port on which to serve metrics; ``None``: serve none.
         on_ready: called once the worker takes runs.
+
     """
     async with open_service(settings, url, api=False, worker=True) as service:
         loop = asyncio.get_running_loop()

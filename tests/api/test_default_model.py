@@ -118,17 +118,17 @@ async def test_what_a_server_repeats_of_a_key_is_not_shown(
 
 
 BAD = {
-    "the wrong path": (http(404), "it has no list of models there"),
-    "a page": (http(200, b"<html>"), "it has no list of models there"),
-    "a list": (http(200, b"[]"), "it has no list of models there"),
-    "names of another type": (http(200, {"data": [1]}), "it has no list of models there"),
+    "the wrong path": (http(404), "there is no list of models at this"),
+    "a page": (http(200, b"<html>"), "there is no list of models at this"),
+    "a list": (http(200, b"[]"), "there is no list of models at this"),
+    "names of another type": (http(200, {"data": [1]}), "there is no list of models at this"),
     "a redirect": (http(301, head="location: http://169.254.169.254/\r\n"), "another address"),
-    "no credit": (http(429), "takes no more requests"),
+    "no credit": (http(429), "refuses requests for now"),
     "an outage": (http(503), "does not work at the moment (HTTP 503)"),
     "no HTTP": (b"hello", "not valid HTTP"),
     "nothing": (b"", "not valid HTTP"),
-    "too many bytes": (http(200, b" " * (_LIST_BYTES + 1)), "it has no list of models there"),
-    "too many values": (http(200, b"[" * 300_000), "it has no list of models there"),
+    "too many bytes": (http(200, b" " * (_LIST_BYTES + 1)), "there is no list of models at this"),
+    "too many values": (http(200, b"[" * 300_000), "there is no list of models at this"),
 }
 
 
