@@ -29,7 +29,7 @@ Guard = Callable[[str], None]
 """Checks an address, given as text; raises a :class:`BottegaError` to refuse it."""
 
 _FREE_FRAMING = STEP_BYTES
-"""Bytes of its head and of its chunks' sizes that each answer may have in any case."""
+"""Bytes that the head of an answer and the sizes of its chunks may always have together."""
 
 
 class AddressRefusedError(OSError):
@@ -165,7 +165,7 @@ class _Protocol(ResponseHandler):
         self._spent_s += cpu_s() - began
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume once for all bytes that have arrived: aiohttp asks for it after each chunk."""
+        """Resume once for all bytes that have arrived, not after each chunk, as aiohttp asks."""
         if self._reading_paused or self._is_fresh:
             super().resume_reading(resume_parser)
             self._is_fresh = False

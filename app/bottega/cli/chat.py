@@ -27,8 +27,8 @@ class Chat:
 
     Attributes:
         user: the session's end user; ``None``: none.
-            again: the shell command that continues this chat.
-            read: reads the next message; raises ``EOFError`` at the end of the input.
+        again: the shell command that continues this chat.
+        read: reads the next message; raises ``EOFError`` at the end of the input.
     """
 
     server: RemoteServer

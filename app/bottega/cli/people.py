@@ -42,9 +42,9 @@ class People:
 
     Attributes:
         console: output for all texts except the answer.
-            asks: false if nobody can be asked, as in a script.
-            tools: functions that execute calls of client's tools; calls of other tools are refused.
-            read: reads a line after a prompt, see :func:`ask`.
+        asks: false if nobody can be asked, as in a script.
+        tools: functions that execute calls of client's tools; calls of other tools are refused.
+        read: reads a line after a prompt, see :func:`ask`.
     """
 
     server: RemoteServer

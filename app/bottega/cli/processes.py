@@ -44,9 +44,9 @@ class Child:
 
     Attributes:
         name: name in the log.
-            arguments: arguments of the ``bottega`` command.
-            pid: id of the first process, if it runs already.
-            link: descriptor of the socket to this process.
+        arguments: arguments of the ``bottega`` command.
+        pid: id of the first process, if it runs already.
+        link: descriptor of the socket to this process.
     """
 
     name: str
@@ -103,8 +103,8 @@ class _Process:
 
     Attributes:
         said: number of bytes that it has written; 1: it works; 2: it is ready.
-            is_heard: true: more bytes may follow.
-            due: time at which it is killed; ``None``: never.
+        is_heard: true: more bytes may follow.
+        due: time at which it is killed; ``None``: never.
     """
 
     pid: int

@@ -93,7 +93,7 @@ def database(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def database_as_it_is(settings: "Settings") -> Iterator[str]:
-    """Do the same without migrating an embedded server, or making one."""
+    """Yield the URL as :func:`database` does, but neither create nor migrate an embedded server."""
     if settings.server_url is not None:
         yield settings.server_url
         return

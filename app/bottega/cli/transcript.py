@@ -76,8 +76,8 @@ class AgentWork:
 
     Attributes:
         depth: number of the agents above it.
-            is_task: true: an asynchronous task, whose end is an event of the task, not of its
-                agent.
+        is_task: true: an asynchronous task, whose end is an event of the task, not of its
+            agent.
     """
 
     agent: str

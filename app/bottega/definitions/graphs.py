@@ -190,8 +190,8 @@ def to_graph(content: Mapping[str, Any]) -> SharedMemoryGraph:
     Args:
         content: result of :func:`normalised`; skipped nodes may have a ``reason``.
 
-            Raises:
-                CycleError: the edges form a cycle.
+    Raises:
+        CycleError: the edges form a cycle.
     """
     graph = SharedMemoryGraph(ttl_s=content["ttl_s"])
     for node in content["nodes"]:

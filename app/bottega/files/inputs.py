@@ -33,7 +33,7 @@ class StoredInput:
 
     Attributes:
         input: the input with files in place of data.
-            made: ids of the files that were made of data.
+        made: ids of the files that were made of data.
     """
 
     input: Any

@@ -74,9 +74,9 @@ class FileOrigin:
 
     Attributes:
         session_id: the session that the file belongs to and is deleted with.
-            run_id: the run whose tool made the file, and with which it is deleted.
-            name: the sender's name of the file.
-            media_type: the media type that the sender declared.
+        run_id: the run whose tool made the file, and with which it is deleted.
+        name: the sender's name of the file.
+        media_type: the media type that the sender declared.
     """
 
     session_id: str | None = None
@@ -219,8 +219,8 @@ class FileWriter:
 
     Attributes:
         size: number of bytes so far.
-            keys: claimed keys; the object store may have a piece at each of them.
-            kept: true: the file's row may exist, so the pieces must stay.
+        keys: claimed keys; the object store may have a piece at each of them.
+        kept: true: the file's row may exist, so the pieces must stay.
     """
 
     def __init__(self, store: FileStore, tenant_id: UUID, file_id: UUID) -> None:

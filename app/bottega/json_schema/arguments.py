@@ -20,11 +20,11 @@ class ArgumentSchema:
 
     Attributes:
         schema: the schema that the model sees. Unless it sets ``additionalProperties``, unknown
-                    arguments are refused.
-                patterns: the schema's patterns by JSON Pointer, not checked yet.
+            arguments are refused.
+        patterns: the schema's patterns by JSON Pointer, not checked yet.
 
-            Raises:
-                InvalidInputError: the schema is invalid, or exceeds a bound.
+    Raises:
+        InvalidInputError: the schema is invalid, or exceeds a bound.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:

@@ -29,10 +29,10 @@ class OutputSchema:
 
     Attributes:
         schema: the schema, unchanged.
-                patterns: the schema's patterns by JSON Pointer, not checked yet.
+        patterns: the schema's patterns by JSON Pointer, not checked yet.
 
-            Raises:
-                InvalidInputError: the schema is invalid, or exceeds a bound.
+    Raises:
+        InvalidInputError: the schema is invalid, or exceeds a bound.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:

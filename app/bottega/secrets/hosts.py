@@ -40,7 +40,7 @@ def refuse_environment(
 
     Args:
         hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: it has no entry there.
-            may_be_unset: true: a secret without an entry may be sent to any host.
+        may_be_unset: true: a secret without an entry may be sent to any host.
 
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``.

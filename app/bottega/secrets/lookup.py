@@ -76,12 +76,12 @@ class SecretRules:
 
     Attributes:
         keyring: returns the keys that open stored secrets; ``None``: there are no keys.
-            environment: reads the operator's secrets from the environment.
-            hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
-            allowed: returns the hosts and networks that may be reached although they are not
-                public.
-            is_open: returns true if the server has no API keys; then an operator's secret without
-                hosts may be sent to any host.
+        environment: reads the operator's secrets from the environment.
+        hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
+        allowed: returns the hosts and networks that may be reached although they are not
+            public.
+        is_open: returns true if the server has no API keys; then an operator's secret without
+            hosts may be sent to any host.
     """
 
     keyring: Callable[[], Keyring | None]

@@ -51,7 +51,7 @@ async def page(
 
     Args:
         noted_after: exclusive lower bound of the time.
-        noted_before: exclusive upper bound of the time.
+        noted_before: the page has only entries that were noted before this time.
     """
     log = audit_log.c
     query = select(audit_log).where(log.tenant_id == tenant_id)

@@ -13,8 +13,8 @@ class Source(BaseModel):
 
     Attributes:
         claim: name of the claim; if no claim has this name, a path with dots.
-            values: translation of the claim's values; values that are not listed are ignored.
-            value: the fixed value.
+        values: translation of the claim's values; values that are not listed are ignored.
+        value: the fixed value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -78,8 +78,8 @@ WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname 
 ORDER BY c.relname
 """)
 # Tables that are handled separately: a deletion begins with the head, episodes need their dependent
-# # rows removed first, and a session's memory is deleted after the session's row is locked, in the
-# # same lock order as a publishing run.
+# rows removed first, and a session's memory is deleted after the session's row is locked, in the
+# same lock order as a publishing run.
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
 # Tables that are empty by then: episodes were removed before, and there are no runs left.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
@@ -144,7 +144,7 @@ async def erase_sessions(
     The lock order is runs, then sessions, as in a run that publishes.
     """
     # A run that is being accepted locks the session until the run's row is visible. Later runs
-    # # wait for this lock.
+    # wait for this lock.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id.in_(ids))
     await tx.execute(select(sessions.c.id).where(own).order_by(sessions.c.id).with_for_update())
     others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, _of_sessions(ids))

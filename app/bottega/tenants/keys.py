@@ -85,9 +85,9 @@ class Key:
 
     Attributes:
         prefix: the public part that identifies the key to people.
-            scopes: what the key may do, at least one scope.
-            expires_at: time from which the key is invalid; ``None``: never.
-            require_user: requests with the key must name the end user that they act for.
+        scopes: what the key may do, at least one scope.
+        expires_at: time from which the key is invalid; ``None``: never.
+        require_user: requests with the key must name the end user that they act for.
     """
 
     tenant_id: UUID

@@ -93,21 +93,21 @@ class Token:
 
     Attributes:
         key_id: the key that made the token, and with which it ends; ``None``: there were no keys.
-            prefix: public part of this key.
-            expires_at: end of the token's life, in seconds of Unix time.
-            user: the end user that all its requests act for; ``None``: it is a ticket of a key.
-            actions: what the token may do; a ticket has the actions of the token that requested it.
-            agents: names of the only agents that it may run; ``None``: all.
-            graphs: names of the only graphs that it may run; ``None``: all.
-            sessions: names of the only sessions in which it may run; ``None``: all.
-            scopes: scopes of the key that requested a ticket.
-            require_user: requests with the key must name an end user.
-            limits: limits of the key.
-            opens: kind of stream that a ticket opens; ``None``: the token is no ticket.
-            run_id: the only run that a ticket opens; ``None``: any.
-            parent: id of the token that requested the ticket, empty for a signed-in person;
-                ``None``: a key requested it.
-            parent_expires_at: end of the life of ``parent``.
+        prefix: public part of this key.
+        expires_at: end of the token's life, in seconds of Unix time.
+        user: the end user that all its requests act for; ``None``: it is a ticket of a key.
+        actions: what the token may do; a ticket has the actions of the token that requested it.
+        agents: names of the only agents that it may run; ``None``: all.
+        graphs: names of the only graphs that it may run; ``None``: all.
+        sessions: names of the only sessions in which it may run; ``None``: all.
+        scopes: scopes of the key that requested a ticket.
+        require_user: requests with the key must name an end user.
+        limits: limits of the key.
+        opens: kind of stream that a ticket opens; ``None``: the token is no ticket.
+        run_id: the only run that a ticket opens; ``None``: any.
+        parent: id of the token that requested the ticket, empty for a signed-in person;
+            ``None``: a key requested it.
+        parent_expires_at: end of the life of ``parent``.
     """
 
     tenant_id: UUID

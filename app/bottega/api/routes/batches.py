@@ -220,7 +220,7 @@ class BatchQuery(BaseModel):
 async def _file_items(service: Service, tenant: UUID, file_id: UUID) -> list[BatchItem]:
     if not await service.files.use(tenant, [file_id], Owner(None, None)):
         raise InvalidInputError(
-            f"there is no file {file_id}, or it is a user's or a session's",
+            f"there is no file {file_id}, or it belongs to a user or a session",
             code="unknown_file",
             pointer="/file",
         )

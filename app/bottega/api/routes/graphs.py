@@ -519,7 +519,7 @@ class DryRuns:
 
         Raises:
             LimitedError: ``dry_runs``: too many other dry runs of the tenant are in progress.
-                UnavailableError: ``dry_run_too_large``: it takes too much time or memory.
+            UnavailableError: ``dry_run_too_large``: it takes too much time or memory.
         """
         try:
             with self._limit.enter(tenant_id):

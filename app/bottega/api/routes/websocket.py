@@ -192,8 +192,8 @@ class _Sender:
     Args:
         patience_s: seconds for which the client may read nothing.
 
-            Attributes:
-                answering: lock that is held while a client's frame is answered.
+    Attributes:
+        answering: lock that is held while a client's frame is answered.
     """
 
     def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:

@@ -196,7 +196,7 @@ class SubAgentLimits(Body):
     max_total_tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Tokens that all tasks of the agent together may spend."""
     max_depth: Annotated[int, Field(ge=1, le=20), WHOLE] | None = None
-    """Levels of tasks below the run."""
+    """Most levels of tasks below the run."""
     spread_above: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
     """Number of tasks above which further tasks become child runs, which any worker executes."""
     default_timeout: _Seconds | None = None
@@ -347,7 +347,7 @@ class AgentContent(Body):
     description: Annotated[str, StringConstraints(max_length=2000)] = ""
     """The agent's abilities; an agent that may call this one reads the text."""
     system_message: SystemMessage
-    """Instructions that each of its model calls begins with."""
+    """Instructions at the beginning of each of the agent's model calls."""
     model: ModelNames | None = None
     """`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of this name; or
     `provider:MODEL`. In a list, the next model is tried at once if a model is down, over its limit

@@ -67,7 +67,7 @@ class BatchStartedData(EventData):
 
 
 class BatchItemData(EventData):
-    """Data of an item of a batch that is over."""
+    """Data of an item of a batch; the item has ended."""
 
     index: int
     """Index of the item in the batch, from 0."""
@@ -223,7 +223,7 @@ class LlmCancelledData(ModelCallData):
 
 
 class AnswerRejectedData(EventData):
-    """Data of an answer that goes back to the model, or fails its agent."""
+    """Data of a rejected answer: the model must answer again, or the agent fails."""
 
     call: Call
     code: str

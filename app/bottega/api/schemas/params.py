@@ -193,7 +193,7 @@ class AgentChanges(Body):
     """Fields of an agent's definition that are changed for one run."""
 
     system_message: SystemMessage | None = None
-    """Instructions that each of its model calls begins with."""
+    """Instructions at the beginning of each of the agent's model calls."""
     model: ModelNames | None = None
     """Models, of providers that the run has pinned."""
     max_iterations: MaxIterations | None = None

@@ -22,7 +22,7 @@ class Addresses:
 
     Args:
         each: most connections per address; for IPv6, per /64 network.
-            trusted: networks of proxies, which are exempt from the limit.
+        trusted: networks of proxies, which are exempt from the limit.
     """
 
     each: int

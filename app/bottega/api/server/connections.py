@@ -68,9 +68,9 @@ class Bounds:
 
     Attributes:
         patience_s: seconds in which a request's head must arrive, and then its body; for an
-                upload, the longest pause.
-            slow_reader_s: seconds for which a client may read nothing of a response.
-            connections: most connections of all clients together.
+            upload, the longest pause.
+        slow_reader_s: seconds for which a client may read nothing of a response.
+        connections: most connections of all clients together.
     """
 
     patience_s: float
@@ -364,7 +364,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
             # uvicorn would log an error, because it takes a refusal or a disconnect for a missing
-            # # answer.
+            # answer.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 

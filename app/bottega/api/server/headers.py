@@ -9,7 +9,7 @@ _ALWAYS: tuple[RawHeader, ...] = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     # A browser that shows a response as a page may load and run nothing. Real pages set their
-    # # own policy.
+    # own policy.
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 _OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))

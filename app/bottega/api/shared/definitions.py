@@ -144,9 +144,9 @@ class DefinitionRoutes:
         output: schema of responses.
         summary: schema of list items, without bodies.
         check: checks the bodies of POST and PUT before the transaction begins, because it may be
-                slow.
-            shown: bodies of GET; ``None``: the stored definitions.
-            more_fields: returns fields that a definition's body has in addition to its content.
+            slow.
+        shown: bodies of GET; ``None``: the stored definitions.
+        more_fields: returns fields that a definition's body has in addition to its content.
     """
 
     kind: DefinitionKind

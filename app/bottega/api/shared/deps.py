@@ -62,8 +62,8 @@ def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
     Args:
         known: names of the parameters that exist.
 
-            Raises:
-                RequestValidationError: a name is unknown.
+    Raises:
+        RequestValidationError: a name is unknown.
     """
     there_are = f"the names are {', '.join(sorted(known))}" if known else "leave it out"
     message = f"there is no such query parameter here; {there_are}"

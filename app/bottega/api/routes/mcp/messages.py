@@ -102,11 +102,11 @@ class McpMessage:
 
     Attributes:
         id: ``None``: the message is a notification.
-            method: empty: the message is an answer.
-            result: result in an answer; empty if the client answered with an error.
-            stateless: the message follows the protocol 2026-07-28, which has no sessions.
-            session: the client's session in older versions of the protocol.
-            asks: the client can ask a person (elicitation with a form).
+        method: empty: the message is an answer.
+        result: result in an answer; empty if the client answered with an error.
+        stateless: the message follows the protocol 2026-07-28, which has no sessions.
+        session: the client's session in older versions of the protocol.
+        asks: the client can ask a person (elicitation with a form).
     """
 
     id: CallId | None

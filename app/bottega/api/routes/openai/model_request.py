@@ -177,9 +177,9 @@ class HistoryMessage:
 
     Attributes:
         place: JSON Pointer to the message in the request.
-            answers: id of the call that a message of the role ``tool`` answers.
-            parts: JSON Pointers to the parts of its content, if it is not a text.
-            field: name of the field with its content in the request.
+        answers: id of the call that a message of the role ``tool`` answers.
+        parts: JSON Pointers to the parts of its content, if it is not a text.
+        field: name of the field with its content in the request.
     """
 
     role: Role
@@ -345,9 +345,9 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
 
     Args:
         kind: ``resp``: a response; ``msg``: the item with its text; ``call``: a call of the
-                client's tool; ``fc``: the item with such a call.
-            own: id of the run, or of the interrupt that stands for the call.
-            after: ``seq`` of the last event before the response.
+            client's tool; ``fc``: the item with such a call.
+        own: id of the run, or of the interrupt that stands for the call.
+        after: ``seq`` of the last event before the response.
     """
     return f"{kind}_{own.hex}" + (f"_{after}" if after else "")
 
