@@ -205,7 +205,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Resolver in place of aiohttp's, which uses the few threads that everything else uses too."""
+    """Resolver in place of aiohttp's, whose few threads everything else in the process uses too."""
 
     def __init__(self, look_up: Resolver) -> None:
         self._look_up = look_up

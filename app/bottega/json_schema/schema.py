@@ -29,7 +29,7 @@ from bottega.json_schema.values import count_values, depth_of
 MAX_MATCHING = 4_000_000
 """Limit of a check: states of patterns times bytes that are matched with them; up to 0.2 s."""
 MAX_STEPS = 100_000
-"""Limit of a check: keywords that are applied to values; up to 2 s."""
+"""Most times that a check applies a keyword to a value; this takes up to 2 s."""
 _SCHEMA_BYTES = 20
 """Bytes of memory of a checked schema per character of its text."""
 _MOST_CACHED_BYTES = 64_000_000

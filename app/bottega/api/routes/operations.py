@@ -79,11 +79,11 @@ class Retention(Answer):
     """Days for which something is kept; null: for ever."""
 
     runs: float | None
-    """Of a run, after its end, with its events, tasks and files."""
+    """A run after its end, with its events, tasks and files."""
     audit: float | None
-    """Of an entry of the audit log."""
+    """An entry of the audit log."""
     episodes: float | None
-    """Of an archived episode, after its run's end."""
+    """An archived episode after the end of its run."""
 
 
 class Info(Answer):

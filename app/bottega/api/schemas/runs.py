@@ -484,7 +484,7 @@ class Task(Answer):
     timeout_ms: int | None
     """Limit on its running time; only for a dispatched task."""
     attempt: int | None
-    """Number of its starts; only for a dispatched task."""
+    """Number of times the task was started; only for a dispatched task."""
     output: str | None
     error: Failure | None
     usage: AgentUsage | None
