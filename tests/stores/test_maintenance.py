@@ -157,7 +157,7 @@ async def test_a_job_that_always_fails_ends_with_the_reason(
         assert await maintenance.leased().do_due() == 0.0
     ended = await job(database, ordered)
     assert (ended.status, ended.stage, ended.report) == ("failed", 1, None)
-    assert ended.error == "an internal error; the worker's log says more"
+    assert ended.error == "an internal error; see the worker's log"
     assert await maintenance.leased().do_due() == float("inf")
     assert await order(database, DEFAULT_TENANT) != ordered
 
@@ -226,7 +226,7 @@ async def test_a_job_whose_workers_all_die_fails(
     await owner.execute("UPDATE memory_jobs SET status = 'running', tries = 8, next_at = now()")
     await maintenance.leased().do_due()
     ended = await job(database, ordered)
-    assert (ended.status, ended.error) == ("failed", "each worker that held the job died")
+    assert (ended.status, ended.error) == ("failed", "each worker that claimed the job died")
 
 
 async def test_worker_whose_job_another_one_claimed_writes_nothing(

@@ -2,8 +2,8 @@
 
 Pure: equal histories give equal prompts, also in a resumed run.
 
-The messages of a block stay or leave together. Messages of the history never change; a shortened
-one is a copy.
+The messages of a block stay in the prompt or leave it together. Messages of the history never
+change: a shortened message is a copy.
 """
 
 import re
@@ -39,12 +39,13 @@ _PER_MESSAGE = 4  # role, ids and brackets
 
 @dataclass(slots=True)
 class PromptMessage:
-    """Message of the history, and the form of it that a model sees.
+    """A message of the history, and its form in the prompt.
 
     Attributes:
-        sent: replaces ``message`` in the prompt.
-        reference: recalls the full message; ``None`` if that is impossible.
+        sent: the message in the prompt: ``message`` itself or a shortened copy.
+        reference: reference to recall the full message; ``None`` if that is impossible.
         label: the tool call that the message answers.
+        left: true if the prompt omits the message.
     """
 
     message: StandardMessage
@@ -76,7 +77,9 @@ class PromptMessage:
 
 @dataclass(slots=True)
 class Block:
-    """Messages that leave together: one with tool calls and their results, or any other alone."""
+    """Messages that leave the prompt together.
+
+    A block is a message with tool calls and their results, or any other message alone."""
 
     messages: list[PromptMessage]
     pinned: bool
@@ -102,10 +105,10 @@ class Block:
 
 
 def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block]:
-    """Split a part of a history into blocks; it must begin with a block.
+    """Split a part of a history into blocks. The part must begin at the start of a block.
 
     Args:
-        pinned: the ``id()`` of messages that always stay.
+        pinned: the ``id()`` of messages that always stay in the prompt.
     """
     blocks: list[Block] = []
     for each in messages:
@@ -119,7 +122,7 @@ def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block
 def head_of(history: Sequence[StandardMessage]) -> int:
     """Count the messages at the start that an agent always needs.
 
-    These are its own system message, the description of its sub-agents, and shared context."""
+    These are the agent's system message, the description of its sub-agents, and shared context."""
     for index, message in enumerate(history):
         is_own = isinstance(message, SystemMessage) and (
             index == 0 or AWARENESS in message.metadata or SHARED_MEMORY in message.metadata
@@ -173,7 +176,7 @@ RECALL = "recall_memory"
 TurnReader = Callable[[int], Awaitable[str | None]]
 """Function of the number of an earlier turn that returns its text; ``None`` if it was deleted."""
 LINES = 12
-"""Most removed answers that are listed, a line each; the newest."""
+"""Number of removed answers, the newest, that the prompt lists with a line each."""
 _TURN = re.compile(r"t([1-9][0-9]{0,8})")
 _LINE_BYTES = 150
 _ABOUT_LEFT = 80  # tokens of the lines about other removed messages
@@ -187,16 +190,17 @@ _LEFT = (
 class RunMemory:
     """Composes the prompts of one agent: see :class:`bottega.agents.PromptMemory`.
 
-    Within the limit, the prompt is the history. A longer one shrinks to three quarters of the
-    limit, so that the beginning of prompts changes rarely: old answers become a summary with a
-    reference, then whole blocks are removed, the oldest first. System message, tools, shared
-    context, the current query, what its user said meanwhile, and the newest block stay. After the
-    shared context, one fenced message has the task, retrieved memory and what was removed.
+    If the history fits the limit, the prompt is the history. A longer history shrinks to three
+    quarters of the limit, so that the beginning of prompts changes rarely. First, old answers
+    become a summary with a reference. Then whole blocks are removed, the oldest first. The system
+    message, tools, shared context, the current query, later messages of the user, and the newest
+    block stay. After the shared context, one fenced message has the task, retrieved memory and the
+    list of removed messages.
 
     Args:
-        working: holds retrieved memory and the task before the query; receives the answers of tools
+        working: has the task and retrieved memory before the query; receives the answers of tools
             and sub-agents as ``m1``, ``m2`` …
-        limit: tokens of a prompt, tool schemas included; defaults to the sum of all budgets.
+        limit: most tokens of a prompt, tool schemas included; defaults to the sum of all budgets.
     """
 
     def __init__(
@@ -214,11 +218,11 @@ class RunMemory:
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
         self._warned = False
-        # By id() of messages, which the values keep alive.
+        # The keys are the id() of messages; the values keep the messages alive.
         self._known: dict[int, PromptMessage] = {}
         self._said: dict[str, StandardMessage] = {}
         self._query: Query | None = None
-        self._has_own_recall = False  # the agent has a tool of this name
+        self._has_own_recall = False  # true: the agent has its own tool with the name of RECALL
         self._seen: list[StandardMessage] = []
         self._head = 0
         self._pinned: set[int] = set()
@@ -230,27 +234,29 @@ class RunMemory:
         self._schema_tokens = 0
         self._base = ""
         self._index = ""
-        self._noting = lru_cache(8)(_noting)  # each is built and encoded once
+        self._noting = lru_cache(8)(_noting)  # cached, so that a message is built and encoded once
 
     def go_on(self, opening: str, turns: int, read: TurnReader) -> None:
-        """Go on with a conversation whose first turns are in no prompt. Call it before the first.
+        """Continue a conversation whose first turns are not in the history.
+
+        Call this before the first prompt.
 
         Args:
-            opening: what the fenced message begins with.
-            turns: number of those turns: the references ``t1``, ``t2`` …
-            read: returns the text of one of them.
+            opening: beginning of the fenced message.
+            turns: number of the earlier turns; their references are ``t1``, ``t2`` …
+            read: function that returns the text of an earlier turn.
         """
         self._opening, self._turns, self._read_turn = opening, turns, read
         self.tools = [*self.tools, self._tool]
 
     async def find(self, reference: str) -> str | None:
-        """Return the text of a reference, that of an earlier turn included."""
+        """Return the text of a reference, also of an earlier turn."""
         if self._read_turn is not None and (turn := self._turn_of(reference)):
             return await self._read_turn(turn)
         return self.recall(reference)
 
     def _turn_of(self, reference: str) -> int:
-        """Return the number of an earlier turn; 0 if the reference is none of one."""
+        """Return the number of an earlier turn; 0 if the reference is not one of a turn."""
         found = _TURN.fullmatch(reference)
         return int(found[1]) if found and int(found[1]) <= self._turns else 0
 
@@ -307,7 +313,7 @@ class RunMemory:
     # The history
 
     def _read(self, query: Query) -> None:
-        """Read new messages of the history; all of them, if the history was changed."""
+        """Read new messages of the history, or all messages if the history was changed."""
         history, seen = query.agent.conversation_history, self._seen
         same = query is self._query and len(history) >= len(seen) and all(map(is_, seen, history))
         if not same:
@@ -329,7 +335,7 @@ class RunMemory:
             sent.append(known)
         for block in blocks_of(sent, self._pinned):
             if block.pinned or not all(each.left for each in block.messages):
-                for each in block.messages:  # a block leaves whole, even if hooks changed it
+                for each in block.messages:  # a block leaves as a whole, even if hooks changed it
                     each.left = False
             self._take(block)
             self._blocks.append(block)
@@ -349,7 +355,7 @@ class RunMemory:
                     self._prompt.append(each.sent)
 
     def _take(self, block: Block) -> None:
-        """Give a block's messages references, and store its answers."""
+        """Give references to a block's messages, and store its tool answers."""
         calls = {call.id: call for call in block.calls}
         for each in block.messages:
             message = each.message
@@ -365,7 +371,7 @@ class RunMemory:
     def _take_answer(
         self, each: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
     ) -> None:
-        """Store an answer as an intermediate result, unless it is a recalled one."""
+        """Store an answer as an intermediate result, unless it repeats a recalled text."""
         body = body_of(message)
         result = message.tool_results[0] if message.tool_results else None
         call = calls.get(result.tool_call_id) if result else None
@@ -402,12 +408,14 @@ class RunMemory:
         self._show()
         if more and (self._shrunk or self._left):
             self.tools = [*self.tools, self._tool]
-            self._schema_tokens += more  # until the caller's schemas include it
+            self._schema_tokens += more  # until the caller passes schemas that include the tool
         self._index = "\n".join(self._lines())
 
     def _movable(self) -> tuple[list[Block], list[Block], list[Block]]:
-        """Return the blocks that may leave, each group oldest first, by age in blocks with calls.
-        More than :data:`RECENT` blocks ago; 2 to :data:`RECENT` ago; the one before the newest."""
+        """Return the blocks that may leave, in three groups by age, each with the oldest first.
+
+        The age is the number of later blocks with calls. The groups are: blocks older than
+        :data:`RECENT`, blocks of age 2 to :data:`RECENT`, and blocks of age 0 or 1."""
         blocks = self._blocks
         newest = max((i for i, each in enumerate(blocks) if each.pinned or each.calls), default=0)
         groups: tuple[list[Block], list[Block], list[Block]] = ([], [], [])
@@ -421,7 +429,7 @@ class RunMemory:
     # Notes
 
     def _lines(self) -> Iterator[str]:
-        """Yield lines about removed messages: the newest answers singly, the others as ranges."""
+        """Yield lines about removed messages: one per newest answer, and ranges for the others."""
         gone = [each for block in self._blocks for each in block.messages if each.left]
         answers = [each for each in gone if each.label]
         said = [each.reference for each in gone if each.reference in self._said]
@@ -438,7 +446,7 @@ class RunMemory:
             yield head + cut(text[:_LINE_BYTES], _LINE_BYTES - len(head.encode(errors="replace")))
 
     def _fitting(self) -> SystemMessage | None:
-        """Return the fenced message with as many parts as fit, or ``None``."""
+        """Return the fenced message with as many parts as fit the limit, or ``None``."""
         task = self.working.compose(Area.TASK, description=False)
         for parts in ((self._base, self._index), (task, self._index), (self._index,), (task,)):
             note = self._noting(*parts)

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
 GIST_TOKENS = 48
-"""Most tokens of an archived entry, with its reference, or of a shortened tool result."""
+"""Most tokens of an archived entry, reference included, or of a shortened tool result."""
 LABEL_BYTES = 48
 
 RECENT = 5
-"""Subtasks for which a result stays warm; older results are archived first."""
+"""Number of subtasks for which a result stays warm; older results are archived first."""
 GISTS = 12
-"""Archived results that show a summary, the newest; older ones show only their reference."""
+"""Number of archived results, the newest, that show a summary; others show only a reference."""
 MEMORY_LIMIT = "memory_limit"
 
 NotifyListener = Callable[[str, str], None]
@@ -59,7 +59,7 @@ class Budgets(NamedTuple):
 
 
 Key = tuple[str, ...]
-"""The kind of an entry, and its name among these. The kind determines how it makes room."""
+"""The kind of an entry, and its name within the kind. The kind decides how entries are removed."""
 RESULT, TRACE, EPISODE = "result", "trace", "episode"
 NOTE, VARIABLE = "note", "variable"
 
@@ -69,12 +69,12 @@ class Entry:
     """An entry of a section.
 
     Attributes:
-        text: as in prompts; ``None``: a summary, built on first use.
-        tokens: in its section.
-        turn: number of the subtask that added it.
-        hot: stays as long as there is any room.
-        reference: recalls the full text, once it is archived.
-        accessed: true once it was read.
+        text: text for prompts; ``None``: a summary, which is built at its first use.
+        tokens: tokens of the entry in its section.
+        turn: number of the subtask that added the entry.
+        hot: true if the entry is removed only after all others.
+        reference: reference to recall the full text, once the entry is archived.
+        accessed: true once the entry was read.
     """
 
     label: str
@@ -93,8 +93,8 @@ class Section:
     """Entries in the order of insertion, and the sum of their tokens.
 
     Attributes:
-        filled: sum of their tokens.
-        gone: number of entries that left completely, with the first and last of their references.
+        filled: sum of the entries' tokens.
+        gone: number of entries that show not even a reference, and the first and last reference.
     """
 
     def __init__(self, part: Area, budget: int, count: TokenCounter) -> None:
@@ -104,7 +104,7 @@ class Section:
         self.gone: tuple[int, str, str] | None = None
         self.warned = False
         self.filled = 0
-        # title, empty lines, and the line about entries that left
+        # tokens of the title, empty lines, and the line about entries that left
         self._frame = count(self.title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
 
     @property
@@ -125,7 +125,7 @@ class Section:
         return not self.entries or self.filled <= self.room
 
     def put(self, key: Key, entry: Entry) -> None:
-        """Append an entry, replacing the one with that key."""
+        """Append an entry; remove an older entry with this key."""
         self.remove(key)
         self.entries[key] = entry
         self.filled += entry.tokens
@@ -146,7 +146,9 @@ class Section:
         self.gone = (number + 1, first, reference)
 
     def lines(self, without: Key = ()) -> Iterator[str]:
-        """Yield the section's lines for prompts, without one entry. All entries need texts."""
+        """Yield the section's lines for prompts, without the entry ``without``.
+
+        All entries must have texts already."""
         texts = [each.text for key, each in self.entries.items() if each.text and key != without]
         if not self._is_rendered or not (texts or self.gone):
             return
@@ -177,7 +179,7 @@ class Archive:
 
     Attributes:
         texts: all results, as ``m1``, ``m2`` …; other removed texts as ``v1``, ``v2`` …
-        referred: references that later results build on.
+        referred: references of results that later results use.
         turn: the number of the current subtask.
         others: number of ``v`` references.
     """
@@ -191,7 +193,7 @@ class Archive:
         self._listener = listener
 
     def make_room(self, section: Section) -> None:
-        """Shrink a section that exceeds its budget, to leave some free room."""
+        """Shrink a section that exceeds its budget to three quarters of it, if possible."""
         if section.fits():
             return
         mark = section.room * 3 // 4
@@ -285,7 +287,7 @@ class Archive:
         return reference
 
     def _squeeze(self, section: Section, mark: int) -> None:
-        """Shrink until the section fits: oldest entries first, hot ones last."""
+        """Shrink a section until it fits: oldest entries first, hot entries last."""
         cold = [key for key, entry in section.entries.items() if not self._is_hot(key, entry)]
         self._shorten(section, cold, mark)
         self._leave(section, cold, mark)

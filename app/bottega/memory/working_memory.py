@@ -1,8 +1,8 @@
 """Working memory of one run: the current knowledge of its root agent.
 
-Each section has a budget of tokens. Entries that exceed it move unchanged to the archive, and leave
-a summary with a reference. Pure: no model, no clock; equal operations give equal memories. The
-root agent has tools for it.
+Each section has a budget of tokens. If a section exceeds its budget, entries move unchanged to the
+archive and leave a summary with a reference. Pure: no model, no clock; equal operations give equal
+memories. The root agent has tools for its memory.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -36,7 +36,7 @@ from bottega.memory.text.summaries import TokenCounter, summary_of
 
 
 class VariableScope(StrEnum):
-    """The scope of a value; ``intermediate`` ones belong to a subtask."""
+    """The scope of a value; values of the scope ``intermediate`` belong to a subtask."""
 
     GLOBAL = "global"
     TASK = "task"
@@ -46,8 +46,8 @@ class VariableScope(StrEnum):
 
 
 class VariableKind(StrEnum):
-    """The behaviour of a value. An accumulator collects all values; a control value is removed when
-    the next subtask begins; metadata survives a clear."""
+    """The behaviour of a variable. An accumulator collects all values; a control value is removed
+    when the next subtask begins; metadata survives :meth:`WorkingMemory.clear`."""
 
     TASK = "task"
     INTERMEDIATE = "intermediate"
@@ -75,7 +75,7 @@ class Retrieved:
     """A bounded text from an earlier run, with its source.
 
     Attributes:
-        source: its key; prompts show only the part before a colon, such as ``episode``.
+        source: key of the text; prompts show only the part before a colon, such as ``episode``.
     """
 
     source: str
@@ -86,8 +86,8 @@ class WorkingMemory:
     """The working memory of one run. Not thread-safe.
 
     Args:
-        budgets: of the sections; their sum is never exceeded.
-        listener: notified when a section is too small for its hot entries (``memory_limit``).
+        budgets: budgets of the sections; the memory never exceeds their sum.
+        listener: called when a section is too small for its hot entries (``memory_limit``).
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class WorkingMemory:
         plan: Iterable[str] = (),
         by: str = "",
     ) -> None:
-        """Set the task; given arguments replace their old values, others stay.
+        """Set the task. An empty argument leaves its old value unchanged.
 
         Args:
-            criteria: of success.
-            plan: steps; these are warm entries, all others hot.
-            by: the source of the lists, which their titles name.
+            criteria: criteria of success.
+            plan: steps of the plan. The plan is a warm entry; the other entries are hot.
+            by: the source of the lists, for their titles.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
         lists = {
@@ -159,8 +159,8 @@ class WorkingMemory:
         """Set a variable; a value that JSON cannot hold becomes a text.
 
         Args:
-            kind: defaults to that of the scope; an accumulator appends the value.
-            subtask: owner of the value, in the scope ``intermediate``.
+            kind: defaults to the kind of the scope; an accumulator appends the value.
+            subtask: subtask that owns the value, in the scope ``intermediate``.
         """
         scope = VariableScope(scope)
         kind = _KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
@@ -176,7 +176,7 @@ class WorkingMemory:
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(place)
         if entry is None or entry.reference is not None or entry.text is None:
-            # Archived values stay unchanged; new ones are collected in another entry.
+            # Archived values stay unchanged; new values are collected in another entry.
             self._show(place, kind, [value])
             return
         more = f", {as_text(value)}"
@@ -191,7 +191,7 @@ class WorkingMemory:
         subtask: str = "",
         default: Any = None,
     ) -> Any:
-        """Return a variable's whole value, even if it was archived; do not modify it."""
+        """Return a variable's whole value, even if archived. The caller must not modify it."""
         place = (VARIABLE, VariableScope(scope).value, subtask, key)
         entry = self._sections[_PART_OF[place[1]]].entries.get(place)
         if entry is not None:
@@ -209,7 +209,7 @@ class WorkingMemory:
         """Record the progress of the work; earlier states stay as a trace.
 
         Args:
-            subtask: the current one; a change removes the control values.
+            subtask: the current subtask; another subtask than before removes all control values.
             completed: subtasks that succeeded since the last call.
             failed: subtasks that failed since the last call, with their errors.
         """
@@ -232,10 +232,11 @@ class WorkingMemory:
         """Store the answer of a subtask, tool or sub-agent.
 
         Args:
-            refers_to: references of earlier results that this one uses; they stay longer.
+            refers_to: references of earlier results that this answer uses. Those results stay
+                longer.
 
         Returns:
-            the reference that recalls it: ``m1``, ``m2`` and so on.
+            The reference to recall the answer: ``m1``, ``m2`` and so on.
         """
         self._archive.turn += 1
         reference = f"m{self._archive.turn}"
@@ -247,15 +248,16 @@ class WorkingMemory:
         return reference
 
     def skip(self, results: int) -> None:
-        """Count results that are stored elsewhere, so that numbers continue after them."""
+        """Skip the numbers of results that are stored elsewhere."""
         if results > 0:
             self._archive.turn += results
             gone = (results, "m1", f"m{self._archive.turn}")
             self._sections[Area.INTERMEDIATE].gone = gone
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
-        """Store retrieved episodes, best first, each shortened to an equal share. Earlier ones that
-        no prompt contained make room."""
+        """Store retrieved episodes, best first, each shortened to an equal share of the section.
+
+        Earlier episodes are removed to make room, first those that no prompt contained."""
         section = self._sections[Area.RETRIEVED]
         items = list(found)
         share = section.room // max(len(items), 1)
@@ -307,7 +309,7 @@ class WorkingMemory:
         return self._sections[part].tokens
 
     def variables(self, scope: VariableScope | str) -> dict[str, Any]:
-        """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
+        """Return the values of a scope by name; a subtask's value is named ``subtask.name``."""
         return {
             f"{subtask}.{key}" if subtask else key: value
             for (_, where, subtask, key), (_, value) in self._variables.items()
@@ -317,15 +319,16 @@ class WorkingMemory:
     # Removal
 
     def prune(self) -> None:
-        """Archive cold entries. These are results of more than 5 subtasks ago without references
-        to them, traces, and retrieved texts that were never read."""
+        """Archive cold entries: unreferenced results of more than 5 subtasks ago, and traces.
+
+        Retrieved texts that were never read are removed."""
         for section in self._sections.values():
             self._archive.archive_old(section, 0)
             self._archive.shorten_traces(section, 0)
             self._archive.drop_unread(section, 0)
 
     def clear(self) -> None:
-        """Remove everything except metadata, which reflection needs."""
+        """Remove everything except metadata; reflection needs the metadata."""
         kept = {
             place: (kind, value)
             for place, (kind, value) in self._variables.items()
@@ -376,7 +379,7 @@ class WorkingMemory:
         self._put(_PART_OF[place[1]], place, label, f"{label} {_rendered(kind, value)}")
 
     def _put(self, part: Area, key: Key, label: str, text: str, *, hot: bool = False) -> None:
-        size = self.count(text) + 1  # one for the end of line
+        size = self.count(text) + 1  # one token for the end of the line
         section = self._sections[part]
         section.put(key, Entry(label, text, size, self._archive.turn, hot))
         self._archive.make_room(section)
@@ -396,7 +399,7 @@ def _jsonable(value: Any) -> Any:
     try:
         value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
         as_text(value)
-    except Exception:  # circular, too deep, too large, or its own methods fail
+    except Exception:  # the value is circular, too deep or too large, or its methods fail
         return object.__repr__(value)
     return value
 
@@ -431,7 +434,7 @@ def plan_of(arguments: Any) -> list[str] | None:
 
 
 class SetPlan(ToolBase):
-    """Stores the plan in the working memory; the last one counts."""
+    """Stores the plan in the working memory; a new plan replaces the old one."""
 
     name = SET_PLAN
     description = (

@@ -1,7 +1,7 @@
 """Built-in tools, which an agent may use by name.
 
-Arithmetic is evaluated from the syntax tree, never executed. ``build_tool`` makes tools of all
-kinds from an agent's definition.
+The calculator evaluates the syntax tree of an expression; it never executes the expression.
+``build_tool`` makes tools of all kinds from an agent's definition.
 """
 
 import ast
@@ -41,7 +41,7 @@ Number = int | float
 
 LONGEST_EXPRESSION = 500
 MAX_BITS = 4096
-"""Limit of whole numbers: about 1,200 digits."""
+"""Most bits of a whole number: about 1,200 digits."""
 
 
 def evaluate(expression: str) -> Number:
@@ -112,7 +112,7 @@ def _bounded(number: Any) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # A lower bound of the result's size avoids computing a power that is too large.
+    # Compares a lower bound of the result's size first, so that no huge power is computed.
     if (
         isinstance(base, int)
         and isinstance(exponent, int)
@@ -352,8 +352,8 @@ def build_tool(
     """Make a tool.
 
     Args:
-        approval: its agent's rule, as JSON.
-        secrets_for: returns the secrets for a server, by its origin.
+        approval: the agent's approval rule, as JSON.
+        secrets_for: function from a server's origin to the look-up of secrets for that server.
 
     Raises:
         InvalidInputError: ``tool_outdated``, ``unknown_tool``.
@@ -383,13 +383,13 @@ def build_tool(
 
 
 def client_tool(definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Make a tool that the run's client executes; ``approval``: its agent's rule, as JSON."""
+    """Make a tool that the run's client executes; ``approval`` is the agent's rule, as JSON."""
     name, purpose = definition["name"], definition["description"]
     return _approvable(ClientTool(name, purpose, definition["parameters"]), definition, approval)
 
 
 def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Set which of a tool's calls people must approve, and their time."""
+    """Set a tool's approval rule, and the time that people have to decide."""
     fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
     rule = Approvable.model_validate(fields)
     tool.approval, tool.expires_s = rule.rule(approval), rule.expires_s

@@ -1,7 +1,8 @@
-"""The only HTTP client for outgoing requests: public addresses only, and bounded.
+"""The HTTP client for requests of tools, MCP servers and webhooks: bounded, to public addresses.
 
-``tools.guard`` checks the address of each connection. No redirects, cookies or proxies of the
-environment.
+``tools.guard`` checks the address of each connection. The client ignores redirects, cookies and the
+environment's proxies. Calls of models do not use it: :mod:`bottega.llm.provider` opens its own
+sessions, with a guard of the same kind for servers that a tenant chooses.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ _INVALID = (
 
 
 class EgressError(UnavailableError):
-    """No answer, or an invalid one.
+    """No answer, or an invalid answer.
 
     Codes: ``egress_unreachable``, ``egress_timeout``, ``egress_tls``, ``egress_bad_answer``.
     """
@@ -63,8 +64,8 @@ class Reply:
     """An HTTP answer.
 
     Attributes:
-        body: decoded (gzip, deflate), cut at the requested limit.
-        truncated: the body was cut.
+        body: decoded body (gzip, deflate), cut at the requested limit.
+        truncated: true if the body was cut.
     """
 
     status: int
@@ -98,7 +99,7 @@ def checked_url(url: str) -> httpx2.URL:
 def refuse_inside(url: str, allowed: AllowList) -> None:
     """Refuse a URL whose host is a forbidden address.
 
-    A host name is checked when a request is sent, by the addresses that it resolves to.
+    A host name is not checked here: each request checks the addresses to which the name resolves.
 
     Raises:
         EgressRefusedError: the address is forbidden, or :func:`checked_url` refuses the URL.
@@ -109,19 +110,20 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
 
 
 class Egress:
-    """Sends HTTP requests to public addresses, and to others that the operator allows.
+    """Sends HTTP requests to public addresses, and to other addresses that the operator allows.
 
-    Belongs to the event loop that uses it first. All senders share it, to reuse connections.
+    An object belongs to the event loop that uses it first. All senders use one object, so that they
+    reuse connections.
 
     Args:
-        allow: hosts, addresses and CIDR blocks that may be reached although they are not public
+        allow: hosts, addresses and CIDR blocks that are allowed although they are not public
             (``BOTTEGA_EGRESS_ALLOW``).
         resolve: replaces the system's resolver.
-        ssl_context: replaces the context with the system's certificates.
-        each: concurrent requests per tenant; others wait.
+        ssl_context: replaces the TLS context with the system's certificates.
+        each: number of concurrent requests per tenant; further requests wait.
 
     Attributes:
-        lookups: of names, also for others that connect where a tenant wants.
+        lookups: resolver of names; other code that connects to hosts of tenants uses it, too.
 
     Raises:
         InvalidInputError: an entry of ``allow`` is not valid.
@@ -146,7 +148,7 @@ class Egress:
     def _session(self) -> aiohttp.ClientSession:
         return open_session(
             aiohttp.ClientTimeout(total=None, sock_connect=5.0),
-            most=0,  # one tenant's slow servers must not take the connections of others
+            most=0,  # no limit, so that a tenant's slow servers do not use up all connections
             kept_s=10.0,
             most_idle=20,
             tls=self._ssl_context,
@@ -171,16 +173,16 @@ class Egress:
         max_bytes: int,
         tenant: str = "",
     ) -> Reply:
-        """Send one request and read its answer, of any status.
+        """Send one request and read its answer, whatever the status.
 
         Args:
             timeout_s: seconds for the whole call, including the wait for a slot.
-            tenant: the tenant that sends the request.
             max_bytes: limit of the decoded body; the rest is not read.
+            tenant: the tenant that sends the request.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
-            EgressError: there was no answer in time, or an invalid one.
+            EgressError: there was no answer in time, or the answer is invalid.
             InvalidInputError: a header is reserved or invalid.
         """
         target = checked_url(url)
@@ -201,30 +203,30 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # Raised outside of the handlers: their errors, which may quote the request, would be its
-        # context.
+        # Raised outside of the handlers, because their errors would become the context, and may
+        # quote the request.
         raise _explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:
-        """Return what a tenant's request holds while it is sent and answered.
+        """Return the semaphore that limits a tenant's concurrent requests.
 
-        :meth:`request` takes it by itself.
+        :meth:`request` acquires it; a caller of :meth:`stream` must do so itself.
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 
     async def stream(
         self, request: httpx2.Request, tenant: str, reader: BoundedReader
     ) -> httpx2.Response:
-        """Send a request; return its answer with a body that is still to be read.
+        """Send a request; return its answer, whose body the caller reads.
 
-        The caller holds a :meth:`turn`, limits the time, and closes the answer.
+        The caller must hold :meth:`turn`, limit the time, and close the answer.
 
         Args:
-            reader: bounds the body; its errors are raised from there.
+            reader: bounds the body; reading the body raises the reader's errors.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
-            EgressError: there was no answer, or an invalid one.
+            EgressError: there was no answer, or the answer is invalid.
         """
         url = checked_url(str(request.url))
         content = await request.aread()
@@ -263,7 +265,7 @@ class Egress:
 
 
 def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Merge the caller's header fields with defaults and with fields that only we set."""
+    """Merge the caller's header fields with defaults, and with fields that only this client sets."""
     for name, value in headers.items():
         check_header(name, value)
     fields = {"user-agent": "bottega", "accept": "*/*"}
@@ -273,7 +275,7 @@ def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, 
 
 
 async def _reply(answer: aiohttp.ClientResponse, max_bytes: int) -> Reply:
-    """Read and inflate the body, or a little more than ``max_bytes`` of it."""
+    """Read and decompress the body, at most a little more than ``max_bytes`` of it."""
     body = bytearray()
     async with aclosing(body_of(answer, reader_of(answer, max_bytes + STEP_BYTES))) as steps:
         async for step in steps:
@@ -315,7 +317,7 @@ def _tls_reason(error: BaseException | None) -> str | None:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of an answer that somebody else reads; errors of the network are explained."""
+    """The body of an answer that the caller reads; it turns network errors into EgressError."""
 
     def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
         self._answer = answer

@@ -1,9 +1,7 @@
-"""Address checks of outgoing HTTP: of all addresses of a name, and of each socket's.
+"""Address checks of outgoing HTTP: of all addresses of a name, and of each socket's address.
 
-A name is resolved once, here, and the connection goes to a checked address: a later DNS answer has
-no effect. ``Host``, SNI and the certificate still use the name.
-
-Addresses that outgoing HTTP may reach. Pure.
+A name is resolved once, here, and the connection goes to a checked address. So a later DNS answer
+has no effect. ``Host``, SNI and the certificate still use the name.
 """
 
 import re
@@ -76,9 +74,9 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """Return the reason why an address is not public, in a word or two; ``None`` if it is.
+    """Return the reason, in a word or two, why an address is not public; ``None``: it is public.
 
-    An IPv6 address that embeds an IPv4 one (mapped, NAT64) is checked as that one.
+    If an IPv6 address embeds an IPv4 address (mapped, NAT64), the IPv4 address is checked.
     """
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
@@ -107,8 +105,8 @@ def host_address(host: str) -> Address | None:
         host: in lower case, without the brackets of an IPv6 address.
 
     Raises:
-        InvalidInputError: it is neither. This includes spellings of IPv4 that only some resolvers
-            accept (decimal, octal, hexadecimal, short).
+        InvalidInputError: ``host`` is neither an address nor a name. This includes spellings of
+            IPv4 that only some resolvers accept (decimal, octal, hexadecimal, short).
     """
     try:
         return ip_address(host)
@@ -117,7 +115,7 @@ def host_address(host: str) -> Address | None:
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rsplit(".", 1)[-1]):
         raise InvalidInputError(f"'{host}' is an unusual spelling of an IP address: write a.b.c.d")
-    # 253: the longest name of the DNS.
+    # A name in the DNS has at most 253 characters.
     if len(name) > 253 or not _NAME.fullmatch(name):
         raise InvalidInputError(f"'{host[:100]}' is not a valid host name")
     return None
@@ -188,15 +186,15 @@ _LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 
 
 class ModelHosts:
-    """Hosts that tenants' model servers may have although they are not public.
+    """Hosts that are allowed for tenants' model servers although they are not public.
 
-    Those that the operator allows, and loopback as long as this machine's user is the only one:
-    with the embedded database, on loopback and without keys.
+    These are hosts that the operator allows. Loopback is allowed, too, as long as only the user of
+    this machine can use the service: with the embedded database, on loopback and without keys.
 
     Args:
         allow: hosts, addresses and CIDR blocks that the operator allows.
-        folder: of the embedded database; ``None``: the database is another one.
-        is_open: returns true if the server has no keys.
+        folder: folder of the embedded database; ``None``: the database is not embedded.
+        is_open: function that returns true if the server has no keys.
     """
 
     def __init__(
@@ -232,7 +230,7 @@ def address_in(host: str) -> Address | None:
     """Parse a URL's host as an address; ``None`` if it is a name.
 
     Raises:
-        EgressRefusedError: it is neither.
+        EgressRefusedError: the host is neither an address nor a valid name.
     """
     try:
         return host_address(host)
@@ -258,7 +256,7 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 
 
 class AddressGuard:
-    """Lets connections of the request that is :data:`asking` reach public and allowed addresses."""
+    """Checks the connections of the request in :data:`asking`: only public or allowed addresses."""
 
     def __init__(self, allowed: AllowList, lookups: NameLookups) -> None:
         self._allowed = allowed
@@ -278,12 +276,12 @@ class AddressGuard:
         """Resolve a name; a single forbidden address refuses the name.
 
         Raises:
-            OSError: it has no address, or a forbidden one.
+            OSError: the name has no address, or a forbidden address.
         """
         try:
             found = await self._lookups.addresses(asking.get().tenant, host, port)
             addresses = [str(ip_address(each)) for each in dict.fromkeys(found)]
-        except ValueError:  # or UnicodeError: not a DNS name
+        except ValueError:  # or UnicodeError, if the host is not a DNS name
             raise AddressRefusedError(f"the name {host} does not resolve to addresses") from None
         if not addresses:
             raise socket.gaierror(f"{host} has no address")

@@ -1,8 +1,7 @@
 """User-defined tools that send an HTTP request.
 
-A URL template; a model's arguments fill its placeholders and change nothing else. Pure.
-
-The form in which models read HTTP answers. Pure.
+A tool has a URL template. A model's arguments fill the template's placeholders, and can change
+nothing else. The module also converts HTTP answers to the form that models read.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ _FIXED_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
 _DOTS = (".", "..")
 
 Pieces = tuple[str, ...]
-"""Fixed text and placeholder names in turn, with fixed text at both ends; or nothing."""
+"""Alternating fixed texts and placeholder names, with a fixed text at both ends; or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class UrlTemplate:
     Attributes:
         origin: scheme, host and port, without placeholders.
         segments: segments of the path.
-        query: keys and values; a pair is omitted if a placeholder has no argument.
+        query: keys and values; a pair is omitted from a URL if a placeholder has no argument.
     """
 
     origin: str
@@ -150,7 +149,7 @@ def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
         text = _as_text(name, arguments.get(name))
         if not text:
             raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
-        # Also for encoded slashes: some servers decode a path before they resolve its dots.
+        # Slashes count although they are encoded: some servers decode a path before its dots.
         if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
             raise InvalidInputError(f"'{name}' cannot be a part of a URL's path")
     return _filled(pieces, arguments)
@@ -168,7 +167,7 @@ def _filled(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
 
 
 def _repeated(key: str, value: Any) -> list[str]:
-    """Return a value's query pairs: none for null, one for each item of a list."""
+    """Return the query pairs of a value: no pair for null, one pair for each item of a list."""
     values = value if isinstance(value, list) else [value]
     return [f"{key}={_quoted(_as_text(key, item))}" for item in values if item is not None]
 
@@ -194,7 +193,7 @@ def _quoted(text: str) -> str:
 _EXCERPT = 1000
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-# Python knows more codecs, but some are very slow and some do not decode to text.
+# Other codecs of Python are refused: some are very slow, and some do not decode to text.
 _TEXT_CODECS = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
 )
@@ -204,12 +203,12 @@ _KINDS: dict[str, PartType] = {
     "application/pdf": "document",
 }
 _SVG = "image/svg+xml"
-"""Text, which no model's server takes as an image."""
+"""SVG counts as text, because model servers do not accept it as an image."""
 _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-urlencoded)")
 
 
 def content_type(reply: Reply) -> str:
-    """Return the header's value, cut to 200 characters; empty without the header."""
+    """Return the header ``Content-Type``, cut to 200 characters; empty if it is missing."""
     return reply.headers.get("content-type", "")[:200]
 
 
@@ -244,7 +243,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """Decode the body: declared JSON, else text; ``None`` if it is empty or not text."""
+    """Decode the body as JSON if it is declared so, else as text; ``None``: empty or not text."""
     text = text_of(reply)
     if not text:
         return None
@@ -264,7 +263,7 @@ def _decoded(text: str) -> Any:
 
 
 def media_of(reply: Reply) -> Part | None:
-    """Return the body as a part if its bytes are an image, audio or a PDF, and whole."""
+    """Return the body as a part if its bytes are a complete image, audio or PDF."""
     media_type = media_type_of(reply.body[:HEAD_BYTES])
     kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0])
     if kind is None or reply.truncated or media_type == _SVG:
@@ -301,7 +300,7 @@ def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
 
 
 Secrets = Callable[[str], Awaitable[str]]
-"""Returns a secret's value by name, or raises InvalidInputError."""
+"""Function from a secret's name to its value; it raises InvalidInputError if there is none."""
 
 UPPER_NAME = r"^[A-Z](_?[A-Z0-9])*$"
 """Pattern of a secret's name, at most 64 characters."""
@@ -339,8 +338,8 @@ ToolParameters = Annotated[
 class HttpToolDefinition(Approvable):
     """A tool that sends an HTTP request.
 
-    Arguments replace their placeholders in the URL. Others go to the query (GET, DELETE) or, as a
-    JSON object, to the body.
+    Arguments replace their placeholders in the URL. Other arguments go to the query (GET, DELETE)
+    or, as a JSON object, to the body.
     """
 
     model_config = ConfigDict(
@@ -348,7 +347,7 @@ class HttpToolDefinition(Approvable):
         extra="forbid",
         strict=True,
         hide_input_in_errors=True,
-        # ``type`` selects the kind of tool in a JSON list; in Python the class does.
+        # Required in JSON, where ``type`` selects the class; Python's constructor needs no type.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -411,7 +410,7 @@ class HttpToolDefinition(Approvable):
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The names of the secrets that it sends, by header."""
+        """The names of the secrets that the tool sends, by header."""
         return {
             header: value.secret
             for header, value in self.headers.items()
@@ -477,11 +476,11 @@ class HttpTool(ToolBase):
     """An :class:`HttpToolDefinition` as a tool.
 
     Args:
-        secrets: looks up the values of secret headers, at each call.
+        secrets: function that looks up the values of secret headers, at each call.
         egress: sends the requests.
-        known: redacts known secrets from answers, besides the secrets that the tool sends.
+        known: redacts known secrets from answers, in addition to the secrets that the tool sends.
         tenant: the tenant that sends the requests.
-        approval: which calls a person must approve.
+        approval: rule for the calls that a person must approve.
     """
 
     def __init__(
@@ -515,7 +514,7 @@ class HttpTool(ToolBase):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """The places of patterns in its schemas that are not checked."""
+        """The places of ``pattern`` keywords in the tool's schemas that are not checked."""
         output = () if self._output is None else self._output.unchecked
         return [
             *(f"/parameters{place}" for place in self._arguments.unchecked),
@@ -526,7 +525,7 @@ class HttpTool(ToolBase):
         return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Send the request. Any status but 2xx is an ERROR with the start of the body.
+        """Send the request. A status other than 2xx is an ERROR with the start of the body.
 
         An image, audio or a PDF becomes a part of the result.
         """
@@ -594,7 +593,7 @@ class HttpTool(ToolBase):
         """Check that all secrets may be sent, before a model calls the tool.
 
         Raises:
-            InvalidInputError: as the look-up of the secrets.
+            InvalidInputError: the look-up of a secret failed.
         """
         try:
             for name in self.definition.secrets.values():

@@ -1,4 +1,4 @@
-"""Tools of MCP servers in definitions of agents. Pure."""
+"""Tools of MCP servers, as definitions of agents name them. Pure."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ from bottega.errors import InvalidInputError
 from bottega.tools.people import Approvable
 
 SEPARATOR = "__"
-"""Between the server and the tool in a name."""
+"""Separates the names of server and tool in the name that models see."""
 MOST_TOOLS = 256
 """Most tools of an agent with MCP servers."""
 _LONGEST_NAME = 64
@@ -20,7 +20,7 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
 _DIGITS = 8
 
 McpToolName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-"""A tool's name at its server."""
+"""A tool's name, as its MCP server spells it."""
 
 
 class McpToolDefinition(Approvable):
@@ -30,7 +30,7 @@ class McpToolDefinition(Approvable):
         frozen=True,
         extra="forbid",
         strict=True,
-        # ``type`` selects the kind of tool in a JSON list; in Python the class does.
+        # Required in JSON, where ``type`` selects the class; Python's constructor needs no type.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -51,11 +51,11 @@ class McpToolDefinition(Approvable):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of its tools for the model, as far as they are known without the server."""
+        """The tools' names for the model; empty if ``tools`` is null, so that all tools count."""
         return [model_name(self.server, name) for name in self.tools or ()]
 
     def may_have(self, name: str) -> bool:
-        """Return true if the model may see one of its tools under this name."""
+        """Return true if one of the tools may have this name for the model."""
         if self.tools is not None:
             return name in self.names
         return name.startswith(f"{self.server}{SEPARATOR}"[: _LONGEST_NAME - _DIGITS - 1])
@@ -76,11 +76,11 @@ def model_name(server: str, tool: str) -> str:
 def tools_in(
     definition: Mapping[str, Any], server: Mapping[str, Any]
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the tools that an agent has from a server.
+    """Return the tools of an MCP server that an agent may use.
 
     Args:
-        definition: dump of a :class:`McpToolDefinition`.
-        server: definition of its server.
+        definition: JSON of the agent's :class:`McpToolDefinition`.
+        server: definition of the server.
     """
     tools = {tool["name"]: tool for tool in server["tools"] or ()}
     return [tools[name] for name in definition.get("tools") or tools]
@@ -95,9 +95,10 @@ def refuse_unfit(
     """Refuse an agent whose tools of MCP servers do not exist, or share a name.
 
     Args:
-        tools: dumps of all its tools.
-        others: names of its sub-agents.
-        servers: ``{"tools": names, or None before the first refresh}`` of existing ones, by name.
+        tools: JSON of all tools of the agent.
+        others: names of the agent's sub-agents.
+        servers: existing servers by name, each as ``{"tools": names}``; before the first refresh
+            the value is ``None``.
 
     Raises:
         InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``,

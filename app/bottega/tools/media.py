@@ -1,4 +1,4 @@
-"""Media types of files, found in their bytes. Pure."""
+"""Media types, sizes and page counts of files, found in their bytes. Pure."""
 
 import codecs
 import re
@@ -6,10 +6,10 @@ import struct
 from collections.abc import Callable
 
 HEAD_BYTES = 4096
-"""Bytes at the start of a file that show its type."""
+"""Number of bytes at the start of a file that show its type."""
 
 RASTER = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
-"""Images that a browser shows without running anything in them."""
+"""Types of images that a browser shows without executing any of their content."""
 UNKNOWN = "application/octet-stream"
 _PLAIN = "text/plain"
 
@@ -49,7 +49,7 @@ _ZIPPED = (
 _ZIP = b"PK\x03\x04"
 _MIMETYPE = re.compile(rb"mimetype(application/[a-z0-9.+-]+)")
 _TEXT_TYPE = re.compile(r"text/[a-z0-9.+-]{1,80}|application/([a-z0-9.-]{1,60}\+)?(json|xml|yaml)")
-_COMMENTS = rb"(?:<!--(?:(?!-->).)*+-->\s*+)*+"  # possessive: many take no time
+_COMMENTS = rb"(?:<!--(?:(?!-->).)*+-->\s*+)*+"  # possessive, so that many comments take no time
 _MARKUP = (
     (re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE), "text/html"),
     (re.compile(rb"\s*(<\?xml[^>]*>\s*)?%b<svg\b" % _COMMENTS, re.DOTALL), "image/svg+xml"),
@@ -62,8 +62,8 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
     """Return the media type of a file, without parameters.
 
     Args:
-        head: its first ``HEAD_BYTES``, or all of it.
-        declared: the client's word, which only says what kind of text a text is.
+        head: the first ``HEAD_BYTES`` of the file, or the whole file.
+        declared: media type from the client; used only for the kind of a text.
     """
     for magic, found in _MAGIC:
         if head.startswith(magic):
@@ -75,7 +75,7 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
 
 
 def is_text(media_type: str) -> bool:
-    """Return true for a type whose files are text that a model can read as it is."""
+    """Return true for a type whose files are text that a model can read without conversion."""
     return _TEXT_TYPE.fullmatch(media_type) is not None
 
 
@@ -127,10 +127,10 @@ def _text(head: bytes, declared: str | None) -> str | None:
 
 
 def pixels_of(head: bytes) -> int | None:
-    """Return width times height of an image in pixels; ``None`` if its start does not say.
+    """Return width times height of an image in pixels; ``None``: ``head`` does not have the size.
 
     Args:
-        head: the start of the file; a JPEG's size may be far behind its first bytes.
+        head: the start of the file. A JPEG's size may come long after its first bytes.
     """
     measure = _MEASURES.get(media_type_of(head[:HEAD_BYTES]))
     try:
@@ -170,7 +170,7 @@ def _webp(head: bytes) -> tuple[int, int] | None:
 def _jpeg(head: bytes) -> tuple[int, int] | None:
     """Find the frame header, which follows segments of any length (ITU-T T.81, B.2)."""
     at = 2
-    # Segments before the size: a colour profile or a preview takes hundreds.
+    # Skips segments before the size. A colour profile or a preview may need hundreds of segments.
     for _ in range(2000):
         if at + 9 > len(head) or head[at] != 0xFF:
             return None
@@ -192,7 +192,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of a PDF's pages, fed in pieces. Pages in compressed streams are not seen."""
+    """Counter of a PDF's pages, fed in pieces. It does not see pages in compressed streams."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24
@@ -203,11 +203,11 @@ class PageCount:
 
     def feed(self, piece: bytes) -> None:
         """Count the pages of the next piece."""
-        if self.pages >= 100_000:  # further ones are not counted
+        if self.pages >= 100_000:  # further pages are not counted
             return
         seen = self._rest + piece
         ends = [found.end() for found in self._PAGE.finditer(seen)]
-        # A match at the very end may go on as /Pages, and is counted with the next piece.
+        # A match at the very end may continue as /Pages, so the next piece decides about it.
         self.pages += sum(end < len(seen) for end in ends)
         last = max((end for end in ends if end < len(seen)), default=0)
         self._rest = seen[max(last, len(seen) - self._OVERLAP) :]

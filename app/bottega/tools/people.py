@@ -1,4 +1,4 @@
-"""Approvals of calls, questions, and tools of the run's client: what people decide and do."""
+"""Tools whose calls wait for people: approvals, questions to users, and tools of the client."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -100,12 +100,12 @@ class _Question(BaseModel):
 
 
 class _PeoplesTool(ToolBase):
-    timeout_s = None  # people take their time
+    timeout_s = None  # no limit here, because ``expires_s`` limits the time of people
     idempotent = True
     local = True
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Return an error: only calls that cannot be asked come here."""
+        """Return an error: this is called only for a call that could not be passed on to people."""
         return error_result(tool_call, "the call could not be passed on")
 
 
@@ -145,7 +145,7 @@ class ClientTool(_PeoplesTool):
 
     Args:
         parameters: JSON Schema of the arguments.
-        expires_s: seconds that it has.
+        expires_s: seconds that the client has to send the result.
     """
 
     def __init__(

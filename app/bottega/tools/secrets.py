@@ -1,6 +1,6 @@
 """Secrets of tenants in the operator's environment, and header fields that a tool may send. Pure.
 
-Definitions hold the names of secrets.
+Definitions of agents have only the names of secrets.
 """
 
 import re
@@ -11,9 +11,9 @@ from bottega.redaction import SHORTEST, is_vocabulary
 
 PREFIX = "BOTTEGA_SECRET_"
 _HOSTS = f"{PREFIX}HOSTS"
-"""A setting, not a secret."""
+"""Name of a variable that is a setting, not a secret."""
 DEFAULT = "default"
-"""The tenant whose variables do not name the tenant."""
+"""The tenant whose variables do not contain the tenant's name."""
 
 # Letters may be separated by a single ``_``, so that ``__`` only separates tenant and name.
 _WORDS = "[A-Z](?:_?[A-Z0-9])*"
@@ -26,7 +26,7 @@ def variable(tenant: str, name: str) -> str:
 
 
 def of_tenant(tenant: str, name: str) -> str:
-    """Return a secret's name among those of all tenants."""
+    """Return a secret's name in the variables of all tenants."""
     return name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}"
 
 
@@ -39,7 +39,8 @@ class TenantSecrets:
 
     Raises:
         InvalidInputError: a variable's name has neither form, or its value cannot be redacted from
-            texts: it is too short, or a word of ours (``secret_is_vocabulary``).
+            texts, because it is too short or a word that Bottega's own texts use
+            (``secret_is_vocabulary``).
     """
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
@@ -51,7 +52,7 @@ class TenantSecrets:
     def of(self, tenant: str) -> Callable[[str], str]:
         """Return the function that looks up a tenant's secret by name.
 
-        It raises InvalidInputError (``unknown_secret``) if there is none.
+        The function raises InvalidInputError (``unknown_secret``) if there is no such secret.
         """
 
         def secret(name: str) -> str:
@@ -68,7 +69,7 @@ class TenantSecrets:
         return secret
 
     def values(self, tenant: str | None = None) -> list[str]:
-        """Return the secrets of a tenant, or of all; for redaction."""
+        """Return the secrets of a tenant, or of all tenants, for redaction."""
         wanted = None if tenant is None else _spelled(tenant)
         return [value for (of, _), value in self._values.items() if wanted in (None, of)]
 
@@ -95,7 +96,7 @@ def _fit_to_be_removed(key: str, value: str) -> str:
 
 
 def refuse_vocabulary(name: str, value: str) -> None:
-    """Refuse a secret that would have to be removed from all kinds of texts.
+    """Refuse a secret that is an ordinary word: its redaction would change all kinds of texts.
 
     Raises:
         InvalidInputError: ``secret_is_vocabulary``.
@@ -112,7 +113,7 @@ _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _LONGEST_VALUE = 8192
 
-# Target, end and encoding of a message: only the client sets these.
+# Headers for target, length and encoding of a message. Only the HTTP client sets them.
 _OURS = frozenset(
     {
         "accept-encoding",
@@ -150,7 +151,7 @@ def check_header(name: str, value: str) -> None:
     """Refuse a header field that could change the target or framing of a request.
 
     Raises:
-        InvalidInputError: names the field, never its value.
+        InvalidInputError: the field is refused. The text names the field, never its value.
     """
     if not _NAME.fullmatch(name):
         raise InvalidInputError(f"{name[:100]!r} is not a valid header name")

@@ -1,1 +1,1 @@
-"""Spans of runs for OpenTelemetry: what they are named, and how they are sent."""
+"""Spans of runs for OpenTelemetry: their names and attributes, and their export."""

@@ -1,4 +1,4 @@
-"""The export of spans by OpenTelemetry's SDK, as its ``OTEL_*`` variables say."""
+"""Export of spans by OpenTelemetry's SDK, controlled by the ``OTEL_*`` environment variables."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ _users = 0
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return true if the variables ask for spans: they name an exporter, or where it sends to."""
+    """Return true if environment variables name an exporter of spans, or an endpoint for it."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get(_EXPORTER, "").strip().lower()
@@ -31,7 +31,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Send this process's spans during the block, if the environment asks for them."""
+    """Export this process's spans during the block, if :func:`is_wanted`."""
     global _users
     if not is_wanted(os.environ):
         yield
@@ -51,7 +51,7 @@ def exporting() -> Iterator[None]:
 
 
 def _open() -> Any:
-    """Start the export; return what is to be shut down, or ``None`` with a warning in the log."""
+    """Start the export; return the tracer provider, or log a warning and return ``None``."""
     try:
         from bottega.tracing import otlp
     except ImportError as error:
@@ -70,7 +70,7 @@ def _open() -> Any:
 
 
 def _close(provider: Any) -> None:
-    """Send the last spans. A collector that does not answer delays the end a little."""
+    """Send the last spans; wait at most 5 s for a collector that does not answer."""
     closing = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
     closing.start()
     closing.join(5.0)  # the longest wait for the last spans

@@ -1,8 +1,8 @@
-"""Spans by OTLP, with OpenTelemetry's sampling, queue and sending; only this module imports it.
+"""Export of spans by OTLP. Only this module imports OpenTelemetry, for sampling, queue and sending.
 
-Spans are plain data here. OpenTelemetry's own objects and their encoder cost seven times the CPU
-(75 µs a span in place of 11): they build a message of protobuf for each attribute, of which most
-repeat from span to span. Here they are encoded once.
+Spans are plain data here. OpenTelemetry's own objects and their encoder need seven times the CPU
+(75 µs per span instead of 11 µs), because they build a protobuf message for each attribute. Most
+attributes repeat from span to span, so this module encodes each of them once.
 """
 
 import os
@@ -39,7 +39,7 @@ KINDS = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "CONSUMER": 5}
 """Numbers of the kinds of spans."""
 
 _LARGEST_REQUEST = 4 * 1024 * 1024
-"""Bytes of spans in a request, unless one span has more; many collectors refuse 20 MiB."""
+"""Most bytes of spans in a request, unless one span has more. Many collectors refuse 20 MiB."""
 _KEPT = 4096
 _FAILED = b"\x7a\x02\x18\x02"
 _HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
@@ -55,12 +55,12 @@ class SpanData:
     """Data of a span.
 
     Attributes:
-        trace: names the span.
-        parent: names the span above it; ``None``: it is the first of its trace.
+        trace: trace context with the span's ids.
+        parent: trace context of the parent span; ``None``: the span is the first of its trace.
         kind: a value of :data:`KINDS`.
         began_ns, ended_ns: nanoseconds since 1970.
-        link: a span that it continues.
-        events: time, name and attributes of each.
+        link: ids of an earlier span that this span continues.
+        events: time, name and attributes of each event.
     """
 
     trace: Trace
@@ -79,8 +79,8 @@ class Encoder:
     """Encodes the spans of one process.
 
     Args:
-        resource, scope: messages of protobuf that describe who makes the spans.
-        longest: characters of an attribute that are sent; ``None``: all.
+        resource, scope: protobuf messages that describe the program that makes the spans.
+        longest: most characters of an attribute's value; ``None``: no limit.
     """
 
     def __init__(self, resource: bytes, scope: bytes, longest: int | None) -> None:
@@ -140,7 +140,7 @@ class Encoder:
             if isinstance(value, str):
                 if longest is not None:
                     value = value[:longest]
-                if len(value) > 64:  # encoded forms of shorter texts are kept
+                if len(value) > 64:  # only encoded forms of shorter texts are cached
                     yield _encoded(tag, key, value)
                     continue
             yield _attribute(tag, key, value)
@@ -160,7 +160,7 @@ _attribute = lru_cache(_KEPT)(_encoded)
 
 
 def _number(value: int) -> bytes:
-    """Return a number of variable length."""
+    """Encode a number with protobuf's variable length."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -185,12 +185,12 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class _Span(SpanData):
-    """A span; sent when it ends, if its trace is sampled."""
+    """A span that is exported when it ends, if its trace is sampled."""
 
     __slots__ = ("_processor", "is_recorded")
 
     context: ClassVar[SpanContext] = SpanContext(1, 1, is_remote=False, trace_flags=_SAMPLED)
-    """Context of all spans for the queue, which gets only sampled ones."""
+    """Context that the queue sees for all spans, because the queue gets only sampled spans."""
 
     def __init__(self, processor: BatchSpanProcessor, is_recorded: bool, *data: Any) -> None:
         super().__init__(*data)

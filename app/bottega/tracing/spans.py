@@ -1,6 +1,6 @@
-"""Spans: pieces of work as tracing backends show them, by OpenTelemetry's GenAI conventions.
+"""Spans: the pieces of work that tracing backends show, by OpenTelemetry's GenAI conventions.
 
-While :data:`tracer` is ``None``, nobody makes spans, and OpenTelemetry is not imported.
+While :data:`tracer` is ``None``, no spans are made and OpenTelemetry is not imported.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ RUN_STATUS = "bottega.run.status"
 TASK = "bottega.task.id"
 TOOL_KIND = "bottega.tool.type"
 FAILED_TRY = "bottega.model_try_failed"
-"""Name of an event of a span: a try of its model call failed, and another follows."""
+"""Name of an event of a span: a try of the model call failed, and another try follows."""
 
 CANCELLED = "cancelled"
 """``error.type`` of work that was stopped."""
@@ -66,10 +66,10 @@ class Ids(NamedTuple):
 
 
 class Recorded(Protocol):
-    """A span of the library.
+    """A span of the tracing library.
 
     Attributes:
-        trace: names it to what is called below it.
+        trace: trace context of the span, for work below it.
         is_recorded: false if the trace is not sampled.
     """
 
@@ -86,7 +86,7 @@ class Tracer(Protocol):
     """Makes spans.
 
     Attributes:
-        takes_texts: prompts, answers, arguments and results are sent too.
+        takes_texts: true if prompts, answers, arguments and results are exported, too.
     """
 
     takes_texts: bool
@@ -103,14 +103,14 @@ class Tracer(Protocol):
 
 
 tracer: Tracer | None = None
-"""Set while spans are sent."""
+"""The current tracer; ``None`` if no spans are exported."""
 
 
 class Span:
-    """A piece of work under way; the work below it hangs below it.
+    """The span of work that runs now; spans that begin during this work become its children.
 
     Attributes:
-        takes_texts: its texts are wanted.
+        takes_texts: true if the span's texts are exported.
     """
 
     def __init__(self, recorded: Recorded, takes_texts: bool) -> None:
@@ -120,7 +120,7 @@ class Span:
         self.takes_texts = takes_texts and recorded.is_recorded
 
     def name(self, name: str) -> None:
-        """Replace its name."""
+        """Replace the span's name."""
         self._recorded.name(name)
 
     def set(self, attributes: Attributes) -> None:
@@ -132,17 +132,17 @@ class Span:
         self._recorded.event(name, attributes)
 
     def end(self, error: str | None = None) -> None:
-        """End it. Idempotent.
+        """End the span. Idempotent.
 
         Args:
-            error: code of the error that ended it; never a text.
+            error: code of the error that ended the work; never an error text.
         """
         if self._ended:
             return
         self._ended = True
         try:  # noqa: SIM105  # `suppress` costs as much as all the rest
             trace_context.current.reset(self._before)
-        except ValueError:  # it ends outside of its work's context, which is over
+        except ValueError:  # the span ends outside of the context in which it began
             pass
         self._recorded.end(error)
 
@@ -155,10 +155,10 @@ def begin(
     ids: Ids | None = None,
     link: Ids | None = None,
 ) -> Span | None:
-    """Begin a span below the work under way, if spans are made.
+    """Begin a span below the current span; return ``None`` if no spans are exported.
 
     Args:
-        link: ids of a span that it continues.
+        link: ids of an earlier span that the new span continues.
     """
     if tracer is None:
         return None
@@ -167,9 +167,9 @@ def begin(
 
 
 def ids_of(run_id: UUID, attempt: int, traceparent: str | None) -> Ids:
-    """Return the ids of an attempt's span, which the next attempt links to.
+    """Return the ids of an attempt's span; the span of the next attempt links to it.
 
-    They follow from the run, as an attempt may die before it tells anyone.
+    The ids are computed from the run, because an attempt may die before it can store them.
     """
     known = trace_context.trace_id(traceparent)
     trace = run_id.int if known is None else int(known, 16)

@@ -1,4 +1,4 @@
-"""Choice of the embedder for a tenant's queries, and their vectors."""
+"""Choice of the embedder for a tenant's queries, and computation of the queries' vectors."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # numpy is slow to import
 
 log = structlog.get_logger(__name__)
 
-# One statement, which sets the tenant before it reads the row.
+# One statement sets the tenant and then reads its row, to save a round trip.
 _OF_QUERIES = """
 SELECT i.* FROM (SELECT set_config('bottega.tenant', $1, true)::uuid AS id) AS acting
 CROSS JOIN LATERAL (
@@ -33,10 +33,11 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, its embedder, and the least cosines that count; all ``None``: no vector.
+    """A query's vector, its embedder, and the least relevant cosines; all ``None``: no vector.
 
     Attributes:
-        compared: what episodes are compared by: ``words`` only, also ``spelling`` or ``meaning``.
+        compared: what the query and episodes are compared by: ``words`` only, or in addition
+            ``spelling`` or ``meaning``, depending on the embedder.
     """
 
     vector: "Vector | None" = None
@@ -46,11 +47,12 @@ class EmbeddedQuery:
 
 
 class Embedders:
-    """Current embedder of this process, and those of stored vectors.
+    """The configured embedder of this process, and the embedders of stored vectors.
 
     Args:
-        current: loads the configured embedder when it is first needed.
-        named: returns another embedder by name; ``None`` if this process does not have it.
+        current: function that loads the configured embedder when it is first needed.
+        named: function that returns another embedder by name; ``None`` if this process does not
+            have it.
     """
 
     def __init__(
@@ -73,25 +75,26 @@ class Embedders:
         return self._current()
 
     def named(self, name: str | None) -> "Embedder | None":
-        """Return the embedder of a name, if this process has it; without a name the current one."""
+        """Return an embedder by name, if this process has it; for ``None``, the current one."""
         current = self._current()
         return current if name is None or name == current.name else self._named(name)
 
     def paid_by(self, tenant_id: UUID, embedder: "Embedder | None" = None) -> "Embedder":
-        """Return an embedder whose calls a tenant pays; those on this machine cost nothing.
+        """Return an embedder whose calls a tenant pays; calls of local embedders cost nothing.
 
         Args:
-            embedder: ``None``: the current one.
+            embedder: ``None``: the current embedder.
         """
         embedder = embedder or self._current()
         bind = getattr(embedder, "paid_by", None)
         return embedder if bind is None else bind(tenant_id)
 
     async def embed_query(self, tenant_id: UUID, query: str, deadline_s: float) -> EmbeddedQuery:
-        """Embed a query with the embedder that all of the tenant's episodes have vectors of.
+        """Embed a query with the embedder whose vectors all of the tenant's episodes have.
 
         Returns:
-            no vector if this process does not have that embedder, or if it fails or is too slow.
+            The vector; no vector if this process does not have that embedder, or if the embedder
+            fails or is too slow.
         """
         from bottega.memory.text.embeddings import compared_by, floor_of
 
@@ -123,26 +126,26 @@ def _background(row: asyncpg.Record | None) -> "Background | None":
 class Patience:
     """Embeds queries by one embedder within a short time limit, with a circuit breaker.
 
-    After three timeouts in a row it asks the embedder once in ten seconds.
+    After three timeouts in a row, only one query in ten seconds reaches the embedder.
     """
 
     def __init__(self, embedder: "Embedder", clock: Callable[[], float]) -> None:
         self._embedder = embedder
         self._clock = clock
-        self._timeouts = 0  # in a row
+        self._timeouts = 0  # number of timeouts in a row
         self._next_at = float("-inf")
 
     async def embed(self, embedder: "Embedder", query: str, deadline_s: float) -> "Vectors":
         """Return the vector of a query, shape (1, d).
 
         Args:
-            embedder: the same one, whose calls the tenant pays.
+            embedder: this object's embedder, bound to the tenant that pays the call.
 
         Raises:
             TimeoutError: the embedder was too slow.
-            BudgetExhaustedError: the tenant's day is spent.
-            UnavailableError: it still loads its model; or the breaker is open: the last queries
-                timed out.
+            BudgetExhaustedError: the tenant's budget of the day is exhausted.
+            UnavailableError: the embedder still loads its model, or the breaker is open because the
+                last queries timed out.
             ModelError: the embedder answered with an error.
         """
         from bottega.memory.text.embeddings import embed_queries, is_ready
@@ -159,7 +162,7 @@ class Patience:
             self._timeouts += 1
             raise
         except Exception:
-            self._timeouts = 0  # an error is an answer
+            self._timeouts = 0  # an error is no timeout: the embedder has answered
             raise
         self._timeouts = 0
         return vectors

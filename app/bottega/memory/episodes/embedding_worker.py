@@ -1,8 +1,9 @@
 """Background worker that embeds episodes.
 
-Storing an episode also stores pending work for its vectors. A worker claims some of it by moving
-the time of the next try, embeds the summaries outside of any transaction, then stores the vectors
-and deletes the pending work in one transaction. If it dies, another worker retries at that time.
+A transaction that stores an episode also stores pending work for the episode's vectors. A worker
+claims some of this work by moving the time of the next try. It embeds the summaries outside of any
+transaction, then stores the vectors and deletes the pending work in one transaction. If the worker
+dies, another worker retries at the time of the next try.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from bottega.memory.text.embeddings import (
 )
 
 _FIRST_POSTPONED_S = 15.0
-_GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
+_GIVEN_UP = 6  # tries of an episode after which a switch of the embedder does not wait for it
 
 _OF_THE_TEXT = frozenset(
     {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
@@ -49,7 +50,7 @@ CROSS JOIN LATERAL (
     WHERE e.tenant_id = $1 AND e.id = wanted.id LIMIT 1) AS e
 LEFT JOIN tenant_memory i ON i.tenant_id = $1
 """
-# Skips episodes no longer searched; the row locks make changes of them wait.
+# Skips episodes that are not searchable any more. Row locks make concurrent changes wait.
 _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                              session_id, user_id, agent, task, result, whole)
@@ -87,7 +88,8 @@ _WAITING = """
 SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
                       AND tries < $3 LIMIT $2) waiting
 """
-# Each row by its key, here and below: a join may read all of the tenant's for each page.
+# Here and below, each row is read by its key, because a join may read all of the tenant's rows for
+# each page.
 _LACKING = """
 SELECT s.episode_id, (
     SELECT v.embedder FROM episode_vectors v
@@ -120,18 +122,19 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
     ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
 RETURNING episode_id
 """
-# Another worker may be deleting the last ones, and may fail.
+# Checks that no vectors are left, because another worker may be deleting the last ones and fail.
 _CLEARED = """
 UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
   AND NOT EXISTS (SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2)
 """
 
 # --- Background ---------------------------------------------------------------------------------
-# The cosines of tasks that have nothing in common. The tenant's own texts set the least cosine that
-# counts as relevant, since their language, length and topics change it.
+# The background is the distribution of cosines between unrelated tasks. It sets the least relevant
+# cosine of a tenant, because that depends on the language, length and topics of the tenant's texts.
 
 GROWN = (20, 100, 1_000)
-"""Numbers of episodes with vectors from which on the background is measured (again)."""
+"""Numbers of episodes with vectors at which the background is measured for the first time, or
+again."""
 
 _TO_MEASURE = "SELECT id, embedder FROM tenants_to_measure($1, 20)"
 
@@ -139,8 +142,8 @@ _COUNT = """
 SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
 """
-# A few episodes from each of sixteen points in time, because topics change with time. Each row by
-# its key: the planner may believe that a tenant has one row, and read them all for each.
+# Reads a few episodes from each of sixteen points in time, because topics change with time. Each
+# row is read by its key: the planner may assume one row per tenant, and read all rows for each.
 _SAMPLE = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length FROM episode_search WHERE tenant_id = $1
@@ -159,7 +162,7 @@ CROSS JOIN LATERAL (
     WHERE e.tenant_id = $1 AND e.id = s.episode_id LIMIT 1) AS e
 ORDER BY s.episode_id
 """
-# Else the daily look would find the same tenant again at once.
+# Otherwise the daily search would find this tenant again at once.
 _LOOKED = "UPDATE tenant_memory SET background_at = now() WHERE tenant_id = $1"
 _KEEP = """
 UPDATE tenant_memory SET background_of = $2, background_mean = $3, background = $4,
@@ -169,10 +172,9 @@ WHERE tenant_id = $1
 
 
 class EmbeddingWorker:
-    """Worker for pending vectors.
+    """Worker for pending vectors; any number of processes may run it at a time.
 
-    Each method does what is due, and returns the seconds until the next work. Any number of
-    processes may run at a time.
+    Each public method does the work that is due, and returns the seconds until the next work.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class EmbeddingWorker:
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:
-        """Postpone episodes; count the try only if an episode's text failed."""
+        """Postpone episodes; the try counts only if an episode's text caused the error."""
         wait_s, uncounted = pause_s, 1
         if wait_s is None:
             (row,) = due
@@ -215,7 +217,7 @@ class EmbeddingWorker:
     async def _postpone(
         self, tenant_id: UUID, ids: Sequence[UUID], wait_s: float | None, uncounted: int
     ) -> None:
-        """Postpone episodes; without ``wait_s`` until the next day of UTC."""
+        """Postpone episodes by ``wait_s`` seconds; ``None``: until the next day in UTC."""
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
 
@@ -227,7 +229,7 @@ class EmbeddingWorker:
         try:
             of_queries = rows[0]["embedder"] if rows else None
             made = await self._all_made(tenant_id, of_queries, found) if found else {}
-        except BudgetExhaustedError as error:  # of this tenant alone: the others go on
+        except BudgetExhaustedError as error:  # concerns only this tenant: other tenants go on
             wait_s = _FIRST_POSTPONED_S if isinstance(error, BudgetBusyError) else None
             await self._postpone(tenant_id, ids, wait_s, uncounted=1)
             return
@@ -266,12 +268,13 @@ class EmbeddingWorker:
     async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
         """Measure the background of a tenant's queries, and keep it.
 
-        Does nothing below 20 episodes with vectors of the embedder, or without the embedder.
+        Nothing happens with fewer than 20 episodes that have vectors of the embedder, or if this
+        process does not have the embedder.
 
         Args:
-            name: the embedder's.
-            before: episodes when it was last measured; at least 0: do nothing until the next of
-                :data:`GROWN` is reached.
+            name: name of the embedder.
+            before: number of episodes at the last measurement. If it is at least 0, nothing happens
+                until the next number in :data:`GROWN` is reached.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -300,10 +303,10 @@ class EmbeddingWorker:
     async def _all_made(
         self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
     ) -> Mapping[str, Vectors]:
-        """Return vectors of episodes by embedder: the current one, then that of the queries."""
+        """Return vectors of episodes, by embedder: the current one, then the one of queries."""
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
-        # Until the switch, queries use the other embedder and must find new episodes, too.
+        # Until the switch, queries use the older embedder, and they must find new episodes, too.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
@@ -320,19 +323,19 @@ class EmbeddingWorker:
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 
     async def change_over(self) -> float:
-        """Embed all searched episodes with the current embedder, a page at a time.
+        """Embed all searchable episodes with the current embedder, a page at a time.
 
         Then switch the tenant's queries to the current embedder, and delete the old vectors."""
         if left_s := self._outage.left_s():
             return left_s
         tenants = await self._pool.fetch(_OTHERS, "")
         if not tenants:
-            return float("inf")  # there are no vectors: do not load the embedder
+            return float("inf")  # there are no vectors, so the embedder is not loaded
         try:
-            # Its name is final only after a call, which is made once.
+            # The embedder's name is final only after a first call.
             await self._embedders.paid_by(tenants[0]["id"]).embed(["."])
         except BudgetExhaustedError:
-            return float("inf")  # the slow poll looks again
+            return float("inf")  # the slow poll tries again
         except (ModelError, UnavailableError) as error:
             return self._outage.pause(error)
         self._outage.end()
@@ -351,7 +354,7 @@ class EmbeddingWorker:
             waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
             if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
                 return
-            self._reached.pop(tenant_id, None)  # if some lack vectors, look at all again
+            self._reached.pop(tenant_id, None)  # the next call checks all episodes again
             if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
@@ -368,8 +371,8 @@ class EmbeddingWorker:
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
         """Delete vectors of other embedders.
 
-        A worker with another embedder may have embedded some episodes only with that one; these are
-        enqueued first."""
+        A worker with another embedder may have embedded some episodes only with its own embedder.
+        Such episodes are enqueued first."""
         place = self._cleared.pop(tenant_id, _FIRST_ID)
         rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
         if rows:
@@ -380,7 +383,7 @@ class EmbeddingWorker:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Blame the text if another one might succeed, otherwise the embedder."""
+    """Blame the episode's text if another text might succeed, otherwise the embedder."""
     if isinstance(error, ModelError) and error.code in _OF_THE_TEXT:
         return Blame.ROW
     return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None

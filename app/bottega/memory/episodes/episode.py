@@ -17,17 +17,19 @@ from pydantic import TypeAdapter
 from bottega.memory.text.identities import without_identities
 
 LONGEST_TEXT = 2000
-"""Characters of an input or output in the episode itself; longer ones are stored as bodies."""
+"""Most characters of an input or output in the episode itself; longer values are stored as bodies.
+"""
 LONGEST_SUMMARY = 2000
-"""Characters of each text that is searched."""
+"""Most characters of each text that searches use."""
 
 
 class Outcome(StrEnum):
     """Outcome of a run.
 
-    UNKNOWN: it completed, and nobody judged it. SUCCESS, PARTIAL: by feedback or checks. FAILURE:
-    by these, or it failed or timed out. CANCELLED: it was cancelled, which says nothing about its
-    work.
+    - UNKNOWN: the run completed, and neither a person nor a check judged it.
+    - SUCCESS, PARTIAL: feedback or checks judged the run so.
+    - FAILURE: feedback or checks judged the run so, or it failed or timed out.
+    - CANCELLED: the run was cancelled, which says nothing about its work.
     """
 
     UNKNOWN = "UNKNOWN"
@@ -40,9 +42,9 @@ class Outcome(StrEnum):
 class StorageState(StrEnum):
     """Stage of an episode's life.
 
-    Age moves an active episode on, and never deletes it: similar mature ones may be consolidated;
-    aged ones have their trace in cold storage, and only queries with a near vector find them;
-    archived ones are not searchable, but readable by id.
+    An active episode becomes mature, aged and archived with its age. Age never deletes it. Similar
+    mature episodes may be consolidated. Aged episodes have their trace in cold storage, and only
+    queries with a near vector find them. Archived episodes are readable by id, but not searchable.
     """
 
     ACTIVE = "active"
@@ -58,19 +60,19 @@ _DAYS = {StorageState.MATURE: 30, StorageState.AGED: 180, StorageState.ARCHIVED:
 
 
 def ended_before(stage: StorageState, now: datetime) -> datetime:
-    """Return the time before which episodes of ``stage``, or a later one, ended."""
+    """Return the time before which an episode must have ended to be of ``stage`` or later."""
     return now - timedelta(days=_DAYS[stage])
 
 
 SEARCHABLE = frozenset((StorageState.ACTIVE, StorageState.MATURE, StorageState.AGED))
 
 OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
-"""Levels of trust: an own run, a run that read text of others, an import."""
+"""Levels of trust: an own run, an own run that read external text, an import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Texts by which an episode is searched and embedded, at most :data:`LONGEST_SUMMARY` each."""
+    """Texts for search and embedding of an episode, of at most :data:`LONGEST_SUMMARY` each."""
 
     task: str = ""
     result: str = ""
@@ -79,7 +81,7 @@ class Summary:
 
     @property
     def whole(self) -> str:
-        """All texts as one."""
+        """All texts, joined."""
         return "\n".join(text for text in (self.task, self.result, self.errors, self.steps) if text)
 
 
@@ -89,11 +91,11 @@ class State:
 
     Attributes:
         feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
-        label: outcome of its run by feedback or checks; ``None``: nobody judged it.
+        label: outcome of its run by feedback or checks; ``None``: not judged.
         label_source: ``feedback``, ``eval`` or ``check``.
-        verdict: ``{outcome, reason, by, at}`` of who counts most among those that judged the run.
-        bodies: the parts that are stored apart: ``part`` (``trace``, ``input`` or ``output``),
-            ``bytes`` of its JSON, ``storage`` (``database`` or ``objects``).
+        verdict: ``{outcome, reason, by, at}`` of the judgement that has most weight.
+        bodies: the parts that are stored separately. Each has ``part`` (``trace``, ``input`` or
+            ``output``), ``bytes`` of its JSON, and ``storage`` (``database`` or ``objects``).
     """
 
     state: StorageState = StorageState.ACTIVE
@@ -117,13 +119,13 @@ class Episode:
 
     Attributes:
         at: the end of the run.
-        kind: ``episode``, or ``consolidated`` for one that replaces several similar ones.
-        user_id: the integrator's name for the end user that owns it.
+        kind: ``episode``, or ``consolidated`` if it replaces several similar episodes.
+        user_id: the integrator's name for the end user who owns the episode.
         agent: the run's first agent; ``None`` for the run of a DAG.
-        outcome: of the run, as known at its end; ``state.label`` counts more.
-        failure_signature: of the first failure (:mod:`bottega.memory.text.signature`).
-        failure_signatures: of all failures, without duplicates; that of the first one comes first.
-        trust: 3 own run, 2 a run that read text of others, 1 an import.
+        outcome: outcome of the run as known at its end; ``state.label`` overrides it.
+        failure_signature: signature of the first failure (:mod:`bottega.memory.text.signature`).
+        failure_signatures: signatures of all failures, the first failure first; no duplicates.
+        trust: 3 for an own run, 2 for an own run that read external text, 1 for an import.
         origin: ``principal``, ``run``, ``tool``.
         task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
         execution: ``plan``, ``adaptations``, ``duration_s``, ``resources``.
@@ -181,19 +183,19 @@ class Episode:
 
     @property
     def judged(self) -> Outcome:
-        """The label if it has one, else the outcome of the run."""
+        """The outcome by feedback or checks if there is one, else the outcome of the run."""
         return self.state.label or self.outcome
 
     @property
     def verdict(self) -> Mapping[str, Any] | None:
-        """``{outcome, reason, by, at}`` of who judged the run, or decided on its tool calls."""
+        """``{outcome, reason, by, at}`` of a judgement, or of a decision on a tool call."""
         if self.state.verdict is not None or not (decided := self.metadata.get("approval")):
             return self.state.verdict
         return {"outcome": None, "reason": decided["reason"], "by": "approval", "at": self.at}
 
     @property
     def failed_because(self) -> str:
-        """One line for a model: the reason of a verdict that is no success; else empty."""
+        """One line for a model: the reason of a verdict other than success, or an empty text."""
         verdict = self.verdict or {}
         reason = " ".join((verdict.get("reason") or "").split())
         if not reason or self.judged is Outcome.SUCCESS:
@@ -213,10 +215,10 @@ _COLUMNS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Filter of episodes: all conditions must hold; ``None`` and empty ones are ignored.
+    """Filter of episodes. All conditions must hold; ``None`` and empty conditions are ignored.
 
     Attributes:
-        tags: the episode must have all of them.
+        tags: the episode must have all these tags.
         after, before: bounds of the end time, exclusive.
         min_trust: 1 to 3.
     """
@@ -237,5 +239,5 @@ def episode_id_of(run_id: UUID) -> UUID:
 
 
 def derived_id(text: str) -> UUID:
-    """Return an id that depends on a text only."""
+    """Return an id that depends only on a text."""
     return UUID(md5(text.encode(), usedforsecurity=False).hexdigest())

@@ -1,11 +1,11 @@
-"""Maintenance of a tenant's episodes: ageing, consolidation, removal of deleted ones.
+"""Maintenance of a tenant's episodes: ageing, consolidation, removal of deleted episodes.
 
-Concurrent calls do no harm, and a later call completes an interrupted one. A step reads a page
+Concurrent calls do no harm, and a later call completes an interrupted call. A step reads a page
 without locks, stores objects, and then changes the page in one transaction that checks again what
-is due. A later call handles rows that are locked.
+is due. Rows that another transaction has locked are left to a later call.
 
 A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
-are mature. Then it is compared once with those of equal ``task_key`` in that window. So each
+are mature. Then it is compared once with the episodes of equal ``task_key`` in that window. So each
 group is complete when it is consolidated, and a second execution changes nothing.
 """
 
@@ -47,9 +47,9 @@ from bottega.memory.episodes.search import refresh_common
 from bottega.objects import ALL_PARTS, Objects, copied
 
 _PAGE = 100
-"""Episodes per transaction."""
+"""Number of episodes per transaction."""
 _FIRST = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
-"""Place before all episodes."""
+"""Position before all episodes in the order of time."""
 
 _DUE = """
 SELECT episode_id FROM episode_state
@@ -57,8 +57,8 @@ WHERE tenant_id = $1 AND state = CASE $2 WHEN 'aged' THEN 'mature' WHEN 'archive
   AND at < $3
 ORDER BY at, episode_id LIMIT $4
 """
-# Computes the comparison key now, while the full text of the task is in the database. Each row by
-# its key: a join may compare all of the tenant's with each other.
+# Reads the texts for the comparison key now, while the task's full text is in the database. Each
+# row is read by its key, because a join may compare all of the tenant's rows with each other.
 _MATURING = """
 SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
        b.object_key IS NOT NULL AS away
@@ -85,22 +85,23 @@ _PURGE = "SELECT purge_episodes($1, $2)"
 # --- Consolidation ------------------------------------------------------------------------------
 
 _WINDOW = timedelta(days=7)
-"""Longest time between the first and the last episode that become one."""
+"""Longest time between the first and the last episode of a consolidated group."""
 
-# An old enough episode that is still active may be similar to those that wait.
+# Active episodes count, too: one that is old enough, but not mature yet, may be similar to episodes
+# that wait.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
-# Most episodes have a unique task.
+# Done first, because most episodes have a unique task.
 _DISMISS_LONELY = "SELECT FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
 _ALIKE = """
 ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
     x.agent)
 """
-# The next episode that waits, and those after it that may be similar. Compares vectors of one
-# embedder that the first has, preferably that of searches. Each row by its key: a join may compare
-# all of the tenant's with each other.
+# Reads the next waiting episode, and later episodes that may be similar. Their vectors are of one
+# embedder: one that the first episode has, preferably the embedder of searches. Each row is read by
+# its key, because a join may compare all of the tenant's rows with each other.
 _NEXT = f"""
 WITH first AS (
     SELECT s.episode_id, s.at, s.task_key, x.outcome, {_ALIKE} AS kind, (
@@ -146,9 +147,9 @@ class EpisodeMaintenance:
     """Maintenance of episodes, one tenant per call.
 
     Attributes:
-        most: episodes (or groups) that each step of a call handles, so that other tenants get
-            their turn; later calls handle the others.
-        most_compared: episodes that are compared with each other, and so become one.
+        most: largest number of episodes (or groups) that each step of a call handles, so that other
+            tenants get their turn. Later calls handle the rest.
+        most_compared: largest number of episodes that are compared with each other.
     """
 
     pool: asyncpg.Pool
@@ -160,8 +161,8 @@ class EpisodeMaintenance:
         """Age, consolidate and purge the episodes of a tenant.
 
         Returns:
-            number of episodes that became ``mature``, ``aged``, ``archived``, were ``consolidated``
-                (into so many ``groups``) and ``purged``.
+            Numbers of episodes that became ``mature``, ``aged`` or ``archived``, that were
+            ``consolidated``, and that were ``purged``; and the number of consolidated ``groups``.
 
         Raises:
             UnavailableError: the object store is unreachable.
@@ -175,7 +176,7 @@ class EpisodeMaintenance:
         """Move a tenant's episodes to the stage of their age (:class:`StorageState`).
 
         Returns:
-            how many became ``mature``, ``aged``, ``archived``.
+            Numbers of episodes that became ``mature``, ``aged`` and ``archived``.
 
         Raises:
             UnavailableError: the object store cannot be reached; the current page is unchanged.
@@ -187,7 +188,7 @@ class EpisodeMaintenance:
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove episodes that were deleted 30 days ago; return their number."""
+        """Remove episodes that were deleted at least 30 days ago; return their number."""
         before = now - timedelta(days=30)
         purged = 0
         while purged < self.most:
@@ -208,7 +209,7 @@ class EpisodeMaintenance:
                 keys = []
                 for row in rows:
                     keys.append(_key(row))
-                    await asyncio.sleep(0)  # a long task takes time: let others run
+                    await asyncio.sleep(0)  # a long text takes time, so other tasks run between
                 await connection.execute(_MATURE, tenant_id, ids, keys)
             matured += len(rows)
             if len(rows) < _PAGE:
@@ -228,17 +229,19 @@ class EpisodeMaintenance:
             async with acting_as(self.pool, tenant_id) as connection:
                 page = await connection.fetchval(_AGE, ids, stage, before, moved)
             moved_on += page
-            if not page:  # none is left, or others hold them
+            if not page:  # no episode is left, or other transactions hold the rest
                 break
         return moved_on
 
     # Consolidation
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Replace similar mature episodes of a tenant by one; each group in a transaction.
+        """Replace each group of a tenant's similar mature episodes by one episode.
+
+        Each group has its own transaction.
 
         Returns:
-            the number of ``groups``, and of ``consolidated`` episodes.
+            Numbers of ``groups`` and of ``consolidated`` episodes.
 
         Raises:
             UnavailableError: the object store cannot be reached; the current group is unchanged.
@@ -263,7 +266,7 @@ class EpisodeMaintenance:
     async def _compare(
         self, tenant_id: UUID, rows: Sequence[asyncpg.Record], mature: datetime
     ) -> Counter[str]:
-        """Consolidate each group among episodes that are like the first one."""
+        """Find groups of similar episodes in ``rows``, and consolidate each group."""
         made: Counter[str] = Counter()
         known = [row for row in rows if row["whole"]]
         vectors = np.array([row["whole"] for row in known], np.float32)
@@ -276,7 +279,7 @@ class EpisodeMaintenance:
                 made += Counter(groups=1, consolidated=len(group))
         first = rows[0]["first"]
         grouped = {known[place]["episode_id"] for group in found for place in group}
-        if first not in grouped and len(known) == len(rows):  # all have vectors
+        if first not in grouped and len(known) == len(rows):  # all episodes have vectors
             async with acting_as(self.pool, tenant_id) as connection:
                 await connection.execute(_DISMISS, tenant_id, first)
         return made
@@ -284,7 +287,7 @@ class EpisodeMaintenance:
     async def _make_one(
         self, tenant_id: UUID, ids: Sequence[UUID], middle: UUID, outcome: Outcome, mature: datetime
     ) -> bool:
-        """Replace episodes by one; ``middle`` is the one that is most similar to the others."""
+        """Replace episodes by one; ``middle`` is the episode most similar to the others."""
         async with acting_as(self.pool, tenant_id) as connection:
             loaded = await load(connection, EVERYTHING, ids)
         if len(loaded) < len(ids):
@@ -299,9 +302,9 @@ class EpisodeMaintenance:
 
 
 def _key(row: Any) -> bytes | None:
-    """Return the key of an episode's task and owner, equal for equally worded tasks.
+    """Return the key of an episode's task and owner; equally worded tasks have equal keys.
 
-    ``None`` if the full text is unknown, or if the episode is a consolidated one."""
+    Return ``None`` if the task's full text is unknown, or if the episode is a consolidated one."""
     task = from_json(row["task"])
     asked = task.get("original_input")
     cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
@@ -324,7 +327,7 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
 class EpisodeUpkeep:
     """Background work on episodes; any number of processes may run it concurrently.
 
-    Each method does some due work, and returns the seconds until the next is due.
+    Each public method does some due work, and returns the seconds until more work is due.
     """
 
     def __init__(
@@ -354,7 +357,7 @@ class EpisodeUpkeep:
         )
 
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Write the objects, then the rows; the function ends the work."""
+        """Copy bodies to the object store, then update the rows, which also ends the work."""
         ids = [row["episode_id"] for row in due]
         moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self._pool, tenant_id) as connection:
@@ -368,7 +371,7 @@ class EpisodeUpkeep:
             await connection.execute(_POSTPONE, tenant_id, ids, pause_s)
 
     async def empty_trash(self) -> float:
-        """Delete objects that no row refers to."""
+        """Delete objects to which no row refers."""
         if left_s := self._outage.left_s():
             return left_s
         keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, 500)]
@@ -396,11 +399,11 @@ def _blamed(error: Exception) -> Blame | None:
 
 
 # --- Equal tasks --------------------------------------------------------------------------------
-# Vectors alone do not suffice: two tasks that differ in one number have a cosine of 0.997, in a
-# "not" 0.996, and in two swapped names 1.0. So the tasks must also be the same text. Only spacing,
-# the case of the first letter, an end mark, articles, and courtesy around the task may differ. In
-# doubt two tasks are different: keeping both costs some room, merging them wrongly loses
-# information.
+# Vectors alone are not enough. Two tasks that differ only in one number have a cosine of 0.997,
+# only in a "not" 0.996, and only in two swapped names 1.0. So the texts of the tasks must be equal,
+# too. Only spacing, the case of the first letter, an end mark, articles, and courtesy around the
+# task may differ. In doubt two tasks are different: to keep both costs some space, but to merge
+# them wrongly loses information.
 
 _END_MARK = re.compile(r"(?<=[^\W\d_])[.!]$")
 """A full stop or an exclamation mark after a letter, at the end; "3." and "5!" may mean more."""
@@ -411,20 +414,20 @@ _COURTESY = (
 _COURTEOUS = re.compile(rf"^(?:{_COURTESY})\b[\s,.!]*(?=\w)|[\s,.!]+(?:{_COURTESY})[.!]?$", re.I)
 _ARTICLE = re.compile(r"(?<!\S)(?:an|the|il|une?|una|uno|el|ein|eine[nmrs]?|uma?) (?=\w)")
 _ENGLISH_ARTICLE = re.compile(r"(?<!\S)a (?=\w)(?!(?:and|at|by|for|from|in|of|on|or|to|with)\b)")
-"""An "a" before a word, in a text with other words that are English only."""
+"""The article "a" before a word; removed only from texts with words that only English has."""
 _ENGLISH = re.compile(r"(?<!\S)(?:the|of|and|to|for|with|from|is)(?!\S)")
 _QUOTE = re.compile('["`“”«»]')
 
 
 def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
-    """Return a digest of 16 bytes that is equal for equally worded tasks only.
+    """Return a digest of 16 bytes that is equal only for equally worded tasks.
 
     Args:
-        task: as stored in an episode; all members count except ``complexity``.
-        whole_input: the full input, if ``task`` holds a shortened one.
+        task: the task as stored in an episode; all members count except ``complexity``.
+        whole_input: the full input, if ``task`` has a shortened input.
 
     Returns:
-        ``None`` if the input has no words: such a task equals no other.
+        The digest; ``None`` if the input has no words: such a task equals no other task.
     """
     asked = task.get("original_input") if whole_input is None else whole_input
     rest = {name: task[name] for name in task if name not in ("complexity", "original_input")}
@@ -457,16 +460,16 @@ def _json(value: Any) -> str:
 def groups(
     vectors: NDArray[np.float32], times: Sequence[datetime], *, cosine: float, window: timedelta
 ) -> list[list[int]]:
-    """Return groups of two or more episodes in which each is close to each other, as places.
+    """Return groups of two or more episodes, as indexes, in which all pairs are close.
 
-    Complete linkage: joins the two closest groups while their two farthest members are close
-    enough.
+    The method is complete linkage: it joins the two closest groups as long as their two farthest
+    members are close enough.
 
     Args:
-        vectors: of the episodes, of length 1; shape (n, d).
-        times: their ends.
+        vectors: vectors of the episodes, of length 1; shape (n, d).
+        times: ends of the episodes.
         cosine: lower bound (exclusive) of the cosine of each pair.
-        window: longest time between the first and the last.
+        window: longest time between the first and the last episode of a group.
     """
     if len(times) < 2:
         return []
@@ -495,16 +498,16 @@ _LISTS = ("tools_used", "strategies_applied", "agents")
 def as_one(
     members: Sequence[Episode], representative: Episode, outcome: Outcome = Outcome.SUCCESS
 ) -> Episode:
-    """Build the episode that stands for ``members``.
+    """Build the episode that replaces ``members``.
 
     Its ``metadata["consolidated"]`` has ``representative_id``, ``instances``, ``structure`` (the
-    values that are equal in all), ``variations`` (per original its id and ``diff``: its own values
-    by JSON pointer, at most 20, long ones cut) and ``statistics``.
+    values that all members have in common), ``variations`` and ``statistics``. A variation has the
+    id of a member and ``diff``: at most 20 values of that member alone, by JSON pointer, shortened.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
         representative: the member that is most similar to all others.
-        outcome: that of all members, labels included.
+        outcome: the outcome that all members have, labels included.
     """
     durations = [each.execution.get("duration_s") for each in members]
     known = [each for each in durations if each is not None]
@@ -523,7 +526,7 @@ def as_one(
     failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
     return replace(
         representative,
-        # Concurrent workers agree on it.
+        # Derived from the members' ids, so that concurrent workers make the same id.
         id=derived_id(" ".join(["consolidated", *sorted(str(each.id) for each in members)])),
         kind="consolidated",
         run_id=None,
@@ -608,13 +611,13 @@ def _leaves(
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """Return the items that a list has in all members, in the order of the first one."""
+    """Return the items that a list has in all members, in the order of the first member."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 
 
 def _means(resources: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each number that all of them have."""
+    """Return the mean of each number that all members have."""
     columns: dict[str, list[Any]] = {
         name: [each.get(name) for each in resources] for name in resources[0]
     }

@@ -1,4 +1,4 @@
-"""Rows of episodes. Functions run in a transaction of the tenant's, unless they name the tenant."""
+"""Rows of episodes. Functions run in a transaction of the tenant, or take the tenant's id."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import Scope
 
 CHANNEL = "bottega_memory"
-"""Channel that announces background work; a worker needs none for its own runs' episodes."""
+"""Channel that announces background work to other processes."""
 POLL_S = 5.0
 """Seconds until background work notices an episode that another process stored."""
 _TELL = f"SELECT send_signal('{CHANNEL}', '')"
@@ -41,7 +41,7 @@ async def load(
     or outside of the scope are missing.
 
     Args:
-        tenant_id: with it, no transaction is needed.
+        tenant_id: if given, the call needs no transaction of the tenant.
     """
     tenant = None if tenant_id is None else str(tenant_id)
     rows = await on.fetch(_EPISODES, scope.document, ids, tenant)

@@ -1,9 +1,7 @@
 """Scopes: the episodes that a reader may see; and options of retrieval and learning. Pure.
 
-Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` turns it
-into conditions.
-
-Options of retrieval and learning that an operator may set. Pure.
+Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` turns the
+scope into conditions.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +13,8 @@ from pydantic_core import to_json
 from bottega.memory.episodes.scoring import ScoringOptions
 
 UNASKED = "resp-"
-"""Prefix of the sessions that OpenAI's API makes by itself: they tell nothing of an owner."""
+"""Prefix of sessions that the OpenAI-compatible API creates itself. They do not identify an owner.
+"""
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
 """Values of an agent's ``memory_scope``: the owners of the episodes that its runs may see."""
 
@@ -23,8 +22,11 @@ MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
 class Reach(StrEnum):
     """The reach of a scope.
 
-    RUN: no episode of another run. SESSION: those of one session. USER: those of one user. UNNAMED:
-    those without user, and those of the scope's own user. EVERYTHING: all of the tenant.
+    - RUN: no episode of another run.
+    - SESSION: episodes of one session.
+    - USER: episodes of one user.
+    - UNNAMED: episodes without a user, and episodes of the scope's own user.
+    - EVERYTHING: all episodes of the tenant.
     """
 
     RUN = "run"
@@ -39,10 +41,10 @@ class Scope:
     """The episodes that a reader may see, by owner.
 
     Attributes:
-        user: of USER; of SESSION and UNNAMED too, if the reader has one.
-        session_id: of SESSION.
-        agent: only episodes of runs with this root agent; ``None``: of any.
-        any_user: of SESSION: ignore the user.
+        user: set with USER; also with SESSION and UNNAMED if the reader has a user.
+        session_id: set with SESSION.
+        agent: only episodes of runs with this root agent; ``None``: of any agent.
+        any_user: with SESSION: true if episodes of all users of the session count.
     """
 
     reach: Reach
@@ -61,11 +63,11 @@ class Scope:
 
 
 EVERYTHING = Scope(Reach.EVERYTHING)
-"""All episodes of the tenant: for an administrator, and for work that shows no text to a run."""
+"""All episodes of the tenant, for administrators, and for work that shows no episode to a run."""
 
 
 def identity_of(session_id: str | None) -> str | None:
-    """Return a session that a client named; ``None``: it named none."""
+    """Return the session if a client named it; ``None``: the API created it, or there is none."""
     return None if session_id is None or session_id.startswith(UNASKED) else session_id
 
 
@@ -77,11 +79,11 @@ def scope_of_run(
     agent: str | None,
     shared: bool,
 ) -> Scope:
-    """Return the scope of a run; one without user and session reads no other run's episodes.
+    """Return the scope of a run. A run without user and session reads no other run's episodes.
 
     Args:
-        wanted: the root agent's ``memory_scope``; ``None``: that of the user, else of the session.
-        shared: true if the operator lets agents read across sessions.
+        wanted: the root agent's ``memory_scope``; ``None``: the user, or else the session.
+        shared: true if the operator allows agents to read episodes of all sessions.
     """
     session_id = identity_of(session_id)
     if wanted == "run" or (wanted == "session" and session_id is None):
@@ -96,24 +98,26 @@ def scope_of_run(
     return Scope(Reach.RUN)
 
 
+# Texts that people read in a run's ``memory`` field. OFF: memory is switched off for the run.
 NO_USER, OFF = "none (no user)", "none (off)"
 _USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
 
 
 def memory_used(mode: str, scope: Scope, *, user: str | None, session_id: str | None) -> str:
-    """Return whose earlier runs a run with this scope may read, in a word for people."""
+    """Return a short text for people: the owner of the earlier runs that a run may read."""
     if scope.reach is Reach.RUN and user is None and identity_of(session_id) is None:
         return NO_USER
-    if mode == "dag":  # no agent of a graph is the root, which alone recalls
+    if mode == "dag":  # only a root agent recalls, and a graph has none
         return "none (dag)"
     return _USED.get(scope.reach, scope.reach.value)
 
 
 def scope_of_search(user: str | None, session_id: str | None, *, everything: bool) -> Scope:
-    """Return the scope of a search by an API client: of its user or session.
+    """Return the scope of a search by an API client: the given user or session.
 
     Args:
-        everything: without user and session, the whole tenant; else only episodes without a user.
+        everything: used without user and session. True: the whole tenant; false: only episodes
+            without a user.
     """
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, any_user=user is None)

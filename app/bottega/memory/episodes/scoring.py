@@ -1,8 +1,8 @@
 """Scores of the episodes that a query found. Pure.
 
-Cosines and full-text ranks have scales that depend on the embedder and the query. So each is first
-normalised to 0 to 1 among the candidates, and so is their combination. Otherwise terms with a fixed
-scale, especially recency, would outweigh similarity.
+The scales of cosines and full-text ranks depend on the embedder and the query. So both are first
+normalised to 0 to 1 among the candidates, and then their combination is. Otherwise terms with a
+fixed scale, especially recency, would outweigh similarity.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,13 @@ class Candidate:
     """An episode that a query found.
 
     Attributes:
-        outcome: the effective one, feedback included.
-        cosine: of its vector and the query's, -1 to 1; ``None`` if either is missing.
-        lexical: rank of its words for the query's, rare ones weigh more, at least 0; ``None`` if
-            the query has no words.
-        words: places of the query's content words that it has and that are rare in the tenant, if
-            that has 200 episodes.
+        outcome: the effective outcome, feedback included.
+        cosine: cosine of the episode's and the query's vectors, -1 to 1; ``None``: a vector is
+            missing.
+        lexical: full-text rank of the episode for the query, at least 0; rare words weigh more;
+            ``None`` if the query has no words.
+        words: indexes of the query's content words that the episode has. If the tenant has 200
+            episodes or more, only rare words count.
     """
 
     episode_id: UUID
@@ -48,10 +49,10 @@ class ScoringOptions:
     """Weights of the terms, and methods of normalisation.
 
     Attributes:
-        normalisation: of cosines and ranks. ``added``: a cosine becomes its share of the way from
-            the lowest cosine to 1, a rank its share of :data:`_ALL_WORDS`; similarity is their sum,
-            scaled to 0 for the twentieth and 1 for the best. ``raw``: similarity is the cosine as
-            measured, or the rank in place of a missing cosine.
+        normalisation: method for cosines and ranks. ``added``: a cosine is scaled so that the
+            lowest cosine becomes 0 and 1 stays 1; a rank is divided by :data:`_ALL_WORDS`;
+            similarity is their sum, scaled to 0 for the twentieth candidate and 1 for the best.
+            ``raw``: similarity is the cosine as measured, or the rank if there is no cosine.
     """
 
     similarity: float = 0.5
@@ -67,9 +68,9 @@ class Parts:
     """The terms of a score.
 
     Attributes:
-        similarity, recency, success, accesses, domain: weighted; the score is their sum.
-        cosine, lexical: as measured.
-        cosine_normalised, lexical_normalised: among the candidates, 0 to 1.
+        similarity, recency, success, accesses, domain: weighted terms; the score is their sum.
+        cosine, lexical: values as measured.
+        cosine_normalised, lexical_normalised: values normalised among the candidates, 0 to 1.
     """
 
     similarity: float
@@ -90,13 +91,14 @@ class Parts:
 def is_relevant(
     shared: int, cosine: float | None, floor: float | None, *, by_meaning: bool
 ) -> bool:
-    """Return true if an episode has more in common with a query than chance gives.
+    """Return true if an episode has more in common with a query than two texts have by chance.
 
-    Agents get no other. If meaning was compared, the cosine decides: words alone are not enough.
+    Agents get only relevant episodes. If meaning was compared, the cosine alone decides.
 
     Args:
-        shared: number of content words of both.
-        cosine, floor: of their vectors, and the least that counts; ``None``: not compared.
+        shared: number of content words that both have.
+        cosine: cosine of both vectors; ``None``: not compared.
+        floor: least relevant cosine; ``None``: not compared.
     """
     is_near = cosine is not None and floor is not None and cosine >= floor
     if by_meaning and cosine is not None:
@@ -110,7 +112,7 @@ def score(
     """Return the candidates with their terms, best first; equal scores in the order of ids.
 
     Args:
-        domain: of the current task; ``None`` equals no episode's domain.
+        domain: domain of the current task; ``None`` equals no episode's domain.
     """
     cosines = [_finite(each.cosine) for each in candidates]
     ranks = [_finite(each.lexical) for each in candidates]
@@ -143,7 +145,7 @@ def score(
 
 
 def _finite(value: float | None) -> float | None:
-    """Return ``None`` for NaN, PostgreSQL's cosine of a vector of zeros; 0.0 for -0.0."""
+    """Return ``None`` for NaN, which PostgreSQL returns for a zero vector, and 0.0 for -0.0."""
     return value + 0.0 if value is not None and isfinite(value) else None
 
 
@@ -152,7 +154,7 @@ def _within(value: float | None) -> float:
 
 
 def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
-    """Subtract the lowest cosine: that of unrelated texts depends on the embedder."""
+    """Scale cosines from the lowest to 1: the cosine of unrelated texts depends on the embedder."""
     lowest = min((each for each in cosines if each is not None), default=0.0)
     return [
         (each - lowest) / (1.0 - lowest) if each is not None and lowest < 1 else 0.0
@@ -161,7 +163,9 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
 
 
 def _stretched(sums: Sequence[float]) -> list[float]:
-    """Scale the 20 best sums, or the better half, to 0 to 1, and others to 0; equal ones are 1."""
+    """Scale the 20 best sums (or the better half) to 0 to 1; other sums become 0.
+
+    If all these sums are equal, they become 1."""
     better = sorted(sums, reverse=True)[: max(20, len(sums) // 2)]
     if not better or better[0] == better[-1]:
         return [float(each == better[0]) for each in sums]

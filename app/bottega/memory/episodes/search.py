@@ -1,7 +1,7 @@
 """Search of episodes: by meaning and words, by their fields, by time.
 
-Functions run in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`), unless they
-name the tenant.
+Functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or take the
+tenant's id.
 """
 
 from dataclasses import asdict
@@ -29,7 +29,7 @@ Place = tuple[datetime, UUID]
 
 ANY = EpisodeFilter()
 
-# By the order of time, oldest or newest first. The last parameter is the most rows.
+# Lists episodes by time, oldest or newest first. The last parameter is the largest number of rows.
 _LIST = {
     descending: f"""
     SELECT * FROM read_episodes($1::jsonb, ARRAY(
@@ -87,15 +87,16 @@ async def candidates(
 ) -> list[Candidate]:
     """Return the candidates for a query among the episodes within the scope, in no order.
 
-    These are the ``limit`` nearest by vector and the ``limit`` with most of the query's words.
+    These are the ``limit`` episodes with the nearest vectors, and the ``limit`` episodes that match
+    the query's words best.
 
     Args:
-        query: its words; if there are none, only the nearest are found.
-        vector: the query's, shape (d,); ``None``: search by words alone.
-        embedder: the vector's embedder; vectors of others are ignored.
+        query: the query's words; without words, only the nearest episodes are found.
+        vector: the query's vector, shape (d,); ``None``: search by words alone.
+        embedder: the vector's embedder; vectors of other embedders are ignored.
         aged_before: episodes that ended earlier need a cosine of at least 0.8.
-        by: the text whose cosine is returned. The nearest are found by the task's vector.
-        tenant_id: with it, the search is a transaction of its own.
+        by: the text whose cosine is returned. The search itself uses the task's vector.
+        tenant_id: if given, the call needs no transaction of the tenant.
     """
     found = await connection.fetch(
         _CANDIDATES,
@@ -117,9 +118,9 @@ async def candidates(
 
 
 def vector_text(vector: "NDArray[np.float32]") -> str:
-    """Return a vector as PostgreSQL reads it.
+    """Return a vector as a text for PostgreSQL.
 
-    The driver checks the type of each item of an array, which takes longer than this text.
+    A text is faster than an array, because the driver checks the type of each item of an array.
     """
     return to_json(vector.tolist()).decode()
 
@@ -127,7 +128,7 @@ def vector_text(vector: "NDArray[np.float32]") -> str:
 def _conditions(where: EpisodeFilter) -> str:
     """Return the non-empty conditions as JSON for the SQL functions."""
     known = {name: value for name, value in asdict(where).items() if value}
-    if where.min_trust == 1:  # all episodes have it
+    if where.min_trust == 1:  # all episodes have at least this trust
         del known["min_trust"]
     return to_json(known).decode()
 
@@ -157,16 +158,16 @@ async def page(
     after: Place | None = None,
     descending: bool = False,
 ) -> PageItems[Episode]:
-    """Return a page of the same episodes, behind ``after``."""
+    """Return a page of the episodes that :func:`structured` finds, after the position ``after``."""
     given = scope.document, _conditions(where), *(after or (None, None))
     found = await fetch_rows(connection, _LIST[descending], *given, limit=limit)
     return PageItems(map(to_episode, found), more=found.more)
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:
-    """Sample the words that many of the tenant's episodes have, from at most 2,000 episodes.
+    """Store the frequent words of a tenant's episodes, from a sample of at most 2,000 episodes.
 
-    Searches are correct without it, but slow with many episodes, because frequent words then select
-    too many. Repeat it after each growth by a fifth.
+    Searches are correct without these words, but slow with many episodes, because frequent words
+    select too many episodes. Repeat the sample when the number of episodes has grown by a fifth.
     """
     await connection.execute(_REFRESH_COMMON, tenant_id)

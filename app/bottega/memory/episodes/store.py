@@ -37,8 +37,8 @@ class Hit:
     """Episode found by a search, without its bodies.
 
     Attributes:
-        words: content words that it shares with the query.
-        floor: least cosine that is better than chance; ``None`` if no vectors were compared.
+        words: content words that the episode and the query have in common.
+        floor: least relevant cosine; ``None`` if no vectors were compared.
         relevant: see :func:`is_relevant`.
     """
 
@@ -54,12 +54,12 @@ class Hit:
 
     @property
     def relevance(self) -> dict[str, Any]:
-        """Cosine and words that it shares with the query, whatever the other hits have."""
+        """Words that the episode and the query have in common, and their cosine."""
         return {name: value for name, value in self.why.items() if name != "floor"}
 
     @property
     def why(self) -> dict[str, Any]:
-        """Words that it shares with the query; its cosine, and the least that counts."""
+        """Words that the episode and the query have in common, their cosine, and the floor."""
         cosine, floor = self.parts.cosine, self.floor
         return {
             "words": list(self.words[:8]),
@@ -73,9 +73,9 @@ class Found:
     """Result of a search, best first.
 
     Attributes:
-        by_meaning: true if vectors that know meaning were compared.
-        by_spelling: true if vectors that know only spelling were; if both are false, only the
-            query's words counted.
+        by_meaning: true if vectors that represent meaning were compared.
+        by_spelling: true if vectors that represent only spelling were compared. If both are false,
+            only the query's words counted.
     """
 
     hits: list[Hit]
@@ -98,7 +98,7 @@ def _hit(
     if asked.floor is not None:
         with_words = by_meaning and shared >= LEAST_WORDS
         floor = asked.floor.with_words if with_words else asked.floor.alone
-    # A greeting is near to other greetings, and about nothing.
+    # A query without content words, such as a greeting, is near to greetings but has no topic.
     relevant = content.count() > 0 and is_relevant(
         shared, parts.cosine, floor, by_meaning=by_meaning or not words
     )
@@ -114,8 +114,8 @@ WHERE tenant_id = $1 AND episode_id = $2
 class AccessCounter:
     """Counts of episode accesses, collected in memory and written in one transaction per tenant.
 
-    So a search writes nothing, and a frequently read row is written once a second. A process that
-    dies loses its last counts.
+    So a search writes nothing, and a frequently read row is written at most once a second. A
+    process that dies loses the counts that it has not written yet.
     """
 
     def __init__(self, pool: asyncpg.Pool, clock: Clock) -> None:
@@ -127,7 +127,7 @@ class AccessCounter:
         """Count an access of each episode."""
         waiting = self._waiting[tenant_id]
         if len(waiting) < 10_000:  # further episodes are not counted
-            waiting.update(list(ids))  # a mapping would be added as counts
+            waiting.update(list(ids))  # a list, because update() takes a mapping's values as counts
 
     async def run(self, every_s: float = 1.0) -> None:
         """Write the counts, once a second and at the end."""
@@ -139,18 +139,18 @@ class AccessCounter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the counts once; discard those that cannot be written."""
+        """Write the counts once; discard counts that cannot be written."""
         waiting, self._waiting = self._waiting, defaultdict(Counter)
         try:
             async with asyncio.timeout(5):
                 for tenant_id, times in waiting.items():
-                    # In the order of ids, so that transactions do not deadlock. One by one: a join
-                    # may compare all of the tenant's episodes with each.
+                    # In the order of ids, so that transactions do not deadlock. One by one, because
+                    # a join may compare all of the tenant's episodes with each id.
                     now = self._clock()
                     each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
                     async with acting_as(self._pool, tenant_id) as connection:
                         await connection.executemany(_TOUCH, each)
-        except Exception as error:  # later counts may be written
+        except Exception as error:  # not raised, so that later counts are still written
             log.warning("memory.accesses_lost", error=str(error))
 
 
@@ -181,7 +181,7 @@ class EpisodicMemory:
     ) -> UUID:
         """Store an episode; do nothing if its id is stored already.
 
-        It can be searched by words at once, and by meaning after it was embedded.
+        Searches by words find the episode at once, searches by meaning after it was embedded.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()
@@ -198,7 +198,8 @@ class EpisodicMemory:
             bodies: also read the bodies, from the database or the object store.
 
         Raises:
-            NotFoundError: unknown, deleted, outside of the scope, or of another tenant.
+            NotFoundError: the episode is unknown, deleted, outside of the scope, or another
+                tenant's.
             UnavailableError: a body cannot be read; ``bodies=False`` reads the rest.
         """
         async with acting_as(self.pool, tenant_id) as connection:
@@ -234,9 +235,9 @@ class EpisodicMemory:
         """Return the episodes within the scope that best match a query, by words and by vectors.
 
         Args:
-            by: the vector of episodes to compare.
-            words: false: compare words only if the embedder does not answer.
-            domain: of the current task; raises the score of its episodes a little.
+            by: which vector of an episode is compared.
+            words: if false, words are compared only if the embedder does not answer.
+            domain: domain of the current task; episodes of this domain score a little higher.
         """
         if scope.reach is Reach.RUN:
             return Found([])
@@ -295,7 +296,7 @@ class EpisodicMemory:
         after: Place | None = None,
         descending: bool = False,
     ) -> PageItems[Episode]:
-        """List a page of episodes behind ``after``, by end time, then id."""
+        """List a page of episodes after the position ``after``, by end time, then id."""
         async with acting_as(self.pool, tenant_id) as connection:
             return await search.page(
                 connection, scope, where, limit=limit, after=after, descending=descending
@@ -312,19 +313,22 @@ class EpisodicMemory:
     async def similar_failures(
         self, tenant_id: UUID, scope: Scope, signature: str, k: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
-        """Return episodes with a signature (:mod:`bottega.memory.text.signature`), latest first."""
+        """Return episodes with a failure's signature, latest first.
+
+        See :mod:`bottega.memory.text.signature`.
+        """
         return await self.recent(tenant_id, scope, k, replace(where, failure_signature=signature))
 
     async def mark_deleted(
         self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
     ) -> bool:
-        """Mark an episode as deleted: it is no longer found or read, and is purged later.
+        """Mark an episode as deleted: no one can find or read it any more, and it is purged later.
 
         Returns:
-            false if it was marked already.
+            False if the episode was already marked.
 
         Raises:
-            NotFoundError: unknown, or of another tenant.
+            NotFoundError: the episode is unknown, or another tenant's.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             marked: bool | None = await connection.fetchval(_MARK, episode_id, self.clock())

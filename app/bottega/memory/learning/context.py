@@ -1,4 +1,4 @@
-"""Memory for a task: retrieval across episodes and patterns, and learning from reports."""
+"""Memory for a client's task: retrieval of episodes and patterns, and learning from reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,18 +49,18 @@ SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id =
 class TaskContext:
     goals: Goals
     features: Features
-    patterns: Sequence[Match]  # validated ones that apply, best first
+    patterns: Sequence[Match]  # validated patterns that apply to the task, best first
     episodes: Found
-    knowledge: Sequence[Match]  # validated patterns of the task's domain
-    insights: Sequence[FoundInsight]  # of relevant episodes of its domain, most frequent first
+    knowledge: Sequence[Match]  # validated patterns of the category ``domain`` that apply
+    insights: Sequence[FoundInsight]  # from relevant episodes of the domain, most frequent first
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
     text: str
     name: str | None = None
-    category: Category = Category.DOMAIN  # one that the outcome of a whole run judges
-    uses: tuple[str, ...] = ()  # tools and agents that it recommends
+    category: Category = Category.DOMAIN  # the outcome of a whole run judges this category
+    uses: tuple[str, ...] = ()  # tools and agents that the lesson recommends
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class ReportedOutcome:
 class Learned:
     episode_id: UUID
     reflection: Mapping[str, Any]
-    candidates: Sequence[Pattern]  # of the lessons, new or existing with the same content
-    applications: int  # number of outcomes that are new evidence
+    candidates: Sequence[Pattern]  # patterns of the lessons: new, or existing with equal content
+    applications: int  # number of reported outcomes that are new evidence
 
 
 async def context_for_task(
@@ -92,14 +92,15 @@ async def context_for_task(
     failure_signature: str | None = None,
     k: int = 5,
 ) -> TaskContext:
-    """Retrieve memory that may help with a task, outside of any experiment.
+    """Retrieve memory that may help with a task, outside of the experiment about patterns.
 
-    Leaves out candidates, and withholds no validated pattern.
+    The result has no candidates, and all validated patterns that apply: none is withheld.
 
     Args:
-        scope: of the episodes; patterns hold no text of single users.
-        known: features that override those found in the task's words.
-        k: the most patterns, episodes and insights, each.
+        scope: scope of the episodes. Patterns need no scope, because they have no text of single
+            users.
+        known: features that override the features found in the task's words.
+        k: largest number of patterns, of episodes and of insights.
     """
     goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
     features = {**goals.features, **known}
@@ -130,15 +131,16 @@ async def learn_from_episode(
 ) -> Learned:
     """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
 
-    Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
-    episode with a user or session stay in its reflection: runs of all users share patterns. A
-    reflection that exists is kept.
-    An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
-    of the pattern. If the experiment assigned the pattern to the run, only the run itself and
-    feedback on it count.
+    Lessons become candidates of the lowest trust, which other runs validate. If the episode has a
+    user or session, its lessons stay in its reflection, because runs of all users read patterns. An
+    existing reflection is kept.
+
+    A reported outcome counts unless the episode was imported, cancelled or quarantined, or is a
+    source of the pattern. If the experiment assigned the pattern to the run, only the run itself
+    and feedback on it count.
 
     Args:
-        episode: one to store, or the id of a stored one.
+        episode: an episode to store, or the id of a stored episode.
 
     Raises:
         NotFoundError: the episode or one of the patterns is unknown.
@@ -163,7 +165,7 @@ async def learn_from_episode(
 
 
 async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
-    """Store the outcomes of patterns; return the number of those that are new evidence."""
+    """Store the outcomes of patterns; return the number of outcomes that are new evidence."""
     ids = [each.pattern_id for each in outcomes]
     known = await store.get_many(ids)
     told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}

@@ -1,6 +1,7 @@
 """Recording of a run's episode from its events. Pure.
 
-Each event is read once, and memory is bounded: the trace keeps the first and the last steps.
+Each event is read once. The memory is bounded, because the trace keeps only the first and the last
+steps.
 """
 
 from collections import Counter, deque
@@ -47,10 +48,10 @@ from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working_memory import SEARCH_MEMORY, SET_PLAN, plan_of
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
-"""Tools that do no part of the task."""
+"""Tools of the memory, which do no part of the task."""
 
 _STEP_BYTES = 300
-_SUMMARY_TOKENS = 480  # of four bytes each: within the limit of an episode
+_SUMMARY_TOKENS = 480  # at four bytes per token, within the limit of an episode
 _LONGEST_TAG = 64
 
 _ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CANCELLED}
@@ -61,9 +62,9 @@ class RunFacts:
     run_id: UUID
     session_id: str | None
     principal: str | None
-    input: str | Sequence[Mapping[str, Any]]  # a text, or messages, one with the role ``user``
+    input: str | Sequence[Mapping[str, Any]]  # a text, or messages with at least one user message
     first: str  # name of the root agent, or of a DAG's graph
-    definitions: Mapping[str, Mapping[str, Any]]  # of its agents, by name
+    definitions: Mapping[str, Mapping[str, Any]]  # definitions of the run's agents, by name
     metadata: Mapping[str, Any]  # may contain ``domain``, ``task_type`` and ``tags``
     user: str | None = None  # the customer's name for the end user
     agent: str | None = None  # name of the root agent; ``None`` for a DAG
@@ -108,9 +109,9 @@ class EpisodeRecorder:
     """Reads a run's events in order, and builds its episode at the end.
 
     Args:
-        clean: removes secrets from a text. It runs before texts are cut, because half a secret is
-            not recognised.
-        reflects: whether the episode gets a reflection by rules; if not, a model writes it later.
+        clean: function that removes secrets from a text. It runs before texts are cut, because half
+            a secret would not be recognised.
+        reflects: true if the episode gets a reflection by rules; false if a model writes it later.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class EpisodeRecorder:
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
         self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
-        self._decided: list[tuple[str, str]] = []  # what people denied or edited, and how
+        self._decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
 
     def observe(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
@@ -176,7 +177,7 @@ class EpisodeRecorder:
                 self._task(event_type, task_id, agent, data)
 
     def _task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
-        """Process an event about a task, not about one of its calls."""
+        """Process an event about a task itself, not about a call of the task."""
         self._following.task(event_type, task_id, agent, data)
         if event_type == EventType.AGENT_COMPLETED:
             self._tasks.setdefault(task_id, True)
@@ -190,7 +191,7 @@ class EpisodeRecorder:
     def _decision(
         self, tool: str, arguments: Mapping[str, Any], resolution: Mapping[str, Any]
     ) -> None:
-        """Note what a person denied or edited: the reason reaches later runs."""
+        """Note the reason why a person denied or edited a call, so that later runs can read it."""
         if resolution.get("decision") == "deny" and resolution.get("comment"):
             self._decided.append((self._short(resolution["comment"]), "denied"))
         edited = resolution.get("arguments")
@@ -244,10 +245,10 @@ class EpisodeRecorder:
             self._last.append(step)
 
     def _erred(self, error: ToolError, name: str | None) -> str:
-        """Note a failure, and return its signature; ``name``: of the tool or agent."""
+        """Note a failure of the tool or agent ``name``, and return the failure's signature."""
         message = self._clean(error.message)
         signature = failure_signature(error.type, message, name, error.status)
-        if len(self._signatures) < 19:  # and that of the run itself
+        if len(self._signatures) < 19:  # with the signature of the run itself, at most 20
             self._signatures[signature] = None
         if len(self._errors) < 10:
             self._errors[f"{name or error.type}: {cut(message, _STEP_BYTES)}"] = None
@@ -258,7 +259,7 @@ class EpisodeRecorder:
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """The steps; gaps in their numbers show omissions."""
+        """The kept steps; gaps in the numbers show omitted steps."""
         return [*self._first, *self._last]
 
     def episode(
@@ -270,7 +271,7 @@ class EpisodeRecorder:
         error: Mapping[str, Any] | None,
         duration_s: float,
     ) -> dict[str, Any]:
-        """Return the episode as the SQL function ``store_episode`` takes it, without its end time.
+        """Return the episode as an argument of SQL's ``store_episode``, without its end time.
 
         ``duration_s`` counts from the run's first start."""
         about = self.about
@@ -282,7 +283,7 @@ class EpisodeRecorder:
         answer = "" if output is None else self._clean(as_text(output))
         failed_tasks = sum(not well for well in self._tasks.values())
         quality: dict[str, Any] = {"stop_reason": stop_reason, "failed_tasks": failed_tasks}
-        if self._suspicion:  # it is stored, but never retrieved or learned from
+        if self._suspicion:  # a quarantined episode is stored, but never retrieved or learned from
             quality["quarantined"] = self._suspicion
         told = Episode(
             id=episode_id_of(about.run_id),
@@ -345,7 +346,7 @@ class EpisodeRecorder:
         return metadata
 
     def _summary(self, question: str, answer: str) -> Summary:
-        """Return the texts that searches find the episode by."""
+        """Return the texts by which searches find the episode."""
         about = self.about
         around = [about.said("domain"), about.first, *about.tags]
         steps = [" ".join(filter(None, around)), *told_steps(self.trace)]
@@ -371,7 +372,7 @@ class EpisodeRecorder:
         return {"plan": plan, "adaptations": adaptations, **spent}
 
     def _side_effects(self) -> list[dict[str, Any]]:
-        """Return calls that may have changed an external system."""
+        """Return the tools whose calls may have changed an external system, with their counts."""
         return [
             {"tool": name, "calls": self._tools[name]}
             for name, tool in sorted(self._outside.items())

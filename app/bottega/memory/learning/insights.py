@@ -1,7 +1,6 @@
-"""Insights of earlier runs that a run is given.
+"""Insights of earlier runs, for the prompts of later runs.
 
-An insight is a sentence of an episode's reflection. Runs within the scope of that episode may be
-given it.
+An insight is a sentence of an episode's reflection. Only runs that may see the episode get it.
 """
 
 from collections import defaultdict
@@ -15,14 +14,14 @@ from bottega.memory.text.injection import suspicious
 from bottega.memory.text.summaries import cut
 
 INSIGHT = "insight:"
-"""Prefix of the event source for an insight; its id follows."""
+"""Prefix of an insight's source in events; the insight's id follows."""
 MOST = 3
-"""Most insights that a run is given."""
+"""Most insights in the prompts of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundInsight:
-    """An insight, and the relevant episodes whose reflection has it, the best first."""
+    """An insight, and the relevant episodes whose reflections have it, best first."""
 
     id: UUID
     text: str
@@ -31,13 +30,13 @@ class FoundInsight:
 
 
 def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
-    """Return the insights of relevant episodes: most frequent first, then by the score.
+    """Return the insights of relevant episodes, most frequent first, then by score.
 
-    Texts that read like instructions to a model are left out.
+    The result omits texts that look like instructions to a model.
 
     Args:
-        found: episodes and their scores, the best first.
-        salt: of the tenant; equal sentences of a tenant are one insight.
+        found: relevant episodes and their scores, best first.
+        salt: the tenant's salt for ids; equal sentences of a tenant are one insight.
     """
     having: dict[str, list[tuple[Episode, float]]] = defaultdict(list)
     for episode, score in found:
@@ -52,7 +51,7 @@ def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[Foun
 
 
 def _sentences(episode: Episode) -> Iterable[str]:
-    """Return a reflection's sentences that may help; of those by rules, the ones on failures."""
+    """Return sentences of a reflection that may help; if rules wrote it, only those on failures."""
     reflection = episode.reflection or {}
     said = reflection.get("insights")
     if not isinstance(said, list):
@@ -63,9 +62,9 @@ def _sentences(episode: Episode) -> Iterable[str]:
 
 
 def rendered(insight: FoundInsight) -> str:
-    """Render an insight for a prompt: its source, then the sentence.
+    """Render an insight for a prompt: a line about its source, then the sentence.
 
-    The first line is trusted. The sentence is indented, so that it cannot imitate it.
+    The first line is trusted. The sentence is indented, so that it cannot imitate the first line.
     """
     newest = max(each.at for each in insight.episodes)
     imported = all(each.trust < READ_OUTSIDE for each in insight.episodes)

@@ -1,9 +1,9 @@
 """Maintenance of a tenant's memory, each night and on demand.
 
-A job is a row with six stages in order. A worker claims it with a lease, which it renews while it
-works. The number of the claim (``tries``) is the fence: a worker that lost the job can no longer
-write to it. If the worker dies, the next one continues after the last finished stage. Each stage is
-idempotent, also after a partial execution, so no stage stores its position.
+A job is a row with six stages in order. A worker claims the job with a lease, and renews the lease
+while it works. The number of the claim (``tries``) is the fence: a worker that lost the job cannot
+write to the row any more. If a worker dies, the next worker continues after the last finished
+stage. Each stage is idempotent, even after a partial execution, so no stage stores its position.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 class LostJobError(Exception):
-    """Another worker holds the job now."""
+    """Another worker has claimed the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Enqueue a maintenance job, or return the open one: its id, and true if it is new.
+    """Enqueue a maintenance job unless a job is open; return the job's id, and true if it is new.
 
-    On demand, also requeue the runs whose learning failed for good.
+    A job on demand also requeues the runs whose learning failed after all tries.
 
     Raises:
-        ConflictError: concurrent requests created and ended jobs in each try.
+        ConflictError: in each try, another job began and ended at the same time.
     """
     if cause == "demand" and await learn_again(connection, tenant_id):
         await tell(connection)
@@ -108,14 +108,14 @@ async def order(
             return made, True
         if (under_way := await connection.fetchval(_OPEN, tenant_id)) is not None:
             return under_way, False
-    raise ConflictError("other maintenance jobs began and ended meanwhile: try again")
+    raise ConflictError("other maintenance jobs began and ended at the same time: try again")
 
 
 async def get(connection: asyncpg.Connection, tenant_id: UUID, job_id: UUID) -> Job:
     """Return one job.
 
     Raises:
-        NotFoundError: unknown, or of another tenant.
+        NotFoundError: the job is unknown, or another tenant's.
     """
     row = await connection.fetchrow(_GET, tenant_id, job_id)
     if row is None:
@@ -131,7 +131,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[Job]:
-    """List a page of jobs in the order of their creation, behind the job ``after``."""
+    """List a page of jobs in the order of their creation, after the job with the id ``after``."""
     than, direction = ("<", "DESC") if descending else (">", "ASC")
     query = _PAGE.format(than=than, order=direction)
     rows = await fetch_rows(connection, query, tenant_id, after, limit=limit)
@@ -146,11 +146,11 @@ def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
 
 Counts = Mapping[str, Any]
-"""Counts of a stage, as JSON; of bounded size."""
+"""Counts of a stage, as JSON of bounded size."""
 Stages = Mapping[str, Callable[[Job], Awaitable[Counts]]]
-"""Idempotent work by name, in order."""
+"""The stages of a job: idempotent functions by name, in order."""
 Nights = Callable[[datetime], tuple[datetime, datetime]]
-"""Schedule: the last due time up to a moment, and the first one after it."""
+"""Schedule: function from a moment to the last due time before it, and the first one after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +158,17 @@ class Maintenance:
     """Worker for maintenance jobs. Any number of processes may run at a time."""
 
     pool: asyncpg.Pool
-    stages: Stages  # the counts of the last one are the job's report
-    nights: Nights | None = None  # the schedule for all tenants; ``None``: on demand only
-    lease_s: float = 60.0  # after that another worker takes the job of a dead one
-    first_pause_s: float = 10.0  # before the first retry; doubled for each further one
+    stages: Stages  # the counts of the last stage are the job's report
+    nights: Nights | None = None  # the schedule for all tenants; ``None``: only jobs on demand
+    lease_s: float = 60.0  # a dead worker's job is free for other workers after this time
+    first_pause_s: float = 10.0  # pause before the first retry; doubled for each further retry
     now: Clock = utcnow
 
     async def begin_nights(self) -> float:
-        """Order a job for each tenant without one since the last due time, at most one page.
+        """Enqueue a job for each tenant that has had none since the last due time.
 
-        Several missed nights lead to one job. Return the seconds until the next night."""
+        A call handles at most 50 tenants. Several missed nights lead to one job. Return the seconds
+        until the next call is due."""
         if self.nights is None:
             return float("inf")
         now = self.now()
@@ -182,7 +183,7 @@ class Maintenance:
         return max(0.0, (then - now).total_seconds())
 
     def leased(self) -> LeasedWork:
-        """Return the work on jobs: one at a time, the one that has been due longest."""
+        """Return the work on jobs: one job at a time, the job that has been due longest first."""
         return LeasedWork(
             pool=self.pool,
             name="maintain",
@@ -215,7 +216,7 @@ class Maintenance:
             (log.warning if known else log.exception)(
                 "maintenance.failed", **said, error=str(error)
             )
-            why = str(error) if known else "an internal error; the worker's log says more"
+            why = str(error) if known else "an internal error; see the worker's log"
             pause_s = min(1800.0, self.first_pause_s * 2.0 ** (job.tries - 1))
             with contextlib.suppress(LostJobError):
                 if job.tries >= _MOST_TRIES:
@@ -226,7 +227,7 @@ class Maintenance:
 
     async def _do(self, job: Job) -> None:
         if job.tries > _MOST_TRIES:
-            error = job.error or "each worker that held the job died"
+            error = job.error or "each worker that claimed the job died"
             await self._write(job, error=error, status="failed")
             return
         for number, (name, work) in enumerate(self.stages.items(), start=1):
@@ -244,7 +245,7 @@ class Maintenance:
                 job = replace(job, stage=number, progress={**job.progress, **progress}, error=None)
 
     async def _held(self, job: Job, stage: Awaitable[Counts]) -> Counts:
-        """Do a stage, and renew the job's lease meanwhile."""
+        """Do a stage; renew the job's lease while the stage runs."""
         working = asyncio.ensure_future(stage)
         try:
             while not (await asyncio.wait({working}, timeout=self.lease_s / 3))[0]:
@@ -259,16 +260,16 @@ class Maintenance:
             await asyncio.gather(working, return_exceptions=True)
 
     async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> None:
-        """Store the state of a held job; delete surplus old ones when it ends.
+        """Store the state of a claimed job; when it ends, delete surplus old jobs.
 
         Args:
-            error: the last one, if it is not overcome.
-            changes: ``stage``; ``progress`` of one stage, by its name (others keep theirs);
-                ``wait_s``, the seconds until the job is due, which is the lease of a worker; at its
-                end ``status`` and ``report``.
+            error: the last error, unless a later try succeeded.
+            changes: ``stage``; ``progress`` of one stage by name, which leaves other stages
+                unchanged; ``wait_s``, the seconds until the job is due again, which is the worker's
+                lease; ``status`` and ``report`` at the job's end.
 
         Raises:
-            LostJobError: another worker holds the job.
+            LostJobError: another worker has claimed the job.
         """
         said = to_json({"error": error and error[:500], **changes}).decode()
         async with acting_as(self.pool, job.tenant_id) as connection:

@@ -1,14 +1,12 @@
-"""Mining: find, without a model, the behaviour that successful runs share. Pure.
+"""Mining: find, without a model, the behaviour that successful runs have in common. Pure.
 
-It looks for orders of sub-agents, and for calls that helped after an error. A finding is a guess:
-runs that did it went well more often, but they chose it themselves. So it becomes a candidate and
-must prove itself in other runs. Sequences of calls and choices of a tool are not mined: in worlds
-made elsewhere they helped no run (see the benchmarks of learning).
+Mining finds orders of sub-agents, and calls that helped after an error. A finding is only a guess:
+runs with this behaviour succeeded more often, but they chose it themselves. So the finding becomes
+a candidate, and the experiment tests it in other runs. Sequences of calls and choices of a tool are
+not mined, because they helped no run in the benchmarks of learning.
 
 Texts (a domain, a task type, a failure's message) that fewer than three users' runs had are removed
-first, because runs of every user are given patterns.
-
-``CallTrace`` is the trace of an episode, as mining sees it and as a model reads it.
+first, because runs of all users read patterns.
 """
 
 import re
@@ -52,9 +50,9 @@ PLUMBING = frozenset(
 )
 """Tools that support an agent's work and do no part of the task."""
 _LOOKS = PLUMBING - {DISPATCH, FAN_OUT}
-"""Those that cure nothing: they only look at work that others do."""
+"""Tools that cannot cure a failure, because they only support the work of others."""
 MOST_CALLS = 40
-"""Most calls of an episode that mining reads: its first ones."""
+"""Number of an episode's first calls that mining reads."""
 _CURE = re.compile(r"\d+\. .*?: (?P<done>.+?)(?: → .*)? \(worked after (?P<failed>.+) failed\)")
 _SHORT = 72  # bytes of arguments, and of a result or an error
 
@@ -67,7 +65,7 @@ class TracedCall:
     ok: bool = True
     signature: str | None = None  # the kind of failure, if it failed
     is_agent: bool = False
-    is_defined: bool = True  # false: the model invented the name, or the request defined it
+    is_defined: bool = True  # false: a model invented the name, or the request defined the tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class Observed:
     at: datetime
     task_type: str | None
     domain: str | None
-    outcome: Outcome  # the judged one, people's feedback included
+    outcome: Outcome  # by feedback or checks if known, else the outcome of the run
     trust: int
     calls: tuple[TracedCall, ...]  # see :func:`calls_of`
     owner: str = ""  # see :func:`bottega.memory.patterns.owners.owner_of`
@@ -90,8 +88,8 @@ class Observed:
 
 
 def counts(episode: Episode) -> bool:
-    """Return true if an episode's outcome is evidence about the patterns that its run was given.
-    That remains so when the episode ages or is consolidated."""
+    """Return true if an episode's outcome is evidence about the patterns of its run.
+    Ageing and consolidation do not change this."""
     return (
         episode.trust >= READ_OUTSIDE
         and Outcome.CANCELLED not in (episode.outcome, episode.judged)
@@ -119,8 +117,8 @@ def observed(episode: Episode) -> Observed | None:
 
 
 def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
-    """Return the episodes without texts that fewer than three owners have. Names of defined agents
-    and tools stay. Calls of undefined names are removed: the model wrote them, or the request."""
+    """Remove texts that fewer than three owners have from episodes. Names of defined agents and
+    tools stay. Other names of calls count as texts, because a model or the request wrote them."""
     texts = ((text, each.owner) for each in episodes for text in _texts(each))
     shared = {None, *shared_texts(texts), *(each.agent for each in episodes)}
     return [
@@ -139,7 +137,7 @@ def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
 
 
 def _texts(episode: Observed) -> Iterator[str]:
-    """Yield the texts of an episode that are no names of definitions."""
+    """Yield the texts of an episode, except names of defined agents and tools."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
     said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
@@ -148,9 +146,9 @@ def _texts(episode: Observed) -> Iterator[str]:
 
 
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
-    """Return the first calls of the root agent; none without a trace.
+    """Return the first calls of the root agent, in the order in which they ended.
 
-    They are in the order in which they ended. :data:`PLUMBING` is left out.
+    The result omits calls of :data:`PLUMBING`. It is empty if the episode has no trace.
     """
     return tuple(islice(_calls(episode), MOST_CALLS))
 
@@ -184,12 +182,12 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
             and (agent := step.get("agent"))
             and agent not in own
         ):
-            # The end of an asynchronous sub-agent: no call of its parent reports it.
+            # The end of an asynchronous sub-agent. No call of its parent reports this end.
             yield TracedCall(agent, "error" not in step, _signature(step), is_agent=True)
 
 
 def _signature(step: Mapping[str, Any]) -> str | None:
-    """Return a failure's signature, the one that the run used to retrieve recovery patterns."""
+    """Return a failure's signature, as the run used it to retrieve recovery patterns."""
     if "error" not in step:
         return None
     if isinstance(known := step.get("signature"), str):
@@ -203,13 +201,13 @@ def _signature(step: Mapping[str, Any]) -> str | None:
 
 
 def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each step, in order: who called what, with which result.
+    """Return a line for each step, in order: the agent, the call and its result.
 
-    The call of the same task that worked after failed ones names them. Lines about failures have
-    the word "failed", which :func:`bottega.memory.text.summaries.summary_of` keeps first.
+    If a call succeeds after failed calls of the same task, its line names the failed tools. Lines
+    about failures have the word "failed", because summaries keep lines about errors first.
     """
     lines: list[str] = []
-    failed: dict[Any, dict[str, None]] = {}  # per task: the tools that failed, and no cure yet
+    failed: dict[Any, dict[str, None]] = {}  # per task: tools that failed, until a call succeeds
     for step in trace:
         tool, task = step.get("tool"), step.get("task_id")
         tells = "error" in step or task in failed
@@ -236,7 +234,7 @@ def cure_in(steps: str, tool: str) -> str:
         steps: lines of :func:`told_steps`.
 
     Returns:
-        one line; empty if no call did.
+        One line; empty if no call worked.
     """
     for line in steps.splitlines():
         found = _CURE.fullmatch(line)
@@ -256,16 +254,15 @@ def _message(error: Any) -> Any:
 
 
 NEWEST = 50
-"""Most episodes per task type, or kind of failure, and domain. Older ones could hide a change for
-the worse."""
-_MOST_NAMES = 8  # in a finding
+"""Largest number of episodes per subject. Older episodes could hide a change for the worse."""
+_MOST_NAMES = 8  # largest number of names in a finding
 
 Names = tuple[str, ...]
 """Names of tools and agents, in order."""
 
 
 class _Subject(NamedTuple):
-    """Tasks of one domain and type, or its failures of one kind and the tool that failed."""
+    """A group to compare: tasks of one domain and type, or failures of one kind and tool."""
 
     category: Category
     domain: str | None = None
@@ -279,15 +276,15 @@ class _Item(NamedTuple):
 
     episode: Observed
     good: bool
-    uses: Names  # the sub-agents in order, or the call after the failure; may be empty
+    uses: Names  # the sub-agents in order, or the name of the call after the failure; or empty
 
 
 def mine(episodes: Iterable[Observed]) -> list[Pattern]:
-    """Return candidates, each with a fingerprint and the episodes that it was found in.
+    """Return candidates, each with a fingerprint and the episodes in which it was found.
 
-    The same episodes give the same candidates, in any order. Episodes of trust 2 are mined
-    separately, and their findings that episodes of trust 3 have too are left out. Linear in the
-    number of episodes, but for sorting.
+    Equal sets of episodes give equal candidates, whatever their order. Episodes of trust 2 are
+    mined separately; their findings are omitted if episodes of trust 3 give the same. The time is
+    linear in the number of episodes, except for sorting.
     """
     ordered = without_private_texts(sorted(set(episodes), key=_age))
     found: dict[str | None, Pattern] = {}
@@ -309,7 +306,7 @@ def _age(episode: Observed) -> tuple[datetime, UUID]:
 
 
 def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
-    """Yield what an episode tells about its type of task, if it was judged, and its failures."""
+    """Yield one item for the episode's type of task, if its outcome is known, and per failure."""
     if episode.task_type is not None and episode.outcome is not Outcome.UNKNOWN:
         agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
         uses = agents if 2 <= len(agents) <= _MOST_NAMES else ()
@@ -326,17 +323,18 @@ class _Finding(NamedTuple):
     """Behaviour that goes with success."""
 
     uses: Names
-    affects: Names  # tools whose next call shows the difference; empty: the whole run does
-    gain: float  # difference of the success rates with and without it, smoothed for few episodes
+    affects: Names  # tools whose next call shows the effect; empty: the whole run shows it
+    gain: float  # difference of the expected success rates with and without the behaviour
     with_it: Tally
     without: Tally
-    supporters: tuple[UUID, ...]  # the successful episodes with it, by age
+    supporters: tuple[UUID, ...]  # the successful episodes with the behaviour, by age
 
 
 def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
-    """Return at most three behaviours that went clearly better with than without, best first.
+    """Return at most three behaviours with which episodes went clearly better, best first.
 
-    Three successful episodes must show it, and the rates differ by 0.1 and 1.5 deviations.
+    At least three successful episodes must show the behaviour. The success rates with and without
+    it must differ by at least 0.1, and by at least 1.5 standard deviations.
     """
     everything, found = _tally(items), []
     having: defaultdict[Names, list[_Item]] = defaultdict(list)
@@ -352,7 +350,7 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
         if gain >= max(0.1, 1.5 * sqrt(with_it.variance + without.variance)):
             supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
-            if subject.category is Category.RECOVERY:  # calls of the control arm count too
+            if subject.category is Category.RECOVERY:  # what runs without the pattern do counts too
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
             found.append(_Finding(uses, affects, gain, with_it, without, supporters))
@@ -390,7 +388,7 @@ def _pattern(subject: _Subject, finding: _Finding, trust: int) -> Pattern:
     return Pattern(
         name=f"{about}: {names}"[:LONGEST_NAME],
         category=subject.category,
-        # The advice does not name the domain: that of several domains can be merged.
+        # The advice does not name the domain, so that patterns of several domains can be merged.
         content=Content(kind, fields, uses, finding.affects),
         applicability=Applicability(
             problem_types=() if subject.task_type is None else (subject.task_type,),
@@ -401,7 +399,7 @@ def _pattern(subject: _Subject, finding: _Finding, trust: int) -> Pattern:
         description=f"{there}: {names}"[:LONGEST_NAME],
         summary=f"{there}: {do}.",
         detail=(
-            f"Of the episodes that it was found in, {finding.with_it.good} of {finding.with_it.n} "
+            f"Of the episodes in which it was found, {finding.with_it.good} of {finding.with_it.n} "
             f"went well with it, and {finding.without.good} of {finding.without.n} without."
         ),
         evidence=Evidence(mined_from=finding.supporters[-200:]),

@@ -1,8 +1,8 @@
 """Stages of a tenant's maintenance job: mining, validation, refinement, and the report.
 
-They process patterns in small transactions while runs go on. The results depend only on stored
-data, and a fingerprint identifies earlier findings, so a second execution changes nothing. Every
-report is bounded in size, however large the tenant's memory is.
+The stages process patterns in small transactions while runs go on. The results depend only on
+stored data, and a fingerprint identifies earlier findings, so a second execution changes nothing.
+Every report has a bounded size, even if the tenant's memory is large.
 """
 
 import asyncio
@@ -67,14 +67,14 @@ async def discover(
     """Mine a tenant's newest episodes, and store the findings as candidates.
 
     Returns:
-        the numbers of episodes ``read``, of those whose remote trace was skipped (``away``), of
-        patterns ``found``, of ``new`` ones among them, and those ``mined`` by category.
+        Numbers: of episodes ``read``, of episodes whose remote trace was skipped (``away``), of
+        patterns ``found``, of ``new`` patterns among these, and of patterns ``mined`` by category.
 
     Raises:
         UnavailableError: the object store cannot be reached.
     """
     seen, read, away = await _seen(pool, objects, tenant_id)
-    # In a thread: it may take seconds.
+    # In a thread, because mining may take seconds.
     found = (await asyncio.to_thread(mine, seen))[:1_000]
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])
@@ -97,9 +97,9 @@ async def discover(
 async def _seen(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID
 ) -> tuple[list[Observed], int, int]:
-    """Return call traces to mine, and the numbers of episodes read and of traces skipped.
+    """Return the newest episodes to mine, and the numbers of episodes read and of traces skipped.
 
-    They are of the newest episodes; 500 at most are read from the object store.
+    At most 500 traces are read from the object store.
     """
     seen: list[Observed] = []
     read = fetched = away = 0
@@ -115,7 +115,7 @@ async def _seen(
         last = page[-1]["at"], page[-1]["episode_id"]
         for row in page:
             raw = row["content"]
-            if row["bytes"] is None:  # it has no trace
+            if row["bytes"] is None:  # the episode has no trace
                 continue
             if raw is None and fetched < 500 and row["bytes"] <= 1_000_000:
                 fetched += 1
@@ -140,8 +140,8 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """Validate all candidates and validated patterns of a tenant.
 
     Returns:
-        JSON: the number ``validated``, their ``verdicts``, the patterns ``promoted``, and those
-        that ``fell``.
+        As JSON: the number ``validated``, the ``verdicts`` with their numbers, the patterns that
+        were ``promoted``, and the patterns that ``fell`` (are not validated any more).
     """
     found = await cache.validate(tenant_id)
     moved = [each for each in found if each.state is not each.was]
@@ -159,7 +159,8 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """Review a tenant's patterns, and prune candidates of low value.
 
     Returns:
-        JSON: the patterns that reviews ``narrowed`` or ``deprecated``, and those ``pruned``.
+        As JSON: the patterns that reviews ``narrowed`` or ``deprecated``, and the patterns that
+        were ``pruned``.
     """
     ends: dict[str, list[UUID]] = {"narrowed": [], "deprecated": []}
     async for page in cache.pages(tenant_id, [PatternState.IN_REVIEW]):
@@ -174,7 +175,7 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
-    """End a review: narrow the pattern, or deprecate it."""
+    """End a pattern's review: narrow its applicability if that helps, otherwise deprecate it."""
     was = (await store.get_many([pattern_id], lock=True))[pattern_id]
     if was.state is not PatternState.IN_REVIEW:
         return None
@@ -200,7 +201,7 @@ def _named(ids: Sequence[UUID]) -> dict[str, Any]:
 
 
 def _by(name: str, table: str, where: str = "true", value: str = "count(*)") -> str:
-    """Return SQL for an object: a value for each group of a tenant's rows, by its name."""
+    """Return SQL for a JSON object that has a value for each group of a tenant's rows, by name."""
     return f"""(
         SELECT coalesce(jsonb_object_agg(name, value), '{{}}') FROM (
             SELECT {name} AS name, {value} AS value FROM {table}
@@ -227,7 +228,7 @@ SELECT jsonb_build_object(
         'applications', {_by("arm", "pattern_applications", "at >= $2", _TRIED)}),
     'learning', {_by("status", "run_learning")})
 """  # noqa: S608
-# Judgements of all patterns but the deprecated ones, the 200 most promising first.
+# Validations of the 200 patterns with the highest confidence, without deprecated patterns.
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
        p_value AS p, confidence, baseline, decision, validated_at,
@@ -253,7 +254,7 @@ def stages_of(
     """
 
     async def care(job: Job) -> Counts:
-        """Maintain indexes, and have matchers rebuilt."""
+        """Maintain indexes, and make all processes rebuild the tenant's matcher."""
         done = await maintain_indexes(connect)
         async with acting_as(pool, job.tenant_id) as connection:
             await notify_change(connection, job.tenant_id)

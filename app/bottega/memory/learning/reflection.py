@@ -1,7 +1,7 @@
 """Reflection: the lessons of one finished run. Pure.
 
 Applications of patterns come from the episode itself. Rules or a model write the insights, which
-affect only texts for readers.
+are only texts: they are no evidence about patterns.
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ LONGEST = 300
 
 class Analyst(Protocol):
     """A model that analyses tasks and episodes. Its answers are data: bounded, checked, never
-    executed. It counts the cost of its calls for a run, named by tenant and id.
+    executed. The cost of a call counts for a run, which ``run`` names by tenant and id.
 
     Attributes:
-        name: author of its reflections.
+        name: name of the author in reflections.
 
     Raises:
-        ModelError, UnavailableError: the model is unavailable, or its answer unreadable.
+        ModelError, UnavailableError: the model is unavailable, or its answer is unreadable.
     """
 
     @property
@@ -51,7 +51,7 @@ their author: ``rules``, or a model."""
 
 
 def reflect(episode: Episode) -> Reflection:
-    """Reflect on an episode by rules; its trace is used if it is loaded."""
+    """Reflect on an episode by rules; if the episode's trace is loaded, they use it."""
     calls = calls_of(episode)
     failures = [
         {
@@ -104,10 +104,10 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
 
 
 def applications_of(episode: Episode) -> list[Application]:
-    """Return the applications of the patterns that a run was given or had withheld.
+    """Return the applications of the patterns that a run was given, or that were withheld from it.
 
-    Empty if the episode is no evidence. Patterns that the whole run judges take the episode's
-    outcome, its label included; without one it is no evidence for them.
+    The result is empty if the episode is no evidence. Patterns that the whole run judges take the
+    episode's outcome, feedback included. If that is unknown, ``good`` is ``None``.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):
@@ -130,7 +130,7 @@ def applications_of(episode: Episode) -> list[Application]:
 
 
 def went_well(episode: Episode) -> bool | None:
-    """Return whether a run was a success; ``None``: nobody judged it."""
+    """Return true for success and false for another outcome; ``None``: the outcome is unknown."""
     return None if episode.judged is Outcome.UNKNOWN else episode.judged is Outcome.SUCCESS
 
 
@@ -166,7 +166,7 @@ def _insights(
 
 
 def _usage(episode: Episode) -> dict[str, int]:
-    """Return the tokens that an episode used. Imported episodes may hold any value here."""
+    """Return the tokens that an episode used; ignore values of imported episodes that are none."""
     usage = (episode.execution.get("resources") or {}).get("usage")
     return _numbers(usage if isinstance(usage, dict) else {}, "input", "output")
 
@@ -185,5 +185,5 @@ def _numbers(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Return true for a number that every column holds; others of imported episodes are left."""
+    """Return true for a number within the range of all columns; imports may have any value."""
     return type(value) in (int, float) and 0 <= value <= 10**12

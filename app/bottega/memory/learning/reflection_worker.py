@@ -1,9 +1,9 @@
 """Learning from finished runs, in the background.
 
-Storing an episode enqueues its run, unless rules have reflected on it and it was given no pattern,
-nor had one withheld. A worker leases some runs by moving their next try into the
-future. One transaction counts the applications of their patterns; then a model reflects, if there
-is one, outside of any transaction; then its reflection is stored and the run is done. The run
+When an episode is stored, its run is enqueued if a model has to reflect on it, or if a pattern was
+given to or withheld from the run. A worker leases some runs by moving their next try into the
+future. One transaction counts the applications of their patterns. Then a model reflects, if there
+is one, outside of any transaction. At last the reflection is stored and the run is done. The run
 itself does not change.
 """
 
@@ -39,7 +39,8 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import OF_RUN
 
 MOST_TRIES = 6
-"""Model calls for one run before its learning fails; a maintenance job on demand requeues it."""
+"""Model calls for one run after which its learning fails. A maintenance job on demand requeues the
+run."""
 
 _OF_RUN = sorted(OF_RUN)
 
@@ -49,8 +50,8 @@ _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
-# A run's outcome counts for every pattern that the whole run judges, also for merged ones. Episodes
-# that are no evidence any more count for no pattern.
+# A run's outcome counts for each pattern that the whole run judges, also after a merge of patterns.
+# Episodes that are not evidence any more count for no pattern.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p
@@ -66,7 +67,7 @@ CROSS JOIN LATERAL (
     SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id LIMIT 1) AS e
 ON CONFLICT DO NOTHING
 """
-# A concurrent request to learn again resets the tries: then this must not match.
+# A concurrent request to learn again resets the tries, so that this statement does not match.
 _END = """
 UPDATE run_learning l SET status = n.status, error = n.error, result = coalesce(n.result, l.result),
     next_at = clock_timestamp() + make_interval(secs => n.wait_s), updated_at = clock_timestamp()
@@ -82,7 +83,7 @@ WHERE tenant_id = $1 AND status = 'failed'
 
 
 class ReflectionWorker:
-    """Learns from finished runs. Any number of processes may do so concurrently.
+    """Learns from finished runs. Any number of processes may run it concurrently.
 
     Args:
         analyst: a model that reflects on runs; ``None``: only rules.
@@ -120,7 +121,7 @@ class ReflectionWorker:
             await _end(connection, tenant_id, [_failed(due, why)], {})
 
     async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Store everything that needs no model in one transaction, then ask the model."""
+        """Store in one transaction everything that needs no model, then ask the model."""
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
@@ -141,7 +142,7 @@ class ReflectionWorker:
             try:
                 about = asked_of(episodes[each], asked[each])
                 said = await analyst.reflect((tenant_id, row["run_id"]), about)
-            except BudgetExhaustedError:  # the day is spent: what rules say is enough
+            except BudgetExhaustedError:  # of the tenant's day: the reflection by rules is enough
                 written[each] = asked[each]
                 ended = _done(row, "rules", count[each])
             except (ModelError, UnavailableError) as error:
@@ -187,7 +188,7 @@ def _failed(due: asyncpg.Record, error: str) -> dict[str, Any]:
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
-    """Requeue runs whose learning failed for good; return the count."""
+    """Requeue runs whose learning failed after all tries; return their number."""
     done: str = await connection.execute(_AGAIN, tenant_id)
     return int(done.split()[-1])
 
@@ -210,7 +211,7 @@ async def _end(
     ended: Sequence[Mapping[str, Any]],
     found: Mapping[UUID, Reflection],
 ) -> None:
-    """Store how learning from runs ended, and the reflections on their episodes."""
+    """Store the results of learning from runs, and the reflections on their episodes."""
     if found:
         written = [{"episode_id": each, "reflection": one} for each, one in found.items()]
         await connection.execute(_WRITE, tenant_id, to_json(written).decode())

@@ -1,6 +1,6 @@
-"""Adherence of a run to its patterns, and the outcome of each pattern.
+"""Adherence of a run to its patterns, and the success of what each pattern affects. Pure.
 
-Pure. Runs from which a pattern was withheld are measured in the same way, for a fair comparison.
+Runs from which a pattern was withheld are measured in the same way, for a fair comparison.
 """
 
 from collections import Counter
@@ -19,21 +19,21 @@ from bottega.events.types import (
 from bottega.memory.patterns.pattern import OF_RUN
 
 SOURCE = "pattern:"
-"""Prefix of the event source for a pattern; its id follows."""
+"""Prefix of a pattern's source in events; the pattern's id follows."""
 MOST = 64
-"""Limit on patterns observed in one run."""
+"""Largest number of patterns observed in one run."""
 _CANCELLED = "cancelled"
 FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(slots=True)
 class _Shown:
-    """Pattern of the run, and the observations of it."""
+    """A pattern that the run was shown (or should have been), and the observations about it."""
 
     id: str
     of: PatternReceived
-    at: int  # how many calls had begun
-    reached: int = 0  # number of its uses that were seen
+    at: int  # number of calls that had begun when the pattern was shown
+    reached: int = 0  # number of the pattern's tools and agents that have begun, in its order
     good: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -48,13 +48,13 @@ class _Shown:
 
 
 class Adherence:
-    """Observer of a run's events, in order; finds adherence and success for each pattern.
+    """Observer of a run's events, in order; it finds adherence and success for each pattern.
 
-    Includes patterns that were withheld from the run.
+    Patterns that were withheld from the run are observed, too.
 
-    Followed: the tools and agents of the pattern began, in its order, after it was shown.
-    Good (unless the whole run judges it): the first affected call or task that began after the
-    pattern was shown succeeded.
+    - A pattern is *followed* if its tools and agents began, in its order, after it was shown.
+    - A pattern is *good* if the first affected call or task that began after it was shown
+      succeeded. If the whole run judges the pattern, this is not observed.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Adherence:
             if task_id in self._tasks:
                 return
             self._tasks.add(task_id)
-            if self._asked[agent]:  # started by a tool call of that name: counted already
+            if self._asked[agent]:  # a tool call of that name started the agent, and was counted
                 self._asked[agent] -= 1
                 self._open[task_id] = self._begun
             else:
@@ -96,7 +96,7 @@ class Adherence:
             self._open.pop(task_id, None)
         elif event_type in FAILED_TASK:
             error = EventError.of(data)
-            if error.code == _CANCELLED:  # no evidence
+            if error.code == _CANCELLED:  # a cancellation is no evidence
                 self._open.pop(task_id, None)
             else:
                 self._end(task_id, agent, well=False)
@@ -104,8 +104,8 @@ class Adherence:
     def to_json(self) -> list[dict[str, Any]]:
         """Return the run's patterns in the order in which they were shown.
 
-        Each has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``:
-        not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
+        Each has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``: not observable)
+        and ``good`` (``None``: no affected call ended, or the whole run judges the pattern)."""
         return [shown.to_json() for shown in self._shown.values()]
 
     def recalled(self, data: Data) -> None:

@@ -28,7 +28,7 @@ from bottega.memory.patterns.pattern import (
 )
 
 CHANNEL = "bottega_patterns"
-"""Channel that receives a tenant's id when a change affects the assignment of patterns."""
+"""Channel for a tenant's id, sent when a change affects which runs get patterns."""
 GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
 """Arms of runs that were given a pattern."""
 
@@ -58,8 +58,8 @@ SELECT {COLUMNS},
     {_EPISODES_OF.format(good="false", name="contrary")}
 """  # noqa: S608 (texts of ours)
 LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
-"""Complete patterns: arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
-# The first of each state by its index, then those by their keys.
+"""Query for complete patterns: arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
+# Finds the first ids of each state by an index, then reads the rows by their keys.
 PAGE = f"""
 {_COLUMNS} FROM (
     SELECT f.id FROM unnest($3::text[]) AS s(state) CROSS JOIN LATERAL (
@@ -73,15 +73,16 @@ CROSS JOIN LATERAL (
     SELECT * FROM patterns o WHERE o.tenant_id = $1 AND o.id = n.key LIMIT 1) AS p
 ORDER BY p.id {{order}}
 """  # noqa: S608 (texts of ours)
-"""Page of patterns: the first two arguments, then states, categories, and a place."""
+"""Query for a page of patterns: the same first two arguments, then states, categories, the id after
+which the page begins, and the limit."""
 INSERT = f"""
 INSERT INTO patterns (tenant_id, id, created_at, {_CHANGED})
 SELECT $1, coalesce($2, uuidv7()), $4, {_CHANGED}
 FROM jsonb_populate_record(NULL::patterns, $3::jsonb)
 RETURNING id, {_NOTIFIED}
 """  # noqa: S608
-"""Insert :func:`row_of` a pattern whose fingerprint is new, and notify all processes on commit."""
-# Skips episodes that were erased meanwhile, and those that are evidence already.
+"""Insert a new pattern from :func:`row_of`, and notify all processes on commit."""
+# Skips episodes that were erased in the meantime, and episodes that are already evidence.
 SOURCES = """
 WITH there AS (
     SELECT held.episode_id FROM (
@@ -101,8 +102,8 @@ UPDATE patterns SET ({_CHANGED}) = (
 WHERE tenant_id = $1 AND id = $2
 RETURNING CASE WHEN $4::boolean THEN {_NOTIFIED} END
 """  # noqa: S608
-"""Write :func:`row_of` a locked pattern; with a true value, notify all processes on commit. Its
-uses and the episodes of its evidence are written elsewhere."""
+"""Update a locked pattern from :func:`row_of`; if the last argument is true, notify all processes
+on commit. Other statements write the pattern's uses and the episodes of its evidence."""
 
 
 async def notify_change(connection: asyncpg.Connection, tenant_id: UUID) -> None:
@@ -111,7 +112,7 @@ async def notify_change(connection: asyncpg.Connection, tenant_id: UUID) -> None
 
 
 def pattern(row: Mapping[str, Any]) -> Pattern:
-    """Build a pattern from a row with :data:`COLUMNS`, and perhaps its evidence's episodes."""
+    """Build a pattern from a row with :data:`COLUMNS`, and optionally the evidence's episodes."""
     flat = dict(row)
     document, origin, baseline = (
         decoded(flat[each]) for each in ("document", "origin", "baseline")
@@ -121,7 +122,7 @@ def pattern(row: Mapping[str, Any]) -> Pattern:
 
 
 def row_of(pattern: Pattern, at: datetime) -> str:
-    """Return the columns of a pattern that it stores, as JSON."""
+    """Return the columns that a change of a pattern writes, as JSON."""
     of = {name: getattr(pattern, name) for name in _WRITTEN}
     of |= {name: getattr(pattern.evidence, name) for name in _MEASURED}
     of |= {name: getattr(pattern.lifecycle, name) for name in _LIFE}
@@ -129,17 +130,17 @@ def row_of(pattern: Pattern, at: datetime) -> str:
 
 
 SAID = "arm, at, episode_id, baseline_rate, followed, good, features, duration_s, tokens"
-# Locks the episodes, so that a concurrent erasure waits; skips those already erased.
+# Locks the episodes, so that a concurrent erasure waits; skips episodes that are already erased.
 _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
 CROSS JOIN LATERAL (
     SELECT FROM episode_state s
     WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held
 """
-# Applications that count as evidence. Excluded are episodes that the pattern was found in, that
-# are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an
-# assigned pattern. A run that retries an earlier one is no independent evidence. Each row by its
-# key: the planner may believe that a tenant has one row, and read them all for each.
+# Applications that count as evidence. Excluded are episodes in which the pattern was found,
+# episodes that are not trusted, and quarantined or deleted episodes. A report cannot override the
+# outcome of an assigned pattern. A run that retries an earlier run is no independent evidence. Each
+# row is read by its key: the planner may assume one row per tenant, and read all rows for each.
 _GIVEN = """
 SELECT n.* FROM reported n
 CROSS JOIN LATERAL (
@@ -178,8 +179,8 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
             SELECT FROM reported b
             WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL))))
 """
-# A run is given one version of a pattern, so pattern and episode identify an application, also
-# after others were carried over to a new version.
+# A run gets only one version of a pattern, so pattern and episode identify an application, even
+# after applications were carried over to a new version.
 _RECORD = f"""
 WITH reported AS MATERIALIZED (
     SELECT * FROM jsonb_populate_recordset(NULL::pattern_applications, $2::jsonb)
@@ -245,9 +246,10 @@ ORDER BY a.at DESC, a.id DESC LIMIT $3
 async def record(
     connection: asyncpg.Connection, tenant_id: UUID, applications: Sequence[Application]
 ) -> list[UUID]:
-    """Store applications of locked patterns; return the pattern of each new or changed one.
+    """Store applications of locked patterns; return the pattern of each new or changed application.
 
-    Ignores those that are no evidence. There must be at most one per pattern and episode."""
+    Applications that are no evidence are ignored. ``applications`` must have at most one per
+    pattern and episode."""
     episodes = [each.episode_id for each in applications if each.episode_id is not None]
     await connection.execute(_STAY, tenant_id, episodes)
     records = to_json([*map(_application, applications)]).decode()
@@ -268,7 +270,7 @@ async def groups(
 async def newest(
     connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID, most: int
 ) -> list[tuple[datetime, Group]]:
-    """Return the newest judged applications of a pattern's current version, the oldest first."""
+    """Return the newest applications with a known outcome of a pattern's version, oldest first."""
     rows = await connection.fetch(_NEWEST, tenant_id, pattern_id, most)
     return [
         (row["at"], Group(Arm(row["arm"]), row["good"], 1, 1, 1, rate is not None, rate or 0.0))
@@ -280,7 +282,7 @@ async def newest(
 async def applied(
     connection: asyncpg.Connection, tenant_id: UUID, of: Pattern, most: int
 ) -> list[tuple[Features, bool]]:
-    """Return public features and success of the last tasks that were given this version."""
+    """Return public features and success of the last tasks that got this version of a pattern."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, GIVEN_ARMS, most)
     records = [
         OwnedFeatures(from_json(row["features"]), _owner(row, of.trust), row["agent"])
@@ -292,8 +294,9 @@ async def applied(
 def _owner(row: asyncpg.Record, trust: int) -> str | None:
     """Return the owner of the texts in an application's features; ``None``: they are public.
 
-    A client writes the features that it reports. They are public for a pattern that a client wrote;
-    for any other they are one owner's, whatever episodes the client names.
+    A client writes the features that it reports. For a pattern that a client wrote, they are
+    public. For any other pattern they count as texts of one owner, whatever episodes the client
+    names.
     """
     if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)

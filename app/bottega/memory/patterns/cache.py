@@ -1,7 +1,7 @@
-"""The pattern cache: judges and retrieves patterns, and keeps the matcher of each tenant.
+"""The pattern cache: it validates and retrieves patterns, and caches the matcher of each tenant.
 
-Notifications of the database invalidate matchers. While the listening connection is down, every
-call reads the database; a new connection clears the cache.
+Notifications of the database invalidate matchers. While the connection that receives them is down,
+every call reads the database; a new connection clears the cache.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from bottega.memory.patterns.refinement import likeness, of_low_value, tally_of
 from bottega.memory.patterns.store import PatternStore
 
 MOST_KEPT = 100_000
-"""Patterns in all matchers of a process; the least recently used matcher is dropped first."""
+"""Most patterns in all matchers of a process; the least recently used matcher is dropped first."""
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
 _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 
-# The patterns of a tenant that are matched: validated ones first, then by confidence.
+# The patterns of a tenant for its matcher: validated patterns first, then by confidence.
 _LIVE = f"""
 SELECT {application_rows.COLUMNS} FROM patterns p
 WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
@@ -49,12 +49,12 @@ ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT 20000
 
 
 _apart = ThreadPoolExecutor(2, "patterns")
-"""Searches that take longer; one at a time per tenant."""
+"""Threads for long searches; each tenant has one search at a time."""
 
 
 @dataclass(frozen=True)
 class PatternCache:
-    """The patterns of all tenants. :meth:`store` changes them, in a transaction of the tenant's."""
+    """The patterns of all tenants. :meth:`store` changes them, in a transaction of the tenant."""
 
     pool: asyncpg.Pool
     listener: NotifyListener
@@ -64,7 +64,7 @@ class PatternCache:
             MOST_KEPT, lambda matcher: min(MOST_KEPT, 1 + len(matcher))
         )
     )
-    _loading: set[UUID] = field(default_factory=set)  # without a change since
+    _loading: set[UUID] = field(default_factory=set)  # tenants without a change since loading began
     _turns: WeakValueDictionary[UUID, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class PatternCache:
         """Return a complete pattern in its current version.
 
         Raises:
-            NotFoundError: unknown, or another tenant's.
+            NotFoundError: the pattern is unknown, or another tenant's.
         """
         async with acting_as(self.pool, tenant_id) as connection:
             found = await self.store(connection, tenant_id).get_many([pattern_id])
@@ -108,7 +108,8 @@ class PatternCache:
     ) -> AsyncIterator[list[Pattern]]:
         """Yield all patterns of these states and categories, a page at a time.
 
-        Pages are short, because a change blocks the applications of their runs."""
+        Pages are short, because a caller that changes a page blocks runs that apply its
+        patterns."""
         after: UUID | None = None
         while page := await self.page(
             tenant_id, states=states, categories=categories, limit=100, after=after
@@ -118,13 +119,13 @@ class PatternCache:
 
     @asynccontextmanager
     async def changing(self, tenant_id: UUID) -> AsyncIterator[PatternStore]:
-        """Begin a transaction for changes; at its end, reload the patterns here."""
+        """Open a transaction for changes; after it, this process reloads the tenant's patterns."""
         async with acting_as(self.pool, tenant_id) as connection:
             yield self.store(connection, tenant_id)
         self.forget(tenant_id)
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
-        """Return the patterns in a transaction of the tenant's; call :meth:`forget` after it."""
+        """Return the patterns in a transaction of the tenant; call :meth:`forget` after it."""
         return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
@@ -152,8 +153,9 @@ class PatternCache:
         """Return the validated patterns that apply to a task, best first.
 
         Args:
-            category: ``None``: those about failures if the features name one, else the others.
-            failure_signature: of the failure; it becomes a feature.
+            category: ``None``: the categories about failures if the features name a failure,
+                otherwise all others.
+            failure_signature: signature of a failure; it becomes a feature.
         """
         if failure_signature is not None:
             features = {**features, "failure_signature": failure_signature}
@@ -171,11 +173,12 @@ class PatternCache:
     ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
-        They are ordered by the expected success of the next application, as known at the last
+        The order is by the expected success of the next application, as known at the last
         validation, then by ``draw``.
 
         Args:
-            draw: a random number from 0 to 1 per pattern; the smallest comes first.
+            draw: function that returns a random number from 0 to 1 for a pattern; the smallest
+                comes first.
         """
         of, now = _categories(features), self.clock()
 
@@ -190,7 +193,7 @@ class PatternCache:
         return sorted(found, key=order)
 
     async def _found(self, tenant_id: UUID, find: Callable[[Matcher], list[Match]]) -> list[Match]:
-        """Search; in a thread if testing the conditions of all patterns might hold up others."""
+        """Search, in a thread if the tests of all conditions might block the event loop."""
         matcher = await self.matcher(tenant_id)
         if matcher.tests <= 2_000:
             return find(matcher)
@@ -198,10 +201,10 @@ class PatternCache:
             return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
-        """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
+        """Return the matcher of a tenant's patterns. Changes just made may be missing in it."""
         loading = asyncio.ensure_future(self._matcher(tenant_id))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
-        return await asyncio.shield(loading)  # goes on if its caller ends
+        return await asyncio.shield(loading)  # the load goes on if its caller is cancelled
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
@@ -219,13 +222,13 @@ class PatternCache:
     async def validate(
         self, tenant_id: UUID, ids: Sequence[UUID] | None = None
     ) -> list[Validation]:
-        """Judge patterns, store the results and update the states.
+        """Validate patterns, store the results and update the states.
 
         Args:
-            ids: ``None``: all candidates and validated patterns, a transaction per page.
+            ids: ``None``: all candidates and validated patterns, with one transaction per page.
 
         Raises:
-            NotFoundError: one of them is unknown, or another tenant's.
+            NotFoundError: a pattern is unknown, or another tenant's.
         """
         if ids is None:
             pages = [[each.key for each in page] async for page in self.pages(tenant_id)]
@@ -238,7 +241,7 @@ class PatternCache:
     ) -> list[tuple[Pattern, float]]:
         """Return the most similar patterns of the same category, with their :func:`likeness`.
 
-        The best come first; deprecated ones are left out."""
+        The most similar come first. The result omits deprecated patterns."""
         best: list[tuple[Pattern, float]] = []
         async for page in self.pages(tenant_id, _SIMILAR, [pattern.category]):
             best += [(each, likeness(pattern, each)) for each in page if each.id != pattern.id]
@@ -246,7 +249,7 @@ class PatternCache:
         return best
 
     async def prune_low_value(self, tenant_id: UUID) -> list[UUID]:
-        """Deprecate candidates that harm, show no effect, or hardly apply. Return their ids."""
+        """Deprecate candidates that harm, have no effect or hardly ever apply; return their ids."""
         pruned: list[UUID] = []
         async for page in self.pages(tenant_id, [PatternState.CANDIDATE]):
             async with self.changing(tenant_id) as store:
@@ -258,6 +261,6 @@ class PatternCache:
 
 
 def _categories(features: Features) -> frozenset[Category]:
-    """Return the categories about failures if the features name one, else the others."""
+    """Return the categories about failures if the features name a failure, else all others."""
     failed = "failure_signature" in features or "error_type" in features
     return ON_FAILURE if failed else frozenset(Category) - ON_FAILURE

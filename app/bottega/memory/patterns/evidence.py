@@ -2,11 +2,12 @@
 
 Runs count by assignment, not by adherence: a run may ignore a pattern because the pattern is bad.
 
-A test that is repeated after each application finds significance in noise sooner or later. So there
-are four *looks* only, after 8, 16, 32 and 64 applications, each with a level of its own
-(:data:`LOOKS`). Of patterns without effect they promote at most three in a hundred together; a
-pattern that raises the success rate from 0.5 to 0.8 is promoted in 95 of a hundred cases. Once
-validated it is looked at in the same way, for harm, in one series after the other.
+A test that is repeated after each application finds significance in noise sooner or later. So the
+test is made only four times, after 8, 16, 32 and 64 applications, and each time with its own level
+of significance (:data:`LOOKS`). Statistics calls such an interim test a *look*. All four looks
+together promote at most 3 % of the patterns without effect. They promote a pattern that raises the
+success rate from 0.5 to 0.8 in 95 % of cases. Validated patterns are tested for harm with the same
+looks; after the fourth look a new series begins.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,11 @@ from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Pattern, PatternState
 
 LOOKS = {8: 0.001, 16: 0.005, 32: 0.015, 64: 0.04}
-"""Levels of the test by the number of applications at which it is made."""
+"""Levels of significance, by the number of applications at which the test is made."""
 EVIDENCE_DAYS = 90
-"""Age of applications that the verdict counts."""
+"""Greatest age of applications that count for the verdict."""
 LEAST_APPLICATIONS = 5
-"""Applications that a verdict needs."""
+"""Least number of applications for a verdict."""
 _LEAST_CONFIDENCE = 0.7
 _NORMAL_95 = 1.96
 
@@ -51,7 +52,7 @@ class Tally(NamedTuple):
 
     @property
     def bad(self) -> "Tally":
-        """The failures, counted as successes."""
+        """The tally in which failures count as successes."""
         return Tally(self.n - self.good, self.n)
 
     @property
@@ -61,7 +62,7 @@ class Tally(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Variance of that posterior."""
+        """Variance of the same posterior."""
         return self.expected * (1 - self.expected) / (self.n + 3)
 
     @classmethod
@@ -75,11 +76,11 @@ class Tally(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Applications of a pattern, and what they are compared with."""
+    """Applications of a pattern, and runs without the pattern for comparison."""
 
     given: Tally = Tally()
-    without: Tally = Tally()  # runs that were drawn, or reported, to go without it
-    known_rate: float | None = None  # success rate without it, if all who applied it reported one
+    without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
+    known_rate: float | None = None  # reported success rate without it, if each application has one
 
     @property
     def baseline(self) -> Baseline:
@@ -92,29 +93,29 @@ class Comparison(NamedTuple):
 
     @property
     def p_better(self) -> float:
-        """The p-value of "it does not help": Fisher's exact test, or the binomial one for a rate
-        that is known, both one-sided."""
+        """The p-value of "the pattern does not help": Fisher's exact test, or the binomial test if
+        there are no runs without the pattern. Both are one-sided."""
         if self.without.n:
             return fisher_p(self.given, self.without)
         return binomial_p(self.given, self.baseline.rate)
 
     @property
     def p_worse(self) -> float:
-        """The p-value of "it does no harm", by the same test the other way."""
+        """The p-value of "the pattern does no harm", by the same test in the other direction."""
         if self.without.n:
             return fisher_p(self.without, self.given)
         return binomial_p(self.given.bad, 1 - self.baseline.rate)
 
     @property
     def confidence(self) -> float:
-        """0 to 1, from success, number and p-value."""
+        """Confidence, 0 to 1, from the success rate, the number of applications and the p-value."""
         often = 1 - exp(-self.given.n / 20)
         sure = 0.5 * self.given.rate + 0.3 * often + 0.2 * (1 - self.p_better)
         return min(1.0, max(0.0, sure))
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict by these applications alone, as of one time."""
+        """The verdict from these applications alone."""
         if self.given.n < LEAST_APPLICATIONS:
             return Verdict.INSUFFICIENT_EVIDENCE
         if self.given.rate < 0.6 or self.p_better >= 0.05:
@@ -131,14 +132,17 @@ class Comparison(NamedTuple):
 
 
 def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
-    """Return by how much the rate is higher with than without, and the ends of its 95 % interval.
+    """Return the difference of the rates with and without something, and its 95 % interval.
 
-    Differences of pairs are weighed as by Mantel and Haenszel (1959). The interval is that of the
-    posteriors, which count one more success and failure of each tally, as Agresti and Caffo (2000)
-    do: a few runs do not seem to prove much.
+    The differences of pairs are weighted as by Mantel and Haenszel (1959). The interval comes from
+    posteriors with one more success and one more failure per tally (Agresti and Caffo, 2000), so
+    that it is wide for few runs.
 
     Args:
-        pairs: tallies with and without something; none is empty.
+        pairs: tallies with and without something; no tally is empty.
+
+    Returns:
+        The difference, the lower end and the upper end of the interval.
     """
     weights = [with_it.n * others.n / (with_it.n + others.n) for with_it, others in pairs]
     total = fsum(weights)
@@ -159,7 +163,7 @@ def _weighed(weights: Iterable[float], values: Iterable[float]) -> float:
 
 
 def binomial_p(tally: Tally, baseline: float) -> float:
-    """Return the exact one-sided probability of at least so many successes; 1 without any."""
+    """Return the exact probability of at least as many successes by chance; 1 for no success."""
     good, n = tally
     if good <= 0 or baseline >= 1:
         return 1.0
@@ -195,11 +199,11 @@ def _sum(logarithms: Iterable[float]) -> float:
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
     """Return a number in [0, 1), evenly distributed; independent for different ``kind``s.
 
-    It is a hash: a resumed or retried run keeps its arm, and an author of tasks cannot choose the
-    arm without the salt.
+    The number is a hash, so a resumed or retried run keeps its arm. Without the salt, the author of
+    a task cannot choose the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
-    # Only as many bits as a float holds: more could be rounded up to 1.
+    # 53 bits, because a float has no more: further bits could round the number up to 1.
     return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
 
 
@@ -211,7 +215,7 @@ def arm_of(
     version: int,
     options: LearningOptions,
 ) -> Arm:
-    """Assign a run's arm: used or withheld if validated, trial or control if a candidate."""
+    """Assign a run to an arm: used or withheld (validated), or trial or control (candidate)."""
     if state is PatternState.VALIDATED:
         withheld = uniform(salt, run, pattern_id, version, "withheld") < options.withheld_share
         return Arm.WITHHELD if withheld else Arm.USED
@@ -228,8 +232,8 @@ class Group(NamedTuple):
     arm: Arm
     good: bool
     n: int
-    lately: int  # of them, not older than the verdict counts
-    since: int  # of them, in the present series of looks
+    lately: int  # number of applications in the time that counts for the verdict
+    since: int  # number of applications in the current series of looks
     rated: int = 0  # number whose success rate without the pattern was reported
     rates: float = 0.0  # sum of these rates
     timed: int = 0  # number with a known duration
@@ -242,7 +246,7 @@ def compared(groups: Sequence[Group], count: str = "n") -> Comparison:
     """Compare the applications with and without a pattern.
 
     Args:
-        count: the applications that count: ``n``, ``lately`` or ``since``.
+        count: field of the groups with the numbers that count: ``n``, ``lately`` or ``since``.
     """
     given, without = _given(groups), _without(groups)
     rated = sum(each.rated for each in given)
@@ -268,10 +272,11 @@ def _tally(groups: Iterable[Group], count: str) -> Tally:
 
 
 def _saved(groups: Sequence[Group], sums: str, n: str) -> float | None:
-    """Return by how much the mean of runs without the pattern is higher; ``None``: unknown.
+    """Return the mean of runs without the pattern minus the mean with it; ``None``: unknown.
 
     Args:
-        sums, n: names of the groups' sums, and of the numbers of runs in these.
+        sums: name of the groups' field with the sum.
+        n: name of the groups' field with the number of runs in that sum.
     """
     means: list[float] = []
     for side in (_without(groups), _given(groups)):
@@ -288,19 +293,19 @@ class Validation:
     was: PatternState
     state: PatternState
     verdict: Verdict
-    good: int  # of the applications that the verdict counts
+    good: int  # number of successful applications among those that count for the verdict
     applications: int
     success_rate: float | None
     p_value: float
     confidence: float
     baseline: Baseline
-    decision: str | None  # of the last look, in a sentence
+    decision: str | None  # decision of the last look, in a sentence
 
 
 def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> tuple[Pattern, Validation]:
-    """Return a pattern with its present evidence, and with its state after a look that is due.
+    """Return a pattern with its current evidence, and with its state after a look that is due.
 
-    If nothing changed, the old evidence stays, with its time. With too few applications,
+    If nothing changed, the old evidence stays, with its time. If there are too few applications,
     confidence and p-value keep their old values.
     """
     after = looked_at(was, compared(groups, "since"), now)
@@ -338,10 +343,10 @@ def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> tuple[Pat
 
 
 def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
-    """Make the look that is due, if there is one: promote a candidate, or let a pattern fall.
+    """Make the look that is due, if any: validate a candidate, or put a pattern into review.
 
     Args:
-        found: the applications of the present series of looks.
+        found: the applications of the current series of looks.
     """
     number = max((each for each in LOOKS if each <= found.given.n), default=0)
     state, life = pattern.state, pattern.lifecycle
@@ -369,13 +374,13 @@ def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
 
 
 def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
-    """Return the evidence after each application, or after 40 evenly chosen ones.
+    """Return the evidence after each application, or after 40 evenly spaced applications.
 
     Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
     ``others``, the successful ones ``given_good`` and ``others_good``, and the ``p_value``.
 
     Args:
-        groups: of one application each, with its time; the oldest first.
+        groups: one group per application, with its time; oldest first.
     """
     found = []
     step = max(1, -(-len(groups) // 40))

@@ -1,6 +1,7 @@
 """Matching: find the patterns that apply to a task, and order them by score. Pure.
 
-Patterns are filed by a value that their tasks must have: a type, a domain, a failure's signature.
+The index has each pattern under a value that its tasks must have: a type, a domain, a failure's
+signature.
 """
 
 from collections import defaultdict
@@ -21,10 +22,10 @@ from bottega.memory.patterns.pattern import (
 )
 
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
-"""Features that always count in the quality of a match, beside those that conditions name."""
+"""Features that always count for the quality of a match; others count if a condition names them."""
 
 Place = tuple[str, str | None, Any]
-"""A feature, and the kind and the value that it must have."""
+"""A key of the index: a feature, and the kind and the value that the feature must have."""
 _ANYWHERE: Place = ("", None, None)
 
 
@@ -35,7 +36,7 @@ class Match(NamedTuple):
         score: 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1)
             + 0.1 exp(-days since validation/90) (0 without a validation) + 0.05 quality.
         quality: share of the task's known features that the pattern names, 0 to 1. Only features
-            that the pattern names or that are in :data:`ALWAYS` count; 0 if there are none.
+            that the pattern names, or that are in :data:`ALWAYS`, count. 0 if no feature counts.
     """
 
     pattern: Pattern
@@ -50,7 +51,7 @@ class Rule:
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self.must = [*_needed(pattern.applicability)]  # all that must hold
+        self.must = [*_needed(pattern.applicability)]  # all conditions that must hold
         said = [name for each in self.must for name in named(each)]
         self.spoken = frozenset(said)  # features that the pattern names
         self.tests = len(said)
@@ -63,7 +64,11 @@ class Rule:
         return True
 
     def match(self, known: Set[str], now: datetime) -> Match:
-        """Return the match with a task that the pattern applies to; ``known``: its features."""
+        """Return the match with a task to which the pattern applies.
+
+        Args:
+            known: names of the task's known features.
+        """
         said = len(self.spoken & known)
         quality = said / len(known & (self.spoken | ALWAYS)) if said else 0.0
         score = sum(score_parts(self.pattern, quality, now).values())
@@ -104,13 +109,13 @@ def _test(feature: str, op: str, value: object) -> Condition:
 
 
 class Matcher:
-    """An index of VALIDATED and CANDIDATE patterns; it ignores others."""
+    """An index of VALIDATED and CANDIDATE patterns; it ignores other patterns."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._files: defaultdict[tuple[PatternState, Place], list[Rule]] = defaultdict(list)
         self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
         self._names: dict[UUID, str] = {}
-        self.tests = 0  # greatest cost of a search: the number of patterns and of their tests
+        self.tests = 0  # upper bound of a search's cost: number of patterns and of their tests
         for each in patterns:
             if each.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
                 rule = Rule(each)
@@ -126,7 +131,7 @@ class Matcher:
         return len(self._names)
 
     def names(self, ids: Iterable[UUID]) -> list[str]:
-        """Return the names of those of the patterns that are in the index."""
+        """Return the names of these patterns, without patterns that are not in the index."""
         return [self._names[each] for each in ids if each in self._names]
 
     def find(
@@ -139,8 +144,8 @@ class Matcher:
     ) -> list[Match]:
         """Return the ``k`` VALIDATED patterns that apply and score highest, best first.
 
-        Among equal scores the smaller id comes first. A pattern that contradicts a better one in
-        the result is left out.
+        Of equal scores the smaller id comes first. The result omits a pattern that contradicts a
+        better pattern in the result.
         """
         taken: list[Match] = []
         excluded: set[UUID] = set()
@@ -178,7 +183,7 @@ class Matcher:
 
 
 def _places(must: Iterable[Condition]) -> list[Place]:
-    """Return the places of which a task must have one, given the conditions that must hold."""
+    """Return the keys of the index for a pattern's conditions; a task must have one of the keys."""
     for each in must:
         if each.get("op") in ("eq", "in"):
             values = each["value"] if each["op"] == "in" else [each["value"]]

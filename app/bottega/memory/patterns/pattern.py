@@ -1,7 +1,7 @@
 """Patterns: advice that was learned from several runs. Pure.
 
-A pattern holds a condition, advice and evidence. It is data: nothing in it is ever executed, and
-prompts present it as data too.
+A pattern has a condition, advice and evidence. It is data: nothing in it is ever executed, and
+prompts present it as data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ Condition = Mapping[str, Any]
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 LONGEST_NAME = 120
-"""Characters of the name of a pattern that was found."""
+"""Most characters of the name of a mined pattern."""
 
 
 class Category(StrEnum):
@@ -44,8 +44,8 @@ class Category(StrEnum):
 
 
 OF_RUN = frozenset((Category.STRATEGIC, Category.DECOMPOSITION, Category.DOMAIN))
-"""Categories that the whole run's outcome judges. The next task or call that they affect judges
-the others."""
+"""Categories whose patterns are judged by the outcome of the whole run. Patterns of other
+categories are judged by the next task or call that they affect."""
 ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
 """Categories that are retrieved after a failure; the others are retrieved at the start of a run."""
 
@@ -74,7 +74,7 @@ class Arm(StrEnum):
     WITHHELD = "withheld"  # validated, but not given
     CONTROL = "control"  # a candidate, but not given
     REPORTED = "reported"  # a client reported the application
-    REPORTED_WITHOUT = "reported_without"  # … and a task without the pattern
+    REPORTED_WITHOUT = "reported_without"  # a client reported a task without the pattern
 
 
 APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
@@ -82,21 +82,21 @@ APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Tasks that a pattern applies to. All fields must hold; an empty one always does."""
+    """The tasks to which a pattern applies. All fields must hold; an empty field always holds."""
 
-    problem_types: tuple[str, ...] = ()  # one of them is the feature ``task_type``
-    domains: tuple[str, ...] = ()  # one of them is the feature ``domain``
-    complexity: tuple[float, float] | None = None  # bounds of that feature, both included
-    capabilities: tuple[str, ...] = ()  # all are in that feature
-    conditions: tuple[Condition, ...] = ()  # all hold
-    anti_conditions: tuple[Condition, ...] = ()  # none holds
+    problem_types: tuple[str, ...] = ()  # the feature ``task_type`` must be one of these
+    domains: tuple[str, ...] = ()  # the feature ``domain`` must be one of these
+    complexity: tuple[float, float] | None = None  # bounds of the feature, both included
+    capabilities: tuple[str, ...] = ()  # the feature ``capabilities`` must have all of these
+    conditions: tuple[Condition, ...] = ()  # all must hold
+    anti_conditions: tuple[Condition, ...] = ()  # none may hold
 
 
 def check_applicability(applicability: Applicability) -> None:
     """Validate the conditions of a pattern, and their total size.
 
     Raises:
-        InvalidInputError: with the pointer to the fault.
+        InvalidInputError: a condition is invalid, or they are too large; the pointer locates it.
     """
     path = "/applicability"
     for part in ("problem_types", "domains", "capabilities"):
@@ -128,15 +128,15 @@ class Content:
 
     kind: ContentKind
     fields: Mapping[str, Any] = field(default_factory=dict)
-    uses: tuple[str, ...] = ()  # tools and agents, in order; adherence is measured by them
-    affects: tuple[str, ...] = ()  # those whose next call judges it; empty if the whole run does
+    uses: tuple[str, ...] = ()  # recommended tools and agents, in order; they measure adherence
+    affects: tuple[str, ...] = ()  # tools and agents whose next call judges the pattern, if any do
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """Success rate of ``n`` tasks without the pattern."""
 
-    name: str = "unknown"  # else ``without``: measured, or ``given``: a client knows it
+    name: str = "unknown"  # or ``without``: measured; or ``given``: reported by a client
     rate: float = 0.5  # 0 to 1
     n: int = 0
 
@@ -145,18 +145,18 @@ class Baseline:
 class Evidence:
     """Evidence for a pattern; ``None``: unknown."""
 
-    mined_from: tuple[UUID, ...] = ()  # episodes that it was found in: no evidence
+    mined_from: tuple[UUID, ...] = ()  # episodes in which it was found; these are no evidence
     supporting: tuple[UUID, ...] = ()  # the latest episodes that applied it with success
-    contrary: tuple[UUID, ...] = ()  # … without
-    applications: int = 0  # of this version in the time that counts
-    success_rate: float | None = None  # of these
-    time_saved_s: float | None = None  # mean, against runs without the pattern
+    contrary: tuple[UUID, ...] = ()  # the latest episodes that applied it without success
+    applications: int = 0  # number of applications of this version in the time that counts
+    success_rate: float | None = None  # share of successes among these applications
+    time_saved_s: float | None = None  # mean, compared with runs without the pattern
     tokens_saved: float | None = None
-    uplift: float | None = None  # success rate less the baseline
+    uplift: float | None = None  # success rate minus the baseline
     confidence: float = 0.0  # 0 to 1
     p_value: float | None = None
     baseline: Baseline = Baseline()
-    verdict: str | None = None  # of the last validation
+    verdict: str | None = None  # verdict of the last validation
     validated_at: datetime | None = None
 
 
@@ -176,13 +176,14 @@ class Lifecycle:
     """State and usage of a pattern."""
 
     state: PatternState = PatternState.CANDIDATE
-    uses: int = 0  # runs that were given it, in any version
+    uses: int = 0  # number of runs that were given the pattern, in any version
     last_used: datetime | None = None
     replaced_by: UUID | None = None
     reason: str | None = None
-    looks: int = 0  # applications at the last look of the present series
-    looks_since: datetime | None = None  # begin of that series; ``None``: that of the version
-    decision: str | None = None  # of the last look, in a sentence
+    # A *look* is an interim test; see :mod:`bottega.memory.patterns.evidence`.
+    looks: int = 0  # number of applications at the last look of the current series
+    looks_since: datetime | None = None  # begin of the series; ``None``: it began with the version
+    decision: str | None = None  # decision of the last look, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +215,9 @@ class Pattern:
     guide: Guide = Guide()
     lifecycle: Lifecycle = Lifecycle()
     relations: Relations = Relations()
-    origin: Mapping[str, Any] = field(default_factory=dict)  # ``principal``, ``mined`` (by what) …
-    trust: int = 1  # 3 mined from own runs, 2 from those that read external texts, 1 by a client
-    fingerprint: str | None = None  # equal for equal advice and scope; ``None``: by a client
+    origin: Mapping[str, Any] = field(default_factory=dict)  # such as ``principal`` or ``mined``
+    trust: int = 1  # 3 mined from own runs, 2 from runs that read external texts, 1 from a client
+    fingerprint: str | None = None  # equal for equal advice and scope; ``None``: from a client
 
     @property
     def key(self) -> UUID:
@@ -240,7 +241,7 @@ class Pattern:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The fields that a client or a miner wrote, to store as JSON; columns hold the others."""
+        """The fields that a client or mining wrote, to store as JSON; other fields have columns."""
         return {name: getattr(self, name) for name in DOCUMENT}
 
 
@@ -248,7 +249,7 @@ DOCUMENT = ("description", "summary", "detail", "content", "applicability", "gui
 
 
 def pattern_of(fields: Mapping[str, Any]) -> Pattern:
-    """Build a pattern from JSON or a row; fields that it does not have are ignored."""
+    """Build a pattern from JSON or a row; unknown fields are ignored."""
     return _adapter().validate_python(fields)
 
 
@@ -259,13 +260,13 @@ def _adapter() -> TypeAdapter[Pattern]:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A run that was given a pattern, or had it withheld, and the result."""
+    """A run that was given a pattern, or from which it was withheld, and the result."""
 
     pattern_id: UUID
     version: int
     arm: Arm
     at: datetime
-    baseline_rate: float | None = None  # success rate without it, if a client knows it
+    baseline_rate: float | None = None  # success rate without the pattern, if a client reports it
     episode_id: UUID | None = None
     followed: bool | None = None  # adherence; ``None``: unknown
     good: bool | None = None  # success; ``None``: the run made no call that judges the pattern
@@ -293,14 +294,14 @@ _OPERATORS = {
 
 
 def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
-    """Render all of a pattern that helps to act, at most about 1,200 bytes, the advice first.
+    """Render the parts of a pattern that help a model to act: at most about 1,200 bytes.
 
-    The first line is trusted. The pattern's own lines are indented, so that none can imitate it.
-    What an earlier line says already is left out; the advice itself only if a line, or the end of
-    one behind a colon, is just the advice.
+    The first line is trusted. The pattern's own lines are indented, so that none can imitate the
+    first line. A part is omitted if an earlier line contains its text. The advice itself is omitted
+    only if it equals an earlier line, or the part of a line after its colon.
 
     Args:
-        alternatives: names of the patterns to use instead.
+        alternatives: names of the patterns that may be used instead.
     """
     known = pattern.evidence
     head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
@@ -324,7 +325,7 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
 def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str, int, str]]:
     """Yield label, limit and text of each part, the most helpful first."""
     fields, guide, when = pattern.content.fields, pattern.guide, pattern.applicability
-    if "mined" not in pattern.origin:  # that name repeats the summary
+    if "mined" not in pattern.origin:  # a mined pattern's name repeats the summary
         yield "", LONGEST_NAME, pattern.name
     yield "", _LONGEST, pattern.summary or pattern.description
     yield "Approach", _LONGEST_STEPS, fields.get("approach", "")
@@ -361,7 +362,7 @@ def condition_text(condition: Condition) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
-    """Return a step with the tools and agents that its text does not name."""
+    """Render a step, and add its tools and agents that the text does not name."""
     do = step["do"]
     others = ", ".join(name for name in step.get("uses", ()) if name not in do)
     return f"{do} ({others})" if others else do

@@ -34,8 +34,8 @@ class Narrowing:
     """A value of a feature with which a pattern fails; it becomes an anti-condition."""
 
     condition: Condition
-    inside: Tally  # of the tasks that the pattern still applies to
-    outside: Tally  # of the others
+    inside: Tally  # tasks to which the pattern still applies
+    outside: Tally  # tasks to which the narrowed pattern does not apply
     p_value: float
 
     @property
@@ -48,12 +48,13 @@ class Narrowing:
 
 
 def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None:
-    """Return the value of a feature that best tells failed applications from successful ones.
+    """Return the value of a feature that best separates failed from successful applications.
 
-    It must do so significantly (p < 0.01), with five tasks on each side; else ``None``.
+    The difference must be significant (p < 0.01), with at least five tasks on each side. Otherwise
+    return ``None``.
 
     Args:
-        applications: of one version, if the pattern was given: the task's features, and success.
+        applications: features of the task, and success, for runs that were given one version.
     """
     everything = Tally.of(good for _, good in applications)
     having: defaultdict[tuple[str, str, Any], list[bool]] = defaultdict(list)
@@ -76,7 +77,7 @@ def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None
 
 
 def _may_be_said(condition: Condition) -> bool:
-    """Return true if a condition is within the limits of patterns, which features may exceed."""
+    """Return true if a condition is within the limits of patterns; a feature's value may not be."""
     with suppress(InvalidInputError):
         check(condition)
         return True
@@ -96,7 +97,8 @@ def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | Non
 def likeness(one: Pattern, other: Pattern) -> float:
     """Return the similarity of two patterns, 0 to 1: half for the advice, half for the tasks.
 
-    Each half is the share of the words of both that both have; 0 for different categories."""
+    Each half is the number of words that both have, divided by the number of words that at least
+    one has. The similarity is 0 for different categories."""
     if one.category is not other.category:
         return 0.0
     total = 0.0
@@ -117,7 +119,7 @@ def _words(value: Any) -> set[str]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text that is equal for equal values."""
+    """Return a text; equal values give equal texts."""
     return dumps(value, sort_keys=True, default=dict)
 
 
@@ -125,14 +127,14 @@ def as_text(value: Any) -> str:
 
 
 def tally_of(evidence: Evidence) -> Tally:
-    """Return the applications that count and the good ones among them."""
+    """Return the number of applications that count, and of successful ones among them."""
     n = evidence.applications
     return Tally(round(n * (evidence.success_rate or 0.0)), n)
 
 
 def of_low_value(pattern: Pattern, now: datetime) -> str | None:
-    """Return the reason to deprecate a candidate, or ``None``. It does harm, shows no effect at its
-    last look, or hardly ever applies."""
+    """Return the reason to deprecate a candidate, or ``None``. Reasons are harm, no effect after
+    the last look, and that the candidate hardly ever applies."""
     if pattern.state is not PatternState.CANDIDATE:
         return None
     tally, baseline = tally_of(pattern.evidence), pattern.evidence.baseline
@@ -164,14 +166,14 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
 
 
 MOST_MERGED = 20
-"""Patterns in one merge."""
+"""Most patterns in one merge."""
 
 T = TypeVar("T")
 
 
 def merged(patterns: Sequence[Pattern]) -> Pattern:
-    """Merge patterns of one category: the advice of the best-known one, for the tasks of all. The
-    evidence is left empty, except for ``mined_from``."""
+    """Merge patterns of one category. The result has the advice of the pattern with the most
+    confidence, and applies to the tasks of all. Its evidence is only ``mined_from``."""
     best = max(
         patterns,
         key=lambda each: (each.evidence.confidence, each.evidence.applications, each.key.int),
@@ -203,12 +205,12 @@ def merged(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def _texts(joint: str, texts: Iterable[str]) -> str:
-    """Join the different texts: each may name the tasks of its own pattern."""
+    """Join the distinct texts, because each may name the tasks of its own pattern."""
     return cut(joint.join(dict.fromkeys(filter(None, texts))), 1_000)
 
 
 def generalised(several: Sequence[Applicability]) -> Applicability:
-    """Return an applicability that holds wherever one of several does."""
+    """Return an applicability that holds for each task for which one of several holds."""
 
     def either(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(chain.from_iterable(names))) if all(names) else ()

@@ -1,7 +1,8 @@
-"""Patterns in a transaction: add, update, deprecate, merge, judge.
+"""Patterns in a transaction: add, update, deprecate, merge, validate.
 
-After the transaction :meth:`bottega.memory.patterns.cache.PatternCache.forget` reloads the patterns
-in this process.
+After the transaction the caller must call
+:meth:`bottega.memory.patterns.cache.PatternCache.forget`, so that this process reloads the
+patterns.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,11 +33,13 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.refinement import MOST_MERGED, merged, started_over
 
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
-"""Content that a run reads, and conditions of use: a change of these voids the evidence."""
+"""Fields that a run reads, or that decide whether it gets the pattern. A change of them voids the
+evidence."""
 MOST_GIVEN = 20_000
-"""Limit on patterns of a tenant that were not mined."""
+"""Most patterns of a tenant that were not mined."""
 
-# Adding waits for others that add for the tenant: two equal patterns at once are one.
+# Transactions that add patterns of a tenant wait for each other, so that two equal patterns that
+# are added at the same time become one.
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
 _KNOWN = """
 SELECT id FROM (
@@ -51,8 +54,8 @@ SELECT id FROM (
 ORDER BY rank, id LIMIT 1
 """
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
-# Episodes that ended after the pattern, its replacement, that one's, and so on were deprecated, but
-# for what a person decided.
+# Number of episodes that ended after the pattern and the chain of its replacements were deprecated;
+# 0 if one of them is in use, or if a person deprecated one.
 _SINCE_DEPRECATED = """
 WITH RECURSIVE chain AS (
     SELECT p.id, p.replaced_by, p.state, p.origin, p.updated_at FROM patterns p
@@ -66,7 +69,7 @@ gone AS (
 SELECT count(*) FROM gone
 JOIN episodes e ON e.tenant_id = $1 AND e.id = ANY ($3) AND e.at > gone.at
 """
-# An episode with several of the patterns counts once.
+# An episode that applied several of the patterns counts once.
 _POOL = f"""
 INSERT INTO pattern_applications (tenant_id, pattern_id, version, {application_rows.SAID})
 SELECT $1, $3, 1, {application_rows.SAID}
@@ -101,15 +104,16 @@ class PatternStore:
     now: datetime  # the time of the changes
 
     async def add(self, pattern: Pattern) -> Pattern:
-        """Store a new pattern as a candidate of version 1, or return the one that exists.
+        """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
-        One with its fingerprint stays as it is. But if that one and all its replacements are
-        deprecated, it gets a next version once enough of the sources ended after that. A twin in
-        use (equal category, trust, applicability and content) gets the sources as its own.
+        An existing pattern with the same fingerprint stays unchanged. But if that pattern and all
+        its replacements are deprecated, it gets a new version as soon as enough of the sources
+        ended after the deprecation. A twin (a pattern in use with equal category, trust,
+        applicability and content) gets the new pattern's sources.
 
         Raises:
             InvalidInputError: a condition is invalid; the pointer locates it.
-            ConflictError: ``too_many`` patterns that were not mined.
+            ConflictError: ``too_many``: the tenant has too many patterns that were not mined.
         """
         check_applicability(pattern.applicability)
         await self._do(_ALONE)
@@ -121,14 +125,14 @@ class PatternStore:
             return await self._read(known)
         if pattern.fingerprint is None and await self._do(_GIVEN) >= MOST_GIVEN:
             raise ConflictError(
-                f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one "
-                "of those instead",
+                f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change an "
+                "existing pattern instead",
                 code="too_many",
             )
         return await self._read(await self._insert(pattern))
 
     async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
-        """Add the sources of a twin; revive a deprecated pattern if enough new episodes have it."""
+        """Add the sources to an existing pattern; revive it if it is deprecated and often found."""
         was = (await self.get_many([pattern_id], lock=True))[pattern_id]
         sources = found.evidence.mined_from
         is_twin = found.fingerprint is None or found.fingerprint != was.fingerprint
@@ -153,12 +157,13 @@ class PatternStore:
 
         Args:
             version: the version that the changes are based on.
-            changes: by field of :class:`Pattern`, but for its evidence, lifecycle and identity.
+            changes: new values by field of :class:`Pattern`, except evidence, lifecycle and
+                identity.
             reason: stored if the pattern starts over as a candidate.
 
         Raises:
-            NotFoundError: unknown, or another tenant's.
-            ConflictError: ``stale_version``: it was changed meanwhile.
+            NotFoundError: the pattern is unknown, or another tenant's.
+            ConflictError: ``stale_version``: the pattern has another version now.
             InvalidInputError: a condition is invalid; the pointer locates it.
         """
         if "applicability" in changes:
@@ -185,13 +190,13 @@ class PatternStore:
         replaced_by: UUID | None = None,
         by: str | None = None,
     ) -> Pattern:
-        """Deprecate a pattern: it stays stored, and is no longer used.
+        """Deprecate a pattern: it stays stored, but runs do not get it any more.
 
         Args:
-            by: person or key that decides it: then no new episodes bring the pattern back.
+            by: person or key that decides it. Then mining does not revive the pattern.
 
         Raises:
-            NotFoundError: it or its replacement is unknown, or another tenant's.
+            NotFoundError: the pattern or its replacement is unknown, or another tenant's.
             InvalidInputError: the replacement is the pattern itself, or deprecated.
         """
         ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
@@ -200,7 +205,7 @@ class PatternStore:
             replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
         ):
             raise InvalidInputError(
-                "a pattern can only be replaced by another one that is not deprecated",
+                "the replacement must be another pattern that is not deprecated",
                 pointer="/replaced_by",
             )
         given_up = held[pattern_id].moved(PatternState.DEPRECATED, reason, replaced_by)
@@ -211,14 +216,15 @@ class PatternStore:
         return await self._read(pattern_id)
 
     async def merge(self, ids: Collection[UUID]) -> Pattern:
-        """Merge several patterns of one category into a new one, judge it, and deprecate them.
+        """Merge patterns of one category into a new pattern, validate it, and deprecate the others.
 
-        See :func:`merged`. Its evidence is theirs, each episode once, but for their sources.
+        See :func:`merged`. The new pattern gets the applications of all patterns, each episode
+        once, without episodes in which a pattern was found.
 
         Raises:
-            NotFoundError: one of them is unknown, or another tenant's.
-            InvalidInputError: too few or too many, of several categories, one is deprecated, or the
-                merged condition would exceed the limits of one pattern.
+            NotFoundError: a pattern is unknown, or another tenant's.
+            InvalidInputError: there are too few or too many patterns, they have several categories,
+                one is deprecated, or the merged condition exceeds the limits of a pattern.
         """
         ids = sorted(set(ids))
         if not 2 <= len(ids) <= MOST_MERGED:
@@ -226,7 +232,7 @@ class PatternStore:
                 f"2 to {MOST_MERGED} different patterns can be merged", pointer="/ids"
             )
         await self.get_many(ids, lock=True)
-        held = await self.get_many(ids)  # with sources that were added before the lock was free
+        held = await self.get_many(ids)  # again, for sources that were added before the lock
         if len({each.category for each in held.values()}) > 1:
             raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
         for each in held.values():
@@ -245,11 +251,11 @@ class PatternStore:
         return await self._read(stored)
 
     async def judge(self, ids: Sequence[UUID]) -> list[Validation]:
-        """Validate patterns, store what changed, and return the results."""
+        """Validate patterns, store changed patterns, and return the results."""
         return await self._judge((await self.get_many(ids, lock=True)).values())
 
     async def _judge(self, held: Iterable[Pattern]) -> list[Validation]:
-        """Measure locked patterns by their applications, and make the looks that are due."""
+        """Validate locked patterns by their applications, and make the looks that are due."""
         since = self.now - timedelta(days=EVIDENCE_DAYS)
         of = {each.key: each for each in held}
         groups = await application_rows.groups(self.connection, self.tenant_id, [*of], since)
@@ -262,12 +268,12 @@ class PatternStore:
         return found
 
     async def record_application(self, applications: Iterable[Application]) -> int:
-        """Store applications of patterns. Return the number of new or changed ones.
+        """Store applications of patterns. Return the number of new or changed applications.
 
-        A repeated one changes nothing; a later outcome of an episode replaces the earlier one.
-        Ignored, as no evidence, are: episodes that the pattern was found in; episodes of trust 1;
-        cancelled, quarantined and deleted ones; unknown patterns and versions. Their evidence, and
-        the look that is due, follow at once.
+        A repeated application changes nothing. A later outcome of an episode replaces the earlier
+        outcome. Applications are ignored if they are no evidence: if the pattern was found in the
+        episode, if the episode has trust 1 or is cancelled, quarantined or deleted, or if the
+        pattern or version is unknown. Afterwards the patterns are validated at once.
         """
         of: dict[tuple[UUID, UUID | int], Application] = {
             (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
@@ -280,10 +286,13 @@ class PatternStore:
         return len(touched)
 
     async def get_many(self, ids: Collection[UUID], *, lock: bool = False) -> dict[UUID, Pattern]:
-        """Return complete patterns by id; lock them until the transaction ends.
+        """Return complete patterns by id.
+
+        Args:
+            lock: lock the rows until the transaction ends.
 
         Raises:
-            NotFoundError: one of them is unknown, or another tenant's.
+            NotFoundError: a pattern is unknown, or another tenant's.
         """
         found = await self._load(ids, lock=lock)
         for each in ids:
@@ -321,7 +330,8 @@ class PatternStore:
         """Store a locked pattern.
 
         Args:
-            notify: on commit, tell all processes: which runs get it, or what they read, changed.
+            notify: on commit, notify all processes. Needed if the change affects which runs get the
+                pattern, or the text that they read.
         """
         row = application_rows.row_of(changed, self.now)
         await self._do(application_rows.WRITE, changed.key, row, notify)

@@ -1,7 +1,7 @@
 """Analysis of a task's text: goals, constraints, success criteria. Pure.
 
-Uses no model: a few typical words classify sentences and list items. That is coarse but
-deterministic, and good enough to find similar tasks; no model reads what it found.
+The analysis uses no model: a few typical words classify sentences and list items. This is coarse,
+but deterministic and good enough to find similar tasks. No prompt contains the result.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import Any
 from bottega.memory.patterns.pattern import Features
 
 MOST = 10
-"""Limit on goals, constraints and criteria, each."""
+"""Largest number of goals, of constraints and of criteria."""
 LONGEST_ITEM = 300
-"""Characters of a text that rules find."""
+"""Most characters of a goal, constraint or criterion."""
 _MOST_NAMES = 200
 
 _END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")  # noqa: RUF001 (CJK punctuation)
@@ -72,10 +72,10 @@ _ASKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    goals: tuple[str, ...]  # sentences that ask for something; one at least, if the task has any
+    goals: tuple[str, ...]  # sentences that ask for something; without any, the first sentence
     constraints: tuple[str, ...]  # sentences with limits
     criteria: tuple[str, ...]  # sentences about success
-    complexity: float  # 0 to 1, grows with length, demands, and tools named
+    complexity: float  # 0 to 1; grows with the length, the demands and the named tools
     features: Features
 
 
@@ -102,7 +102,8 @@ def analyse(
         if limit:
             constraints[sentence[:LONGEST_ITEM]] = None
         if test:
-            # The clause that begins there; folding may change the length: then the whole sentence.
+            # The clause from the matched word on. If folding changed the length, the position is
+            # unknown, so the whole sentence is taken.
             start = test.start() if len(folded) == len(sentence) else 0
             criteria[sentence[start:][:LONGEST_ITEM]] = None
         limits += bool(limit) + bool(test)
@@ -132,7 +133,7 @@ def analyse(
 
 
 def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
-    """Replace parts of an analysis with those that a person or a model said."""
+    """Replace parts of an analysis by parts that a person or a model gave."""
     complexity = said.get("complexity", found.complexity)
     return Goals(
         lines_of(said, "goals") or found.goals,
@@ -144,7 +145,7 @@ def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
 
 
 def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return a list of texts of what was said, each on one line; longer ones are left out."""
+    """Return a list of texts from ``said``, each on one line; omit texts of over 500 characters."""
     lines = (" ".join(str(each).split()) for each in said.get(name) or ())
     return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= 500))[:MOST]
 

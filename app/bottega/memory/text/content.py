@@ -1,7 +1,7 @@
-"""Content words of a text: those that tell its topic. Pure.
+"""Content words of a text: the words that show its topic. Pure.
 
-These are no stop words (package ``stopwordsiso``) of the text's own language, and no greetings,
-thanks, requests or modal verbs (``courtesy.txt``) of any.
+Stop words of the text's language (package ``stopwordsiso``) are not content words, and neither are
+greetings, thanks, requests and modal verbs of any language (``courtesy.txt``).
 """
 
 import re
@@ -21,7 +21,7 @@ _UNSPACED = (
     f"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_HIRAGANA}\u30a0-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-# A run of letters without spaces; or a word, and what punctuation joins to it without a space.
+# A run of letters of an unspaced script; or a word, with parts that punctuation joins to it.
 _TOKEN = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+(?:[-./:@,'\u2019]+[^\W{_UNSPACED}]+)*")
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _JOINT = re.compile(r"[\W_]+")
@@ -37,10 +37,10 @@ class ContentWord(NamedTuple):
     """A word in the text's spelling, or two letters of a script without spaces.
 
     Attributes:
-        counts: 2 for identifiers, error codes and numbers of three digits or more; 0 for any word
-            of a text without content words.
-        run: number of its run of letters without spaces; 0: it is a word between spaces.
-        place: of its first letter in that run.
+        counts: weight of the word: 2 for identifiers, error codes and numbers of three digits or
+            more; 0 for any word of a text without content words; otherwise 1.
+        run: number of the word's run of letters without spaces; 0: a word between spaces.
+        place: index of the first letter in that run.
     """
 
     text: str
@@ -53,7 +53,8 @@ class ContentWord(NamedTuple):
 class ContentWords:
     """The content words of a text, without repetitions, at most :data:`MOST_WORDS`.
 
-    A text without any has all its words, which count nothing: a search may use them.
+    A text without content words has all its words here, with the weight 0, so that a search can use
+    them.
     """
 
     words: Sequence[ContentWord]
@@ -63,13 +64,14 @@ class ContentWords:
         return [word.text for word in self.words]
 
     def some(self, places: Collection[int]) -> list[str]:
-        """Return those at some places that count, in order."""
+        """Return the words at these places, in order, without words of weight 0."""
         return [self.words[at].text for at in sorted(places) if self.words[at].counts]
 
     def count(self, some: Collection[int] | None = None) -> int:
-        """Count the words, or some of them by their places in the list.
+        """Count all words, or the words at some places of the list, by their weights.
 
-        In scripts without spaces two letters count as a word; hiragana, mostly grammar, as none.
+        In scripts without spaces, two letters count as a word. Hiragana do not count, because they
+        are mostly grammar.
         """
         found = [word for place, word in enumerate(self.words) if some is None or place in some]
         letters = {
@@ -83,7 +85,7 @@ class ContentWords:
 
 
 def _lengths(letters: Iterable[tuple[tuple[int, int], str]]) -> Iterable[int]:
-    """Return how many letters each sequence of neighbours has, hiragana not counted."""
+    """Return the number of letters of each unbroken sequence, without hiragana."""
     size, before = 0, (0, 0)
     for at, letter in sorted(letters):
         if at != (before[0], before[1] + 1):
@@ -106,7 +108,7 @@ def content_words(text: str) -> ContentWords:
             found.setdefault(_folded(word.text), word)
     if not found:
         found = {part: ContentWord(part, 0) for part in parts}
-    # Identifiers tell most, then long words.
+    # Identifiers show the topic best, then long words.
     most = sorted(found.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
     kept = set(most)
     return ContentWords([word for word in found.values() if word in kept])
@@ -148,10 +150,11 @@ def _folded(text: str) -> str:
 
 
 def _ignored(words: Collection[str]) -> frozenset[str]:
-    """Return those of folded words that tell nothing, in the language that has most of them.
+    """Return the folded words that are no content words in the text's language.
 
-    Languages that tie count together. A single long one beside other words tells no language but
-    English: *todo* is a stop word in Spanish only.
+    The text's language is the one in which most of the words are no content words; languages that
+    tie count together. If a text of several words has only one such word, and the word is long, it
+    counts only in English: *todo* is a stop word in Spanish, but not in other languages.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
@@ -167,7 +170,7 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
 
 @lru_cache(maxsize=16_384)
 def _languages(word: str) -> frozenset[str]:
-    """Return the languages in which a folded word tells nothing."""
+    """Return the languages in which a folded word is no content word."""
     begin = (f"{word[:size]}*" for size in range(2, len(word) + 1))
     empty: frozenset[str] = frozenset()
     known = _telling_nothing()
@@ -177,7 +180,7 @@ def _languages(word: str) -> frozenset[str]:
 @cache
 def _telling_nothing() -> dict[str, frozenset[str]]:
     """Return the languages of each stop word and each word of ``courtesy.txt``, folded."""
-    import stopwordsiso  # reads all its words, which takes 10 ms
+    import stopwordsiso  # imported late, because it reads all its words, which takes 10 ms
 
     found: dict[str, set[str]] = {}
     for language in stopwordsiso.langs():
@@ -215,7 +218,7 @@ def _language(text: str) -> str:
 
 @cache
 def _cuts(language: str) -> frozenset[str]:
-    """Return what parts a text without spaces; single letters only from our own list."""
+    """Return the words that divide a text without spaces; single letters only from our own list."""
     import stopwordsiso
 
     long = {word for word in stopwordsiso.stopwords(language) if len(word) > 1}
@@ -223,7 +226,7 @@ def _cuts(language: str) -> frozenset[str]:
 
 
 def _runs(token: str, cuts: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Yield place and letters of the runs between words that say nothing of the topic."""
+    """Yield place and letters of the runs between the words in ``cuts``."""
     place = start = 0
     while place < len(token):
         sizes = range(min(8, len(token) - place), 0, -1)

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
-"""Shape (n, d), one row of length 1 per text: the cosine of two is their dot product."""
+"""Shape (n, d), one row of length 1 per text. So the cosine of two rows is their dot product."""
 
 
 def packed_vectors(vectors: Vectors) -> list[bytes]:
-    """Return each row as a byte per number, as SQL's ``packed_vector`` does."""
+    """Pack each row into one byte per number, like the SQL function ``packed_vector``."""
     largest = np.abs(vectors).max(axis=1, keepdims=True)
     shares = np.divide(vectors, largest, out=np.zeros_like(vectors), where=largest > 0)
     return [row.tobytes() for row in (128 + np.rint(127 * shares)).astype(np.uint8)]
@@ -26,23 +26,24 @@ class Embedder(Protocol):
 
     @property
     def dimension(self) -> int:
-        """The length of a row, ``d``."""
+        """The number of columns, ``d``."""
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of ``texts``, in their order; shape (0, d) for none.
+        """Return the vectors of ``texts``, in their order; shape (0, d) without texts.
 
         Raises:
-            UnavailableError, ModelError: temporary or permanent failure.
+            UnavailableError, ModelError: the embedder failed, temporarily or permanently.
         """
 
 
 class Chance(NamedTuple):
-    """Cosines of texts that have nothing in common, as an embedder makes them.
+    """Numbers about an embedder's cosines of texts that have nothing in common.
 
     Attributes:
-        floor: least cosine that is better than chance, before a tenant's own texts are known.
-        tail: deviations above the median that unrelated texts of a tenant do not exceed.
-        alike: no floor is higher: texts so near may help each other even where most are alike.
+        floor: least relevant cosine as long as a tenant's own texts are not measured.
+        tail: number of deviations above the median that cosines of unrelated texts do not exceed.
+        alike: upper bound of the least relevant cosine. Texts with this cosine may help each other
+            even if most of the tenant's texts are similar.
     """
 
     floor: float
@@ -53,13 +54,13 @@ class Chance(NamedTuple):
 class Background(NamedTuple):
     """Measured background of a tenant's texts.
 
-    A query's cosines with them are about as high as the cosine with their mean: texts of one kind
-    and one language are alike. What is above that says that two texts have a topic in common.
+    Texts of one kind and one language are similar, so a query's cosines with a tenant's texts are
+    about as high as its cosine with their mean. Only a higher cosine shows a common topic.
 
     Attributes:
-        mean: of the vectors, shape (d,).
-        median: of the cosines of unrelated pairs, each without that with the mean.
-        deviation: of their lower half, which related pairs among them do not change.
+        mean: mean of the vectors, shape (d,).
+        median: median over unrelated pairs of the cosine minus the cosine with the mean.
+        deviation: deviation of the lower half of these numbers; related pairs do not change it.
     """
 
     mean: NDArray[np.float32]
@@ -71,16 +72,16 @@ _CHANCE = Chance(0.4, 7.0, 0.9)  # for a hosted model, whose tail is unknown
 
 
 def chance(embedder: Embedder) -> Chance:
-    """Return what an embedder ships; that of a common hosted model if it ships nothing."""
+    """Return an embedder's own numbers, or the numbers of a common hosted model."""
     return Chance(*getattr(embedder, "chance", _CHANCE))
 
 
 class Floor(NamedTuple):
-    """Least cosine of a query and a stored text that is better than chance.
+    """Least cosine at which a stored text is relevant for a query: better than chance.
 
     Attributes:
-        alone: if no words say that they have a topic in common.
-        with_words: if they share two content words.
+        alone: used if query and text have fewer than two content words in common.
+        with_words: used if they have two content words in common.
     """
 
     alone: float
@@ -88,13 +89,13 @@ class Floor(NamedTuple):
 
 
 def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Background | None) -> Floor:
-    """Return the least cosine that is better than chance for a query.
+    """Return the least relevant cosines for a query.
 
     Args:
-        query: its vector, shape (d,).
-        measured: background of the texts; ``None``: use what the embedder ships. If it ships
-            nothing, texts are related that are all but equal: cosines of unrelated texts are near 0
-            with some models, and near 0.85 with others.
+        query: the query's vector, shape (d,).
+        measured: background of the texts; ``None``: use the embedder's own numbers. If it has none,
+            only almost equal texts are relevant, because the cosines of unrelated texts are near 0
+            with some models and near 0.85 with others.
     """
     shipped = chance(embedder)
     if measured is None or measured.mean.shape != query.shape:
@@ -109,10 +110,11 @@ def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Backgroun
 def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bool_]) -> Background:
     """Measure the background of stored texts.
 
-    A text is no part of the mean that its cosines are compared with, as a query is none.
+    A text's cosines are compared with a mean that excludes the text, because a query is no part of
+    the mean either.
 
     Args:
-        queries: vectors of some of the texts, as queries; shape (m, d).
+        queries: vectors of some of the texts, embedded as queries; shape (m, d).
         stored: vectors of the texts, shape (n, d), at least two.
         others: false for pairs of a text with itself, shape (m, n).
     """
@@ -123,7 +125,7 @@ def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bo
 
 
 def is_ready(embedder: Embedder) -> bool:
-    """Return true if an embedder can answer a query now; some load their model first."""
+    """Return true if an embedder can answer a query now; some embedders load a model first."""
     ready: Callable[[], bool] | None = getattr(embedder, "is_ready", None)
     return ready is None or ready()
 
@@ -134,7 +136,7 @@ def compared_by(embedder: Embedder) -> Literal["meaning", "spelling"]:
 
 
 async def embed_queries(embedder: Embedder, texts: Sequence[str]) -> Vectors:
-    """Return the vectors of queries; some embedders tell them from stored texts."""
+    """Return the vectors of queries; some embedders embed queries unlike stored texts."""
     embed = getattr(embedder, "embed_queries", embedder.embed)
     vectors: Vectors = await embed(texts)
     return vectors

@@ -1,6 +1,6 @@
-"""Text of another run as a model may read it: without ids and addresses of servers. Pure.
+"""Removal of ids and server addresses from texts of other runs, before a model reads them. Pure.
 
-An id of another run names nothing in the one that reads it: a model that polls such a task, or
+An id of another run has no meaning in the run that reads it. A model that polls such a task, or
 calls such an address, does harm or wastes its time. Events keep the ids.
 """
 
@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from bottega.memory.text.summaries import EARLIER, GAP, cut
 
 ID, SERVER = "<id>", "<server>"
-"""Words that stand for an id, and for the address of a server."""
+"""Words that replace an id, and the address of a server."""
 
 _IDENTITY = re.compile(
     r"""
@@ -53,10 +53,10 @@ def told_line(value: Any, most: int) -> str:
 def told_arguments(arguments: Any, most: int) -> str:
     """Return a call's arguments by name and short value, such as ``bill=7, year="last"``.
 
-    Leaves out those that are nothing but ids.
+    The result omits arguments that are only ids.
 
     Args:
-        arguments: an object, or its JSON, whose end may be cut off.
+        arguments: an object, or its JSON text, whose end may be missing.
     """
     if isinstance(arguments, str):
         arguments = _decoded(arguments)
@@ -71,7 +71,7 @@ def told_arguments(arguments: Any, most: int) -> str:
 
 
 def of_earlier_run(lines: Iterable[str]) -> list[str]:
-    """Label lines of another run, so that none reads as this run's own, without identities."""
+    """Label lines of another run, so that none looks like this run's; remove identities."""
     told = (without_identities(line).strip() for line in lines)
     return [f"{EARLIER}: {line}" for line in told if line]
 

@@ -1,7 +1,7 @@
 """Detection of prompt injection in texts of external tools. Pure.
 
-An external tool's answer is data. If it looks like an instruction to the model, the episode that
-read it is stored, but neither retrieved nor learned from. This is a second line of defence: it
+An external tool's answer is data. If the answer looks like an instruction to the model, the run's
+episode is stored, but neither retrieved nor learned from. This is a second line of defence. It
 finds plain injections in some languages, and avoids false alarms on ordinary documentation.
 """
 
@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterator
 
 LONGEST_READ = 100_000
-"""Most characters that are read; of a longer text, half from each end."""
+"""Most characters of a text that are checked; of a longer text, half from each end."""
 
 # Every repetition is bounded, so that matching stays fast on any text.
 _S = r"[\s,:;*_\"'-]{1,8}"
@@ -112,8 +112,9 @@ _COMPILED = tuple((why, heads.split(", "), re.compile(whole)) for why, heads, wh
 
 
 def suspicious(text: str) -> str | None:
-    """Return the reason why an external text looks like an instruction, or ``None``. Linear in the
-    length, of which :data:`LONGEST_READ` characters count."""
+    """Return the reason why an external text looks like an instruction, or ``None``.
+
+    The time is linear in the length; at most :data:`LONGEST_READ` characters count."""
     half = LONGEST_READ // 2
     plain = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
     if not plain.isascii():
@@ -126,7 +127,7 @@ def suspicious(text: str) -> str | None:
 
 
 def _places(text: str, head: str) -> Iterator[int]:
-    """Yield the positions of a text in another one; a word only at a word's beginning."""
+    """Yield the positions of ``head`` in a text; a word is found only where a word begins."""
     at = text.find(head)
     while at >= 0:
         if not (head[0].isalpha() and head[0].isascii() and text[at - 1].isalnum()):

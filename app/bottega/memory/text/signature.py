@@ -16,14 +16,14 @@ LONGEST_SIGNATURE = 200
 _LONGEST_MESSAGE = 4000
 
 NUMBER = "#"
-"""Placeholder of numbers, dates, durations and ids: words with a digit, or hexadecimal ones."""
+"""Placeholder for numbers, dates, durations and ids: words with a digit, and hexadecimal words."""
 
 _UNITS = (  # noqa: SIM905 (a list has a line per word)
     "ms msec millisecond milliseconds s sec secs second seconds m min mins minute minutes h hr hrs "
     "hour hours d day days millisecondi secondo secondi minuto minuti ora ore giorno giorni"
 ).split()
-# Quotes around a text, but no apostrophe within a word. Each match ends at the next quote of its
-# kind, opening or closing, so that nothing is scanned twice.
+# A text in quotes; an apostrophe within a word is no quote. Each match ends at the next quote of
+# its kind, opening or closing, so that no part is scanned twice.
 _QUOTED = re.compile(
     r"(?<!\w)'[^']*'(?!\w)"
     r'|"[^"]*"|`[^`]*`|«[^«»]*»'
@@ -48,16 +48,16 @@ def failure_signature(
     """Return the signature of a failure, such as ``timeout_error @fetch: no answer in #``.
 
     Messages that differ only in numbers, ids, dates, durations, paths, hosts or long quoted texts
-    have the same one. JSON in a message counts by its keys and short texts. Linear in the
-    message's length, of which 4,000 characters count.
+    have equal signatures. Of JSON in a message, only keys and short texts count. The time is linear
+    in the message's length; at most 4,000 characters count.
 
     Args:
         error_type: a class's name (dotted or not), or a code.
-        tool: the tool that failed, if one did.
-        status: of HTTP; defaults to one that the message names.
+        tool: the tool that failed, if any.
+        status: HTTP status; defaults to a status that the message names.
 
     Returns:
-        at most 200 characters, printable, in lower case, never empty.
+        The signature: at most 200 printable characters in lower case, never empty.
     """
     kind = _named(error_type) or "error"
     message = _plain(message[:_LONGEST_MESSAGE])
@@ -86,13 +86,13 @@ def _plain(text: str) -> str:
 
 
 def _with_json(message: str) -> str:
-    """Return the shape of a message, with an object of JSON in it reduced."""
+    """Return the shape of a message; a JSON object in it is reduced to keys and short texts."""
     start = message.find("{")
     body, end = None, 0
     if start >= 0:
         with suppress(ValueError, RecursionError):
             body, end = _JSON.raw_decode(message, start)
-    if not body:  # an empty one may be part of a quoted text
+    if not body:  # an empty object may be part of a quoted text
         return _shape(message)
     parts = _shape(message[:start]), ", ".join(_reduced(body)), _shape(message[end:])
     return " ".join(part.strip() for part in parts if part.strip())
@@ -114,7 +114,7 @@ def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _quote(text: str) -> str | None:
-    """Return a quoted text that tells; ``None``: it is long, or an id, number, path or time."""
+    """Return a short quoted text; ``None`` if it is long, or an id, number, path or time."""
     text = text.strip().casefold()
     if not 0 < len(text) <= 40 or _shape(text) != text:
         return None

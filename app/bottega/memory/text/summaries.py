@@ -1,8 +1,8 @@
 """Extractive summaries of texts, without a model.
 
-A summary consists of literal pieces of its text in their order: the first and the last one, then
-lines about errors, those with numbers or identifiers, and early ones. Pure: equal texts have equal
-summaries, so that a resumed run has the same prompts.
+A summary consists of literal pieces of its text, in their order. The first and the last piece are
+chosen first, then lines about errors, lines with numbers or identifiers, and early lines. Pure:
+equal texts have equal summaries, so that a resumed run has the same prompts.
 """
 
 import re
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from bottega.agents.parts import BYTES_PER_TOKEN, estimated_tokens, size_of
 
 TokenCounter = Callable[[str], int]
-"""Function that returns a text's number of tokens; never negative, and monotonic in the text."""
+"""Function that returns a text's number of tokens: never negative, and not lower for a longer text.
+"""
 
 MAX_READ = 32_768
-"""Most characters that are read, half from the beginning and half from the end of a text."""
+"""Most characters of a text that are read, half from its beginning and half from its end."""
 
 EARLIER = "earlier run"
-"""Beginning of each line that a model reads of another run; such a line is never split."""
+"""Beginning of each line of another run in a prompt. Such a line is never split."""
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
 _JOINT_BYTES = _GAP_BYTES + 2  # most bytes between two pieces: a gap on its own line
@@ -33,12 +34,12 @@ _SPECIFIC = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, ident
 def summary_of(
     text: str, tokens: int, count: TokenCounter = estimated_tokens, *, whole_lines: bool = False
 ) -> str:
-    """Return the text if it has at most ``tokens`` tokens, else a summary that has.
+    """Return the text, or a summary if the text has more than ``tokens`` tokens.
 
     At most :data:`MAX_READ` characters are read, from both ends.
 
     Args:
-        whole_lines: take or leave each line but the first and the last as a whole.
+        whole_lines: true: no line is split, except the first and the last.
     """
     if count(text) <= tokens:
         return text
@@ -55,7 +56,7 @@ def summary_of(
 
 
 def cut(text: str, room: int) -> str:
-    """Return as much of a text's beginning as fits ``room`` bytes of UTF-8; mark a cut."""
+    """Cut a text to at most ``room`` bytes of UTF-8; an ellipsis marks the cut."""
     if size_of(text) <= room:
         return text
     if room < _GAP_BYTES:
@@ -65,7 +66,7 @@ def cut(text: str, room: int) -> str:
 
 
 def _pieces(text: str, whole_lines: bool) -> list[str]:
-    """Return lines, or else parts of long lines, without duplicates."""
+    """Split a text into lines, and long lines into parts; remove duplicates."""
     pieces = dict.fromkeys(
         part.strip()
         for line in text.splitlines()
@@ -97,7 +98,7 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _extract(pieces: list[str], room: int) -> str:
-    """Return the pieces of most weight that fit into ``room`` bytes, in their order."""
+    """Return the pieces with the highest weights that fit into ``room`` bytes, in their order."""
     if not pieces:
         return ""
     last = len(pieces) - 1
