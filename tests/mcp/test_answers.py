@@ -134,4 +134,4 @@ def test_a_tool_that_is_listed_twice_is_told() -> None:
     tool = {"name": "a", "inputSchema": {"type": "object"}}
     tools, warnings = usable([tool, tool])
     assert len(tools) == 1
-    assert warnings == ["the tool 'a' was left out: another one before it has the same name"]
+    assert warnings == ["the tool 'a' was left out: an earlier tool has the same name"]

@@ -1,8 +1,6 @@
-"""Tools of MCP servers: a server's list within our bounds, and calls of them in a run.
+"""Tools of MCP servers: reading a server's list within bounds, and calling the tools in a run.
 
-Answers are read piece by piece: what cannot be read costs nothing else.
-
-Tools of MCP servers, for agents.
+Answers are read piece by piece, so that an unreadable piece does not affect the others.
 """
 
 import asyncio
@@ -39,25 +37,25 @@ from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
 from bottega.trace_context import current, headers_of
 
 MOST_TOOLS = 256
-"""Tools of a server that are read; further ones are left out."""
+"""Most tools of a server that are used; further tools are omitted."""
 LONGEST_NAME = 128
 LONGEST_DESCRIPTION = 2000
 MOST_BYTES_OF_TOOLS = 1_000_000
-"""Of all descriptions and schemas of a server."""
+"""Most bytes of all descriptions and schemas of a server."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 
 @dataclass(slots=True)
 class Patterns:
-    """The distinct patterns of one server that fit into our bounds; further ones are left out."""
+    """The distinct ``pattern`` keywords of one server, within bounds; further ones are omitted."""
 
     _known: set[str] = field(default_factory=set)
-    # All patterns of a server, as compiled: a model's server may compile them.
+    # Bytes left for the compiled patterns of a server; model servers may compile all of them.
     _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
-        """Return true if a pattern can be used; we only measure it."""
+        """Return true if a pattern is within the bounds; it is only measured, never matched."""
         if pattern in self._known:
             return True
         try:
@@ -74,10 +72,10 @@ class Patterns:
 def tool_schema(
     name: str, description: str, schema: dict[str, JsonValue], patterns: Patterns
 ) -> McpToolSchema:
-    """Return a server's tool within our bounds.
+    """Return a server's tool, reduced to our bounds.
 
     Args:
-        patterns: those of the server's tools so far; the tool's own are added.
+        patterns: patterns of the server's earlier tools; the tool's patterns are added.
 
     Raises:
         InvalidInputError: the tool cannot be used.
@@ -97,7 +95,7 @@ def tool_schema(
 
 
 def _kept(schema: Any, patterns: Patterns, refused: list[str], here: str = "") -> Any:
-    """Return a schema without the patterns that do not fit; add their JSON Pointers."""
+    """Remove patterns that do not fit from a schema; add their JSON Pointers to ``refused``."""
     if isinstance(schema, list):
         return [_kept(each, patterns, refused, f"{here}/{n}") for n, each in enumerate(schema)]
     if not isinstance(schema, dict):
@@ -132,7 +130,7 @@ class McpResult:
 
     Attributes:
         parts: texts, images and other content, in the server's order.
-        structured: content as JSON; ``None``: there is none.
+        structured: content as JSON; ``None``: no such content.
         secrets: values that were sent to the server and must not be shown.
     """
 
@@ -143,7 +141,7 @@ class McpResult:
 
     @property
     def value(self) -> JsonValue:
-        """The result for a model: text, and the JSON unless the text says the same."""
+        """The result for a model: the text, and the JSON unless the text has the same value."""
         text = text_of(self.parts)
         if self.structured is None or _says(text, self.structured):
             return text
@@ -151,9 +149,9 @@ class McpResult:
 
 
 def result_of(answer: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> McpResult:
-    """Read the answer to a call. A part in an unknown form becomes its JSON.
+    """Read the answer to a call. A part in an unknown form becomes JSON text.
 
-    The tool has run: only a clear ``isError`` says that it failed.
+    Only ``isError: true`` means that the tool failed. Any other answer is a success.
     """
     content = answer.get("content")
     blocks = content if isinstance(content, list) else [] if content is None else [content]
@@ -166,7 +164,7 @@ def result_of(answer: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> McpRe
 
 
 def usable(listed: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
-    """Return the tools of a server's list that can be used, and what was changed or left out."""
+    """Return the usable tools of a server's list, and warnings about changed or omitted tools."""
     known: dict[str, McpToolSchema] = {}
     warnings = []
     left, patterns = MOST_BYTES_OF_TOOLS, Patterns()
@@ -182,12 +180,12 @@ def usable(listed: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
             warnings.append(f"{shown} was left out: {error.detail}")
             continue
         if tool.name in known:
-            warnings.append(f"{shown} was left out: another one before it has the same name")
+            warnings.append(f"{shown} was left out: an earlier tool has the same name")
             continue
         left -= len(tool.description) + len(json.dumps(tool.input_schema))
         if left < 0:
             warnings.append(
-                f"{shown} and those after it were left out: the server's tools have more than "
+                f"{shown} and all later tools were left out: the server's tools have more than "
                 f"{MOST_BYTES_OF_TOOLS} bytes"
             )
             break
@@ -228,7 +226,7 @@ def _part(block: Any) -> Part:
 
 
 def _media(encoded: str, declared: Any) -> Part:
-    """Return base64 as a part, of the type that its bytes have."""
+    """Decode base64 to a part; the bytes show its type."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
@@ -255,10 +253,10 @@ def _json(value: Any) -> str:
 
 
 async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSchema], list[str]]:
-    """Return the tools of a server, and what had to be changed or left out.
+    """Return the tools of a server, and warnings about changed or omitted tools.
 
     Raises:
-        McpError: ``mcp_unreachable``, or ``egress_forbidden``: its address is not allowed.
+        McpError: ``mcp_unreachable``, or ``egress_forbidden``: the server's address is not allowed.
     """
     connection = Connection(server, egress)
     await connection.open()
@@ -288,10 +286,10 @@ async def _listed(connection: Connection) -> AsyncIterator[Any]:
 
 
 class McpConnections:
-    """The connections of a run to MCP servers: one for each, opened at its first call.
+    """The connections of a run to MCP servers: one per server, opened at its first call.
 
     Args:
-        on_changed: learns that a server says its tools have changed.
+        on_changed: called when a server reports that its tools have changed.
     """
 
     def __init__(
@@ -312,13 +310,13 @@ class McpConnections:
         on_question: OnQuestion | None = None,
         schema: Mapping[str, JsonValue] | None = None,
     ) -> McpResult:
-        """Call a tool once. A connection that broke off is opened again for the next call.
+        """Call a tool once. If the connection breaks off, the next call opens a new connection.
 
         Args:
-            schema: of the tool's arguments; it may want some of them in headers.
+            schema: schema of the tool's arguments; it may ask for some arguments in headers.
 
         Raises:
-            McpError: there was no result; the server may have done it all the same.
+            McpError: there was no result, although the server may have executed the call.
         """
         connection = await self._connection(server)
         from mcp_types import CallToolRequest, CallToolRequestParams
@@ -329,7 +327,7 @@ class McpConnections:
                 arguments=arguments,
                 input_responses=answers,
                 request_state=state,
-                _meta=headers_of(current.get()) or None,  # as the protocol names it, without HTTP
+                _meta=headers_of(current.get()) or None,  # the trace, also for servers without HTTP
             )
             return CallToolRequest(params=params)
 
@@ -376,15 +374,15 @@ class McpTool(ToolBase):
     """A tool of an MCP server.
 
     Args:
-        name: as models see it.
-        known: redacts known secrets from answers, besides those that were sent to the server.
-        approval: which calls a person must approve.
-        progress: returns who takes the server's reports on a call.
-        questions: returns who answers the server's questions in a call.
+        name: name of the tool for models.
+        known: redacts known secrets from answers, in addition to secrets sent to the server.
+        approval: rule for the calls that a person must approve.
+        progress: returns the function that receives the server's progress of a call.
+        questions: returns the function that answers the server's questions in a call.
     """
 
     timeout_s = None
-    """The connection has limits of its own: people may take longer than a server."""
+    """No limit here, because people may take longer than a server; the connection has limits."""
 
     def __init__(
         self,
@@ -417,7 +415,7 @@ class McpTool(ToolBase):
         return self._schema.input_schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Call the tool. An error of the server is an ERROR, as its failure to answer."""
+        """Call the tool. An error of the server, or a missing answer, is an ERROR result."""
         try:
             result = await self._connections.call(
                 self._server,
@@ -430,7 +428,7 @@ class McpTool(ToolBase):
         except (InvalidInputError, UnavailableError) as error:
             said = error.detail
             if isinstance(error, McpUnansweredError):
-                said += "; the call may have had its effect: look before you repeat it"
+                said += "; the call may have had its effect: check this before you repeat it"
             return error_result(tool_call, self._clean(said, ()), error.code)
         value = self._clean(result.value, result.secrets)
         if result.is_error:

@@ -1,7 +1,7 @@
-"""One connection to an MCP server, with the official SDK, which speaks both protocol eras.
+"""One connection to an MCP server, by the official SDK, which supports both protocol eras.
 
-HTTP goes through the guarded connections, without redirects, bounded. A server that is a program
-is a process of its own, spoken to by lines of JSON.
+HTTP requests go through :mod:`bottega.tools.egress`: guarded, bounded and without redirects. A
+server that is a program runs in its own process, and exchanges lines of JSON with this one.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from bottega.trace_context import with_trace
 
 _INHERITED = ("PATH", "HOME", "LANG")
 _MOST_LOGGED = 50
-"""Lines of 64 KB that are logged."""
+"""Most lines of each 64 KB of standard error that are logged."""
 _MOST_NONSENSE = 1000
-"""Lines that are no messages; some programs write a greeting."""
+"""Number of lines without a message that ends a connection. Some programs write a greeting."""
 
-# On Linux the program dies with this process, even by SIGKILL.
+# Starts a program so that, on Linux, it dies with this process, even if SIGKILL ends this process.
 _START = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -57,9 +57,9 @@ def environment_of(env: Mapping[str, str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def program(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """Run a server's command; yield the streams of messages from and to it.
+    """Run a server's command; yield the streams of messages from and to the program.
 
-    Its process group is killed at the end.
+    At the end of the block, the program's process group is killed.
 
     Raises:
         McpError: the command cannot be started.
@@ -107,7 +107,7 @@ async def _started(server: McpServer) -> asyncio.subprocess.Process:
 
 
 async def _read(server: McpServer, process: asyncio.subprocess.Process, into: Any) -> None:
-    """Pass on the program's messages; what costs too much to read ends the connection."""
+    """Pass on the program's messages; end the connection if a message costs too much to read."""
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
@@ -134,7 +134,7 @@ async def _read(server: McpServer, process: asyncio.subprocess.Process, into: An
 
 
 async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncIterator[bytes]:
-    """Yield lines, without blank ones; the event loop goes on after each 64 KB.
+    """Yield lines that are not blank; let other tasks run after each 64 KB.
 
     Raises:
         OutsideError: a line is too long.
@@ -166,7 +166,7 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Log lines that the program writes about itself, shortened; of many only some."""
+    """Log lines of the program's standard error, shortened; of many lines only some."""
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
@@ -176,38 +176,40 @@ async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Let the program end by itself for a moment, then kill its process group."""
+    """Wait a moment for the program to end, then kill its process group."""
     assert process.stdin is not None
     try:
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            # Its input is closed: it may take this time to end.
+            # A program should end when its input is closed. It gets this time for that.
             async with asyncio.timeout(1.0):
                 await process.wait()
     finally:
-        # Also when the program itself has ended: it may have left others behind.
+        # Even if the program has ended, because it may have left child processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        # A pipe that is full, or that a lost child holds, does not close by itself.
+        # Closed here, because a pipe that is full, or that a child still has, does not close.
         process._transport.close()  # type: ignore[attr-defined]
     await process.wait()
 
 
 _MOST_UNITS, _LINE, _KEY = 200_000, 15, 3
-"""Values of JSON in an answer; a line, and the key of an object, count as so many."""
+"""Most JSON values in an answer. A line counts as _LINE values, an object's key as _KEY values."""
 _SHORTEST_LINE, _FREE_LINES = 16, 5000
-"""Least bytes of a line of a stream on average, beyond the first ones."""
+"""Least average bytes of a stream's lines, after the first _FREE_LINES lines."""
 _UNTOLD = frozenset({404, 405})
-"""Answers of servers that do not know a method; the SDK tries another."""
+"""Statuses of servers that do not know a method; the SDK then tries another method."""
 
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """The fate of a request; the SDK tells less.
+    """The outcome of a request, with details that the SDK does not report.
 
     Attributes:
-        failure: why it failed, for people. ``egress_bad_answer``: the server may have done it.
-        is_forgotten: the server no longer knows the session, and did not do what was asked.
+        failure: why the request failed, for people. With the code ``egress_bad_answer``, the server
+            may have executed the request.
+        is_forgotten: true if the server does not know the session any more. Then it did not execute
+            the request.
     """
 
     failure: InvalidInputError | UnavailableError | None = None
@@ -215,18 +217,18 @@ class SentRequest:
 
 
 sent_request: ContextVar[SentRequest] = ContextVar("sent_request")
-"""Of the request that a task makes; the SDK sends it in the context of that task."""
+"""Outcome of the current task's request. The SDK sends a request in the context of its task."""
 
 
 class McpTransport(httpx2.AsyncBaseTransport):
     """Sends the requests of one connection to a server.
 
     Attributes:
-        own: outcome of the requests that open the connection, and listen.
+        own: outcome of the requests that open the connection, and that listen for notifications.
     """
 
     def __init__(self, egress: Egress, tenant: str, max_bytes: int) -> None:
-        """Create it for a tenant; ``max_bytes`` limits each answer."""
+        """Create a transport for a tenant; ``max_bytes`` limits each answer."""
         self._egress = egress
         self._tenant = tenant
         self._max_bytes = max_bytes
@@ -234,9 +236,9 @@ class McpTransport(httpx2.AsyncBaseTransport):
         self._mirrored: dict[str, Mapping[tuple[str, ...], str]] = {}
 
     def mirror(self, tool: str, schema: Mapping[str, Any]) -> None:
-        """Send arguments of a tool's calls in headers too, if its schema says so.
+        """Send arguments of a tool's calls in headers, too, if the tool's schema asks for it.
 
-        Only servers of the protocol 2026-07-28 may want it, by the keyword ``x-mcp-header``.
+        Only schemas of protocol 2026-07-28 can ask for it, by the keyword ``x-mcp-header``.
         """
         if tool not in self._mirrored:
             from mcp.shared.inbound import x_mcp_header_map
@@ -244,7 +246,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self._mirrored[tool] = x_mcp_header_map(schema)
 
     def _add_mirrored(self, request: httpx2.Request) -> None:
-        # The SDK names the method in a header only in the newer protocol.
+        # Only with the newer protocol does the SDK name the method in a header.
         if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
             from mcp.shared.inbound import mcp_param_headers
 
@@ -253,7 +255,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             request.headers.update(mcp_param_headers(names, params.get("arguments") or {}))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        # A compressed answer could be a thousand times larger than what arrives.
+        # Not compressed, because decompression can make an answer a thousand times larger.
         request.headers["accept-encoding"] = "identity"
         request.headers.update(with_trace({}))
         self._add_mirrored(request)
@@ -284,7 +286,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
         status = response.status_code
         said = f"{request.url.host} answered {status} {response.reason_phrase}"
         if (status >= 500 or status == 200) and not await _is_message(response, kind):
-            # A gateway may say so of a request that the server carries out.
+            # The answer may come from a gateway, while the server still executes the request.
             sent.failure = EgressError(f"{said} without a message of MCP", code="egress_bad_answer")
         elif status >= 400 and status not in _UNTOLD:
             sent.failure = EgressError(said)
@@ -294,17 +296,17 @@ class McpTransport(httpx2.AsyncBaseTransport):
 
 
 async def _is_message(response: httpx2.Response, kind: str) -> bool:
-    """Return whether a body is of the protocol, and not that of a page or a gateway."""
+    """Return true if a body is a message of the protocol, not a page or a gateway's error."""
     if kind.lower().startswith("text/event-stream"):
         return response.status_code == 200
     return kind.lower().startswith("application/json") and b'"jsonrpc"' in await response.aread()
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """An answer that is refused when it grows too long, or costs too much to read.
+    """The body of an answer; reading fails when it becomes too long or costs too much to read.
 
     Args:
-        is_stream: it consists of server-sent events.
+        is_stream: true if the body consists of server-sent events.
     """
 
     def __init__(
@@ -337,12 +339,12 @@ class _Bounded(httpx2.AsyncByteStream):
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
-        """Count the lines of events, and the values of JSON: the SDK reads them slowly."""
+        """Count the lines of events and the JSON values, because the SDK reads them slowly."""
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
-            if text.startswith(b"["):  # the SDK would validate each message, and use none
+            if text.startswith(b"["):  # the SDK would validate all messages, but use none
                 raise OutsideError("a list of messages, which the protocol has no more")
-        keys = step.count(b'":') - step.count(b'\\":')  # not those in texts
+        keys = step.count(b'":') - step.count(b'\\":')  # without escaped quotes in texts
         self._reader.count(step.count(b",") + step.count(b"[") + _KEY * max(0, keys))
         if self._is_stream:
             lines = step.count(b"\n") + step.count(b"\r")
@@ -357,32 +359,34 @@ class _Bounded(httpx2.AsyncByteStream):
 
 _T = TypeVar("_T")
 OnProgress = Callable[[float, float | None, str | None], None]
-"""Takes what is done, the total (None: unknown), and words of the server."""
+"""Function that receives the progress of a call: the amount done, the total (None: unknown), and a
+text of the server."""
 OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | None]]
-"""Asks a person, with the JSON Schema of the answer; returns the answer, None: declined."""
+"""Function (question, JSON Schema of the answer) that asks a person. It returns the answer; None:
+declined."""
 
 QUESTION_S = 600.0
-"""Time that people have to answer; the server waits with them."""
+"""Seconds that people have to answer. The server waits for the answer, too."""
 
 
 class McpUnansweredError(McpError):
-    """The server got what was asked, and gave no answer that can be read: it may have done it."""
+    """The server got the request, but sent no readable answer: it may have executed the request."""
 
 
 class McpForgottenError(McpError):
-    """The server no longer knows the connection's session; it did not do what was asked."""
+    """The server has forgotten the connection's session, and did not execute the request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request under way, and the time until which it may take."""
+    """A running request, and its time limit."""
 
     limit: asyncio.Timeout
     timeout_s: float
     ask: OnQuestion | None
 
     async def asked(self, params: Any) -> Any:
-        """Ask the person for whom the call is made; its own time stands still meanwhile."""
+        """Ask the person for whom the call is made; meanwhile the call's time limit is paused."""
         from mcp_types import ElicitResult
 
         if self.ask is None or params.mode != "form":
@@ -404,7 +408,7 @@ class _Call:
 
 
 def _task(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Return a task whose error is nobody's if its owner does not look."""
+    """Start a task whose error is not logged if nobody awaits the task."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -415,13 +419,14 @@ def _now() -> float:
 
 
 class Connection:
-    """A connection that a task of its own keeps open.
+    """A connection that its own task keeps open.
 
     Args:
-        on_changed: learns once that the server says its tools have changed; ``None``: nobody asks.
+        on_changed: called once when the server reports that its tools have changed; ``None``: do
+            not ask the server for such reports.
 
     Attributes:
-        is_open: false once it broke off, or was closed.
+        is_open: false once the connection broke off or was closed.
         secrets: values that were sent to the server and must not be shown.
     """
 
@@ -449,9 +454,9 @@ class Connection:
         """Connect, and agree on a protocol version.
 
         Raises:
-            McpError: the server cannot be reached, or refuses.
+            McpError: the server cannot be reached, or refuses the connection.
         """
-        # It loads 50 MB in a second: only where MCP is used, and beside the event loop.
+        # Imported only here and in a thread, because the import takes a second and 50 MB.
         await asyncio.to_thread(importlib.import_module, "mcp")
         self._task = _task(self._hold())
         try:
@@ -473,11 +478,11 @@ class Connection:
             self._transport.mirror(tool, schema)
 
     async def close(self) -> None:
-        """End the connection; a program's process group is dead afterwards."""
+        """End the connection. If the server is a program, its process group is dead afterwards."""
         self._closing.set()
         if self._task is None:
             return
-        # One that never opened has nothing to end in order.
+        # A connection that never opened is cancelled at once: it has nothing to end in order.
         _, late = await asyncio.wait((self._task,), timeout=5.0 if self._ready.done() else 0)
         for task in late:
             task.cancel()
@@ -490,17 +495,17 @@ class Connection:
         on_progress: OnProgress | None = None,
         on_question: OnQuestion | None = None,
     ) -> dict[str, Any]:
-        """Send a request and wait for its result, through the server's questions.
+        """Send a request and wait for its result; answer the server's questions on the way.
 
         Args:
-            make: returns the request from the answers to the server's questions and the state
-                that it gave with them; both are None at first.
+            make: function that makes the request from the answers to the server's questions, and
+                from the state that the server sent with the questions. Both are None at first.
 
         Returns:
             The result as the server sent it.
 
         Raises:
-            McpError: there is no answer in time, or an error.
+            McpError: there is no answer in time, or the answer is an error.
         """
         session, task = self._ready.result(), self._task
         assert task is not None
@@ -560,13 +565,13 @@ class Connection:
             raise self.unreadable() from None
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
-        """Return what a call over HTTP holds: its tenant has a number of them."""
+        """Return the semaphore that limits a tenant's concurrent HTTP calls; none for a program."""
         if self._transport is None:
             return nullcontext()
         return self._egress.turn(self._server.tenant)
 
     async def _hold(self) -> None:
-        """Keep the connection open until :meth:`close`; the SDK wants one task for all of it."""
+        """Keep the connection open until :meth:`close`; the SDK must open and close in one task."""
         from mcp import Client
 
         async with (
@@ -588,7 +593,7 @@ class Connection:
                 await asyncio.wait((listening,))
 
     async def _listen(self, client: Any) -> None:
-        """Ask a server of the newer era to say when its tools change."""
+        """Ask a server of the newer era to report when its tools change."""
         offered = client.server_capabilities.tools
         if self._on_changed is None or offered is None or not offered.list_changed:
             return
@@ -598,14 +603,14 @@ class Connection:
                 return
 
     async def _heard(self, message: Any) -> None:
-        """Take a notification of a server of the older era."""
+        """Handle a notification from a server of the older era."""
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
             await self._tell()
 
     async def _tell(self) -> None:
-        """Tell that the tools have changed; a server may say so any number of times."""
+        """Call ``on_changed``, but only once: a server may report a change any number of times."""
         tell, self._on_changed = self._on_changed, None
         if tell is not None:
             await tell()
@@ -632,7 +637,10 @@ class Connection:
             )
 
     async def _elicit(self, context: Any, params: Any) -> Any:
-        """Answer a question of a server of the older era, which does not say for which call."""
+        """Answer a question of a server of the older era, as part of the newest call.
+
+        Such a server does not name the call to which a question belongs.
+        """
         from mcp_types import ElicitResult
 
         if not self._calls:
@@ -640,28 +648,31 @@ class Connection:
         return await self._calls[-1].asked(params)
 
     def unreadable(self) -> McpError:
-        """Return the error of an answer that is none."""
+        """Return the error of an answer that breaks the protocol."""
         return self._unanswered(SentRequest(), "sent an answer that the protocol does not allow")
 
     def _own(self) -> SentRequest:
         return SentRequest() if self._transport is None else self._transport.own
 
     def _unanswered(self, sent: SentRequest, words: str) -> McpError:
-        """Return the error of a request that the server got, unless it could not be sent."""
+        """Return the error of a request without a readable answer.
+
+        The error is :class:`McpUnansweredError` unless the request could not be sent.
+        """
         error = self._failed(sent, words)
         if sent.failure is None or sent.failure.code == "egress_bad_answer":
             return McpUnansweredError(error.detail, code=error.code)
         return error
 
     def _refused(self, sent: SentRequest, message: str) -> McpError:
-        """Return the error of a request that was answered with an error, maybe a gateway's."""
+        """Return the error of a request whose answer is an error of the server or of a gateway."""
         if sent.failure is not None and sent.failure.code == "egress_bad_answer":
             return self._unanswered(sent, message)
         told = "" if sent.failure is None else f" ({sent.failure.detail})"
         return McpError(f"the MCP server '{self._server.name}' answered: {message}{told}")
 
     def _failed(self, sent: SentRequest, words: str) -> McpError:
-        """Return the error of a request that failed, with the transport's reason if it has one."""
+        """Return the error of a failed request, with the transport's reason if there is one."""
         name, failure = self._server.name, sent.failure
         if isinstance(failure, EgressRefusedError):
             return McpError(f"the MCP server '{name}': {failure.detail}", code="egress_forbidden")
@@ -678,9 +689,10 @@ def _telling(on_progress: OnProgress) -> Callable[..., Awaitable[None]]:
 
 
 async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> dict[str, Any]:
-    """Send a request; return its result unchecked, as the SDK does for its own subscriptions.
+    """Send a request; return its result without validation.
 
-    ``session.send_request`` refuses a whole result for one piece that it does not know.
+    ``session.send_request`` is not used, because it refuses a whole result for one unknown piece.
+    The SDK itself sends its subscriptions like this.
     """
     data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
     options: dict[str, Any] = {} if told is None else {"on_progress": told}
@@ -692,7 +704,7 @@ async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> 
 
 
 async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | None:
-    """Answer the questions of a server of the newer era; other requests are declined."""
+    """Answer the questions of a server of the newer era; decline other requests of the server."""
     from mcp_types import ElicitRequest, ElicitResult
     from pydantic import ValidationError
 
@@ -706,7 +718,7 @@ async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | 
         else:
             answers[name] = await call.asked(question.params)
     if not answers:
-        await asyncio.sleep(0.1)  # the server only asks to come back
+        await asyncio.sleep(0.1)  # the server has no question: it only asks for a later try
     return answers or None
 
 

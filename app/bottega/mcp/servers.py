@@ -1,4 +1,4 @@
-"""MCP servers: where they are, and what they offer. Pure."""
+"""Descriptions of MCP servers and of their tools. Pure."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from bottega.errors import UnavailableError
 
 
 class McpError(UnavailableError):
-    """An MCP server that does not answer, or not as the protocol says."""
+    """An MCP server does not answer, or its answer breaks the protocol."""
 
     code = "mcp_unreachable"
 
@@ -20,8 +20,8 @@ class StdioCommand:
     """A program that is an MCP server on its standard input and output.
 
     Attributes:
-        env: its environment, beside PATH, HOME and LANG of this process.
-        secrets: values in it that texts must not show.
+        env: the program's environment, in addition to PATH, HOME and LANG of this process.
+        secrets: values in ``env`` that texts must not show.
     """
 
     command: str
@@ -31,7 +31,7 @@ class StdioCommand:
 
 
 class Headers(NamedTuple):
-    """Header fields for a server, and those of their values that are secret."""
+    """Header fields for a server, and the secrets among their values."""
 
     fields: Mapping[str, str]
     secrets: Sequence[str] = ()
@@ -47,9 +47,10 @@ class McpServer:
     """An MCP server, with exactly one of ``url`` and ``command``.
 
     Attributes:
-        url: of a server with the transport *streamable HTTP*.
-        headers: returns the header fields, at each connection; they are sent to ``url`` alone.
-        timeout_s: seconds for one answer, without the time that people take for its questions.
+        url: URL of a server with the transport *streamable HTTP*.
+        headers: function that returns the header fields, called for each connection. They are sent
+            only to ``url``.
+        timeout_s: seconds for one answer, without the time in which people answer questions.
         max_bytes: limit of one answer.
         tenant: the tenant that connects to it.
     """
@@ -68,8 +69,8 @@ class McpToolSchema:
     """A tool of an MCP server, as models see it.
 
     Attributes:
-        input_schema: JSON Schema of its arguments, bounded.
-        warnings: what was changed to fit the bounds.
+        input_schema: JSON Schema of the tool's arguments, within our bounds.
+        warnings: texts about what was changed to fit the bounds.
     """
 
     name: str

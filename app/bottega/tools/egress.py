@@ -265,7 +265,7 @@ class Egress:
 
 
 def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Merge the caller's header fields with defaults, and with fields that only this client sets."""
+    """Merge the caller's header fields with defaults and fields that only this client sets."""
     for name, value in headers.items():
         check_header(name, value)
     fields = {"user-agent": "bottega", "accept": "*/*"}

@@ -98,7 +98,7 @@ def scope_of_run(
     return Scope(Reach.RUN)
 
 
-# Texts that people read in a run's ``memory`` field. OFF: memory is switched off for the run.
+# Texts that people read in a run's field ``memory_used``. OFF: memory is switched off for the run.
 NO_USER, OFF = "none (no user)", "none (off)"
 _USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
 
