@@ -174,7 +174,7 @@ class Resolution:
 
 
 def as_edited(result: ToolResult) -> ToolResult:
-    """Add a note to a result, which tells the model that a person edited the arguments."""
+    """Add to a result a note for the model: a person has edited the arguments of the call."""
     if result.error is not None:
         return result.model_copy(update={"error": f"{EDITED}\n{result.error}"})
     return result.model_copy(update={"result": f"{EDITED}\n{result.text}"})

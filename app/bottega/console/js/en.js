@@ -21,7 +21,7 @@ export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad
 /** Who said what a run was worth. */
 export const LABEL_SOURCES = { feedback: "people", judge: "judges", check: "checks" };
 
-/** Where more is seen about the cause of a failure. */
+/** The pages that show more about the cause of a failure. */
 export const DIAGNOSIS_PLACES = { providers: "Health of the model's server", scheduler: "Workers and queue" };
 
 /** What a part of a task's time was. */
@@ -53,7 +53,7 @@ export const RUN_ERRORS = {
 /** What took most of a run's time. */
 export const LONG_WORK = { model: "calls of", tool: "calls of the tool", person: "waits for people by" };
 
-/** Whom or what a run waits for, in a sentence. */
+/** A sentence that says for whom or what a run waits, by its reason. */
 export const WAITED_FOR = { person: "a person", client: "your program", children: "its child runs",
   model: "the model's server", time: "its next try" };
 

@@ -3,7 +3,7 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 import { connected, get } from "./api.js";
 
-/** Pauses before a read that failed is repeated; after the last one it is given up. */
+/** Pauses before a failed read is repeated. After the last pause and another failure, it is not repeated. */
 const PAUSES_MS = [1000, 2000, 4000, 8000, 15_000];
 /** True for errors that may not come again: no connection, too many requests, an error of the server. */
 const mayPass = ({ status }) => status === 0 || status === 429 || status >= 500;
@@ -61,7 +61,7 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
     read();
     const again = () => document.visibilityState === "visible" && !over.current && read();
     document.addEventListener("visibilitychange", again);
-    // A slow answer is waited for: a newer question would make it an old one, each time.
+    // Wait for a slow answer: a newer request each time would make every answer outdated.
     const timer = everyMs ? setInterval(() => answered.current === current.current && again(), everyMs) : 0;
     const forget = connected.subscribe((isUp) => void (isUp && lost.current && read()));
     return () => {

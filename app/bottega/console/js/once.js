@@ -1,4 +1,4 @@
-/** Requests that may be sent again, because the answer did not come, and happen once. */
+/** Requests that can be sent again after a lost answer, and that the server still executes only once. */
 import { useRef } from "preact/hooks";
 
 import { newId, post } from "./api.js";

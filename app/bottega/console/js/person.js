@@ -8,7 +8,7 @@ const HERE = new URL(document.baseURI.replace(/[?#].*/, ""));
 const SCOPES = ["read", "run", "define", "approve", "admin"];
 const INCLUDED = { run: ["read"], define: ["read"], admin: SCOPES };
 
-/** The provider as the server knows it; null: people here use keys. */
+/** The OpenID Connect provider from the server's settings; null: people sign in with keys. */
 export const provider = signal(null);
 /** `name`, `user` and `scopes` of the caller; null: not read, or there are no keys. */
 export const me = signal(null);
@@ -34,7 +34,7 @@ export async function signIn() {
   location.assign(to);
 }
 
-/** Forget the person's token here. The provider's own session goes on: return where it is ended, if it says so. */
+/** Forget the person's token here. The provider's session goes on: return the address that ends it, if known. */
 export function signOut() {
   forgetPerson();
   const end = provider.value?.end_session_endpoint;
@@ -52,7 +52,7 @@ export async function comeBack() {
   const started = JSON.parse(sessionStorage.getItem(STARTED) ?? "{}");
   sessionStorage.removeItem(STARTED); // a code works once
   history.replaceState(null, "", `${HERE.pathname}${started.hash ?? ""}`);
-  dispatchEvent(new HashChangeEvent("hashchange")); // it was another page when the router began
+  dispatchEvent(new HashChangeEvent("hashchange")); // the router started with another address
   // Some providers leave the state out of an error.
   if (!started.state || (state ?? (error
     && started.state)) !== started.state) return void (failure.value = "This page did not ask for that sign-in.");

@@ -5,7 +5,7 @@ import { useEffect } from "preact/hooks";
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
 
-/** A word of an address; one that was cut off in the middle of a character stays as it is. */
+/** Decode a word of an address; a word that ends in the middle of an encoded character stays as it is. */
 function word(text) {
   try {
     return decodeURIComponent(text);
@@ -23,7 +23,7 @@ export const route = computed(() => {
   };
 });
 
-/** What the tab's title says of the page; "": its name does. */
+/** Text for the tab's title; "": the page's name is used. */
 export const title = signal("");
 
 /** Name what the page shows in the tab's title, while it is shown. */
@@ -43,7 +43,7 @@ export function to(path, query = {}) {
 
 const page = () => hash.value.split("?")[0];
 
-/** Go where an answer leads once it comes, unless the user has left this page meanwhile. */
+/** Open the page to which an answer leads, unless the user has left this page before the answer came. */
 export async function follow(answer, pathOf) {
   const here = page();
   const found = await answer;

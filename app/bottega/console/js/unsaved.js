@@ -1,4 +1,4 @@
-/** What was changed on a page and is not stored: it stays while the page is left for another one. */
+/** Unsaved changes of a page, kept while the user visits other pages. */
 import { key } from "./api.js";
 
 const kept = new Map();

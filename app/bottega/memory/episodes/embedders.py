@@ -33,7 +33,7 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, its embedder, and the least relevant cosines; all ``None``: no vector.
+    """A query's vector, its embedder, and the floors of relevance; all ``None``: no vector.
 
     Attributes:
         compared: what the query and episodes are compared by: ``words`` only, or in addition

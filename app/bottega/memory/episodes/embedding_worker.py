@@ -129,8 +129,9 @@ UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
 """
 
 # --- Background ---------------------------------------------------------------------------------
-# The background is the distribution of cosines between unrelated tasks. It sets the least relevant
-# cosine of a tenant, because that depends on the language, length and topics of the tenant's texts.
+# The background is the distribution of cosines between unrelated tasks. It decides which cosine of
+# a tenant is relevant, because that depends on the language, length and topics of the tenant's
+# texts.
 
 GROWN = (20, 100, 1_000)
 """Numbers of episodes with vectors at which the background is measured for the first time, or

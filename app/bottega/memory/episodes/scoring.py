@@ -98,7 +98,7 @@ def is_relevant(
     Args:
         shared: number of content words that both have.
         cosine: cosine of both vectors; ``None``: not compared.
-        floor: least relevant cosine; ``None``: not compared.
+        floor: least cosine that counts as relevant; ``None``: not compared.
     """
     is_near = cosine is not None and floor is not None and cosine >= floor
     if by_meaning and cosine is not None:

@@ -38,7 +38,7 @@ class Hit:
 
     Attributes:
         words: content words that the episode and the query have in common.
-        floor: least relevant cosine; ``None`` if no vectors were compared.
+        floor: least cosine that counts as relevant; ``None`` if no vectors were compared.
         relevant: see :func:`is_relevant`.
     """
 

@@ -183,7 +183,7 @@ class Maintenance:
         return max(0.0, (then - now).total_seconds())
 
     def leased(self) -> LeasedWork:
-        """Return the work on jobs: one job at a time, the job that has been due longest first."""
+        """Return the work on jobs. A worker does one job at a time, the longest due job first."""
         return LeasedWork(
             pool=self.pool,
             name="maintain",

@@ -283,8 +283,8 @@ def mine(episodes: Iterable[Observed]) -> list[Pattern]:
     """Return candidates, each with a fingerprint and the episodes in which it was found.
 
     Equal sets of episodes give equal candidates, whatever their order. Episodes of trust 2 are
-    mined separately; their findings are omitted if episodes of trust 3 give the same. The time is
-    linear in the number of episodes, except for sorting.
+    mined separately; a finding of theirs is omitted if episodes of trust 3 give it, too. The time
+    is linear in the number of episodes, except for sorting.
     """
     ordered = without_private_texts(sorted(set(episodes), key=_age))
     found: dict[str | None, Pattern] = {}

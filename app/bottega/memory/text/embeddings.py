@@ -40,10 +40,10 @@ class Chance(NamedTuple):
     """Numbers about an embedder's cosines of texts that have nothing in common.
 
     Attributes:
-        floor: least relevant cosine as long as a tenant's own texts are not measured.
+        floor: least cosine that counts as relevant, while a tenant's own texts are not measured.
         tail: number of deviations above the median that cosines of unrelated texts do not exceed.
-        alike: upper bound of the least relevant cosine. Texts with this cosine may help each other
-            even if most of the tenant's texts are similar.
+        alike: upper bound of every floor. Texts with this cosine may help each other even if most
+            of the tenant's texts are similar.
     """
 
     floor: float
@@ -89,7 +89,7 @@ class Floor(NamedTuple):
 
 
 def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Background | None) -> Floor:
-    """Return the least relevant cosines for a query.
+    """Return the least cosines that count as relevant for a query.
 
     Args:
         query: the query's vector, shape (d,).

@@ -7,7 +7,7 @@ import { html } from "../html.js";
 import { Tabs } from "../parts/basics.js";
 import { groupsOf } from "./schema.js";
 
-/** What the conditions of approvals may look at: the arguments of tools. */
+/** Features that conditions of approvals can use: the arguments of tools. */
 const featuresOf = (tools) => [...new Set(tools.flatMap((each) => Object.keys(each?.parameters?.properties ?? {}))
   .map((name) => `arguments.${name}`))];
 

@@ -24,7 +24,7 @@ export function asText(agent) {
   }).join("\n");
 }
 
-/** What of an agent is sent to store it again. */
+/** The fields of a stored agent that are sent to store it again. */
 export function contentOf(agent, schema) {
   return Object.fromEntries(Object.entries(agent).filter(([name]) => name in schema.properties));
 }
@@ -42,7 +42,7 @@ export function withNote(content, note) {
 }
 
 /**
- * What tries a tool: an agent that has only this one, and is told to call it.
+ * An agent to try a tool: it has only this tool, and its instructions are to call it.
  *
  * @param {any} tool
  * @param {any} [given]

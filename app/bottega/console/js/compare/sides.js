@@ -41,7 +41,7 @@ export function parts(before, after) {
 
 const words = (line) => line.split(/(?<=\s)|(?=\s)/);
 
-/** A line of a column; `tag` marks what only it has: `del` or `ins`. */
+/** A line of a column; the element `tag` (`del` or `ins`) marks the part that only this line has. */
 function Line({ row, side, tag }) {
   const text = row[side];
   if (row.kind === "gap") return html`<span class="soft">⋯</span>`;

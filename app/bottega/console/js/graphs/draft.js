@@ -32,7 +32,7 @@ export const retyped = (node, type) => ({
 
 /** Names of the nodes whose answers a node may read. */
 export function upstreamOf(graph, name) {
-  const found = new Set([name]); // a loop over a set meets what is added meanwhile
+  const found = new Set([name]); // the loop also reaches names that it adds to the set
   for (const each of found) for (const { source, target } of graph.edges) if (target === each) found.add(source);
   found.delete(name);
   return [...found];
@@ -70,7 +70,7 @@ export const withoutEdge = (graph, id) => ({ ...graph, edges: graph.edges.filter
 export const withPolicy = (graph, id, policy) => (
   { ...graph, edges: graph.edges.map((edge) => (idOf(edge) === id ? { ...edge, policy } : edge)) });
 
-/** Move an agent in the list: of those that can work at the same time, the first one goes first. */
+/** Move an agent in the list. Of agents that can work at the same time, the first in the list starts first. */
 export function moved(graph, agent, step) {
   const at = graph.nodes.findIndex((node) => nameOf(node) === agent);
   const nodes = [...graph.nodes];
@@ -82,7 +82,7 @@ export function moved(graph, agent, step) {
 export const withTtl = (graph, agent, ttl_s) => (
   { ...graph, nodes: graph.nodes.map((node) => (nameOf(node) === agent ? { ...node, ttl_s } : node)) });
 
-/** What a node or an edge decides: all but its name, or its ends. */
+/** The settings of a node or an edge: all fields except the node's name or the edge's ends. */
 function detailsOf(graph, id) {
   const node = graph.nodes.find((each) => nameOf(each) === id);
   const { name, ttl_s, source, target, policy, ...details } = node ?? graph.edges.find((each) => idOf(each) === id)
@@ -122,7 +122,7 @@ export function levelsOf(graph) {
 
 const USUAL = { type: "agent", join: "any", on_error: "fail" };
 
-/** What a node decides beyond the usual, as JSON; "": nothing. */
+/** The settings of a node that differ from the defaults, as JSON; "": none. */
 function decided(graph, id) {
   const { agent, ...details } = detailsOf(graph, id);
   const found = Object.fromEntries(
@@ -131,7 +131,7 @@ function decided(graph, id) {
   return Object.keys(found).length ? JSON.stringify(found) : "";
 }
 
-/** What differs between two graphs, in a few words each. */
+/** The differences between two graphs, a few words for each. */
 export function changes(before, after) {
   const words = (graph) => new Map([
     ...graph.nodes.map((node) => [`${node.type ?? "agent"} ${nameOf(node)}`,

@@ -112,7 +112,7 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
   <//>`;
 }
 
-/** A number that is told when its field is left; what is typed stays while the page is drawn again. */
+/** A field for a number. It reports the number when the focus leaves; typed text survives a redraw of the page. */
 function Seconds({ value, label, onChange }) {
   const [typed, setTyped] = useState(null);
   return html`<input class="short" type="number" min="1" max="31536000" placeholder="never"

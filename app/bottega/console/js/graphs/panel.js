@@ -14,7 +14,7 @@ import { NodeAgent } from "./node_agent.js";
 const OWN = { agent: ["agent", "router"], tool: ["tool", "arguments"], human: ["ask", "schema", "who", "expires_s"],
   graph: ["graph", "version", "loop"] };
 const TYPE_WORDS = { agent: "Agent", tool: "Tool", human: "A person", graph: "Another graph" };
-/** In the table of nodes, or the panel's own. */
+/** The field of a node, in the table of nodes or in the panel. */
 const ELSEWHERE = ["name", "type", "ttl_s", "source", "target", "policy"];
 const OTHERS = Object.values(OWN).flat();
 const FEATURES = ["status", "output", "output_json", "input", "metadata"];

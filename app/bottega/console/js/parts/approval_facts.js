@@ -36,7 +36,7 @@ const sorted = (_, value) => (value && typeof value === "object" && !Array.isArr
   : value);
 const sameText = (value) => JSON.stringify(value, sorted);
 
-/** All that users said among messages; null: nothing, or files too, of which nobody here knows what they say. */
+/** All text of users in messages; null: there is none, or there are files, whose content is unknown here. */
 export function saidByUser(messages) {
   const said = messages.filter(({ role, source }) => role === "user" && !source);
   const isText = said.every(({ parts = [] }) => parts.every(({ type }) => type === "text"));

@@ -96,7 +96,7 @@ export const Stale = ({ from, again = from.reload }) => from.error && (from.erro
   <p class="note bad" role="alert">${from.error.message} ${from.retries ? "It is tried again." : html`<${Button}
     kind="small" onClick=${again}>Try again<//>`}</p>`;
 
-/** What a page shows of `useData`: loading, an error, or its children made of the data. */
+/** Shows the state of `useData`: loading, an error, or the children made from the data. */
 export function Loaded({ from, what, children }) {
   if (from.data !== null) return html`<${Stale} from=${from} />${children(from.data)}`;
   if (from.error) return html`<${Failure} error=${from.error} again=${from.reload} />`;
@@ -106,7 +106,7 @@ export function Loaded({ from, what, children }) {
 /** Copy a text; false: the browser refused. Without HTTPS browsers have only the old way. */
 export async function copied(text, button) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
-  // Beside the button: outside of an open dialog nothing can be selected.
+  // Placed next to the button, because outside of an open dialog nothing can be selected.
   const field = button.parentNode.appendChild(document.createElement("textarea"));
   field.value = text;
   field.select();

@@ -10,7 +10,7 @@ import { largeArguments } from "./approval_facts.js";
 import { Dialog } from "./dialog.js";
 import { useKeys } from "./keys.js";
 
-/** Keys decide only after this time: one that was meant for what was shown before does nothing. */
+/** Keyboard shortcuts work only after this time, so that a key meant for the item before does nothing. */
 const SETTLED_MS = 400;
 
 /** Arguments by name, those marked of which there are facts, and the facts about the whole call. */
@@ -39,7 +39,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const [comment, setComment] = useState("");
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
-  const [large, setLarge] = useState([]); // what is to be confirmed
+  const [large, setLarge] = useState([]); // arguments that the person must confirm once more
   const id = `decision-${interrupt.id}`;
   const field = useRef(null);
   useEffect(() => field.current?.focus(), [edited === null]);
@@ -52,7 +52,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
       onDone?.();
     } catch (problem) {
       setError(problem instanceof SyntaxError ? `This is not JSON: ${problem.message}` : problem.message);
-      setBusy(false); // else it stays so until the page learns that nobody waits
+      setBusy(false); // after success it stays busy until the page learns that nothing waits any more
     }
   };
   const said = comment ? { comment } : {};
@@ -74,7 +74,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const isApproval = interrupt.kind === "approval";
   const isOthers = interrupt.who === "user" && (!me.value?.user || me.value.user !== user);
   const mayDecide = !isOthers && may(isApproval || interrupt.who === "approve" ? "approve" : "run approve");
-  const isOpen = isThere || busy; // what is decided here is not decided elsewhere
+  const isOpen = isThere || busy; // a decision being sent from here does not count as made elsewhere
   const [isSettled, setSettled] = useState(false);
   useEffect(() => {
     if (!byKey) return undefined;

@@ -9,7 +9,7 @@ import { Button, copied } from "./basics.js";
 
 /** A longer text is shown as it is: to render it would stop the page. */
 const LONGEST = 50_000;
-/** So many signs without a blank: to look for addresses and emphasis in them takes the square of their number. */
+/** Most characters without a blank. The search for addresses and emphasis takes quadratic time in their number. */
 const LONG_WORD = /[!-~]{5000}/;
 /** Headings of a text come below those of the page. */
 const TOP_HEADING = 3;
@@ -82,7 +82,7 @@ function keepOwn(image) {
   image.replaceWith(link);
 }
 
-/** What can be scrolled can be reached by keyboard; code can be copied. */
+/** Make scrollable elements reachable by keyboard, and code copyable. */
 function finishCode(block) {
   block.tabIndex = 0;
   const button = document.createElement("button");
