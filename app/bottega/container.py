@@ -51,7 +51,8 @@ MAX_CRASHES = 5
 """A run fails after so many crashes of its workers: restarts of all workers cause fewer."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
-thousand agents have millions of objects with hardly any cycles: they took a third of the CPU.
+thousand agents have millions of objects with hardly any cycles: collections took a third of the
+CPU time.
 """
 
 if TYPE_CHECKING:

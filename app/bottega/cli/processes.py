@@ -411,7 +411,7 @@ class ParentLink:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        self._socket.recv(1)  # returns when the parent ends, which never writes
+        self._socket.recv(1)  # the parent never writes: this returns when it ends
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(self._patience_s)  # a process that stops normally ends this thread, too
         os.kill(os.getpid(), signal.SIGKILL)

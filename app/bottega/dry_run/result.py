@@ -66,7 +66,7 @@ class DemoProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Answer a request; parameters have no effect, because the demo model has none."""
+        """Answer a request; its parameters have no effect on the demo model."""
         output = self._dialect.output(options)
         plain = replace(options, params=None)
         request: dict[str, Any] = from_json(self._dialect.body(messages, tools, plain, output))

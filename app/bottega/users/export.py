@@ -46,7 +46,7 @@ NOT_EXPORTED = frozenset(
 _BY_SESSION = frozenset(("session_memory",))
 """Tables whose rows belong to a session, although they name its last run, too."""
 _BY_FIRST = frozenset(("files", "forked_turns"))
-"""Tables in which each row has another owner: the first owner column that is not null."""
+"""Tables whose rows have owners of different kinds: the first owner column with a value decides."""
 
 _COLUMNS = text("""
 SELECT c.relname AS name, array_agg(a.attname::text ORDER BY a.attnum) AS columns, ARRAY(

@@ -390,7 +390,7 @@ class WorkingMemory(Answer):
     variables: dict[ScopeName, dict[str, Any]]
     """Variables by scope and name."""
     results: int
-    """Number of references: m1, m2 and so on."""
+    """Number of references of the working memory: m1, m2 and so on."""
     references: list[MemoryReference]
     """The newest 50, newest first."""
     prompt: ShortenedPrompt | None

@@ -304,7 +304,7 @@ async def _answer(
 
 
 async def _request(act: Callable[[], Awaitable[str]], extensions: Mapping[str, Any]) -> str:
-    """Wait until the tenant's rate allows a request, then carry out the frame."""
+    """Wait until the tenant's rate allows a request, then do what the client's frame asks for."""
     if TURN in extensions:
         await extensions[TURN]()
     try:
