@@ -4,7 +4,7 @@
     python -m benchmarks.peers --python /tmp/peers/bin/python [--rounds 5] [--latency-ms 50]
 
 The work: a loop of 20 tool calls; a coordinator that asks three sub-agents; one that asks 100 at
-once. Each participant is a process, which makes its agents once and its runs side by side. CPU is
+once. Each participant is a process, which does its runs side by side. CPU is
 that of this process per run, wall the median time of a run; both also as ratios to the bare SDK in
 the same round. The figures are medians of the rounds.
 
@@ -31,17 +31,13 @@ from benchmarks.harness import Service, cpu_s, served, temporary_database
 from benchmarks.model import fast_model
 from benchmarks.peers.work import (
     ASSISTANT,
-    BUILD,
     COORDINATOR,
     FAN_OUT,
-    FIND_OUT,
-    GO,
     HELPER,
     LOOP,
     SPECIALISTS,
     STEPS,
     TEAM,
-    check,
     described,
     measure,
     prompt_of,
@@ -97,7 +93,7 @@ async def _participant(python: str, module: str, *addresses: str) -> AsyncIterat
         stdin.write(json.dumps(asked).encode() + b"\n")
         return await line()
 
-    print(f"{module}: {(await line())['versions']}", file=sys.stderr)
+    print(module, await line(), file=sys.stderr)
     try:
         yield ask
     finally:
@@ -119,20 +115,18 @@ def _in_process(ask: Any, postmaster: int | None = None) -> Work:
 
 def _of_service(service: Service, postmaster: int) -> Work:
     """Return the work of a service, whose clients wait for the end of their run."""
-    agent = {LOOP: "assistant", TEAM: "coordinator", FAN_OUT: "leader"}
-    query = {LOOP: FIND_OUT, TEAM: BUILD, FAN_OUT: GO}
+    agents = {LOOP: "assistant", TEAM: "coordinator", FAN_OUT: "leader"}
 
     async def work(name: str) -> Cost:
-        client = Client(service.port, {"agent": agent[name], "input": query[name]})
-        body = json.dumps(client.run).encode()
+        client = Client(service.port, None)
 
-        async def run() -> None:
-            ended = await client.request("POST", "/v1/runs?wait=60", body)
-            check(ended["output"])
+        async def ask(query: str) -> object:
+            body = json.dumps({"agent": agents[name], "input": query}).encode()
+            return (await client.request("POST", "/v1/runs?wait=60", body))["output"]
 
         runs, at_once = RUNS[name]
         before = cpu_s(service.pid), cpu_s(postmaster)
-        found = await measure(run, runs, at_once)
+        found = await measure(ask, name, runs, at_once)
         spent = (cpu_s(postmaster) - before[1]) * 1000 / runs
         own = (cpu_s(service.pid) - before[0]) * 1000 / runs
         client.close()

@@ -2,83 +2,67 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 
-from benchmarks.peers.work import (
-    ASSISTANT,
-    BUILD,
-    COORDINATOR,
-    FAN_OUT,
-    FIND_OUT,
-    GO,
-    HELPER,
-    LOOP,
-    MODEL,
-    SPECIALISTS,
-    TEAM,
-    Run,
-    calculate,
-    check,
-    described,
-    prompt_of,
-)
+from benchmarks.peers.work import MODEL, Ask, calculate, described
 
 PACKAGES = ("openai",)
-Tools = dict[str, Callable[[str], Awaitable[str]]]
 
 
-def _function(name: str, description: str) -> Any:
-    parameters = {
-        "type": "object",
-        "properties": {"text": {"type": "string"}},
-        "required": ["text"],
-    }
-    function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    name: str
+    call: Ask
+
+    def function(self) -> Any:
+        """Return it as a request has it."""
+        properties = {"text": {"type": "string"}}
+        parameters = {"type": "object", "properties": properties, "required": ["text"]}
+        function = {"name": self.name, "description": described(self.name)}
+        return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-async def _answer(client: openai.AsyncOpenAI, system: str, query: str, tools: Tools) -> str:
-    """Call the model, and the tools that it asks for side by side, until it answers."""
-    history: list[Any] = [
-        {"role": "system", "content": system},
-        {"role": "user", "content": query},
-    ]
-    functions = [_function(name, described(name)) for name in tools] or openai.omit
-    while True:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=history, tools=functions
-        )
-        message = answer.choices[0].message
-        if not message.tool_calls:
-            return message.content or ""
-        history.append(message)
-        asked: Any = message.tool_calls
-        arguments = [json.loads(call.function.arguments)["text"] for call in asked]
-        pairs = zip(asked, arguments, strict=True)
-        texts = await asyncio.gather(*(tools[call.function.name](text) for call, text in pairs))
-        for call, text in zip(asked, texts, strict=True):
-            history.append({"role": "tool", "tool_call_id": call.id, "content": text})
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    client: openai.AsyncOpenAI
+
+    def calculator(self) -> _Tool:
+        return _Tool("calculator", calculate)
+
+    def subagent(self, name: str, prompt: str) -> _Tool:
+        return _Tool(name, self.agent(prompt, []))
+
+    def agent(self, prompt: str, tools: Sequence[_Tool]) -> Ask:
+        calls = {tool.name: tool.call for tool in tools}
+        functions = [tool.function() for tool in tools] or openai.omit
+
+        async def ask(query: str) -> str:
+            history: list[Any] = [{"role": "system", "content": prompt}]
+            history.append({"role": "user", "content": query})
+            while True:
+                answer = await self.client.chat.completions.create(
+                    model=MODEL, messages=history, tools=functions
+                )
+                message: Any = answer.choices[0].message
+                if not message.tool_calls:
+                    return message.content or ""
+                history.append(message)
+                asked = [(call.function, call.id) for call in message.tool_calls]
+                texts = await asyncio.gather(
+                    *(calls[each.name](json.loads(each.arguments)["text"]) for each, _ in asked)
+                )
+                for (_, call_id), text in zip(asked, texts, strict=True):
+                    history.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+        return ask
 
 
 @asynccontextmanager
-async def works(base_url: str) -> AsyncIterator[dict[str, Run]]:
+async def maker(base_url: str, database_url: None) -> AsyncIterator[_Maker]:
     async with openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as client:
-
-        def asks(system: str) -> Callable[[str], Awaitable[str]]:
-            return lambda text: _answer(client, system, text, {})
-
-        async def loop() -> None:
-            check(await _answer(client, ASSISTANT, FIND_OUT, {"calculator": calculate}))
-
-        async def team() -> None:
-            tools = {name: asks(prompt_of(name)) for name in SPECIALISTS}
-            check(await _answer(client, COORDINATOR, BUILD, tools))
-
-        async def fan_out() -> None:
-            check(await _answer(client, COORDINATOR, GO, {"helper": asks(HELPER)}))
-
-        yield {LOOP: loop, TEAM: team, FAN_OUT: fan_out}
+        yield _Maker(client)

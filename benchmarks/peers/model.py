@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from benchmarks.model import ModelConnection, encoded
 from benchmarks.model import main as serve
-from benchmarks.peers.work import DONE, SPECIALISTS, STEPS, WIDTH
+from benchmarks.peers.work import DONE, QUERIES, SPECIALISTS, STEPS, TEAM, WIDTH
 from bottega.llm.demo_model.rules import Answer, DemoCall
 
 EXPRESSION = " + ".join(["1"] * 60)
@@ -26,7 +26,7 @@ def decide(request: dict[str, Any]) -> Answer:
         return _call(tools, "calculator", EXPRESSION) if done < STEPS else Answer(DONE)
     if SPECIALISTS[0] in tools:
         is_over = done == len(SPECIALISTS)
-        return Answer(DONE) if is_over else _call(tools, SPECIALISTS[done], "Build a todo app.")
+        return Answer(DONE) if is_over else _call(tools, SPECIALISTS[done], QUERIES[TEAM])
     if "helper" in tools:
         parts = [f"part {number}" for number in range(WIDTH)]
         return Answer(DONE) if done else _call(tools, "helper", *parts)

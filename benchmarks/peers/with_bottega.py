@@ -1,59 +1,43 @@
-"""Bottega's agents as a library."""
+"""Bottega's agents as a library. An agent keeps its history, so each run makes one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
-from benchmarks.peers.work import (
-    ASSISTANT,
-    BUILD,
-    COORDINATOR,
-    FAN_OUT,
-    FIND_OUT,
-    GO,
-    HELPER,
-    LOOP,
-    MODEL,
-    SPECIALISTS,
-    STEPS,
-    TEAM,
-    Run,
-    calculate,
-    check,
-    described,
-    prompt_of,
-)
+from benchmarks.peers.work import MODEL, STEPS, Ask, calculate, described
 from bottega.agents import BaseAgent, tool
+from bottega.agents.tools import ToolBase
 from bottega.llm.vendors import OpenAIProvider
 
 PACKAGES = ("bottega",)
 
 
-@asynccontextmanager
-async def works(base_url: str) -> AsyncIterator[dict[str, Run]]:
-    provider = OpenAIProvider(MODEL, base_url=base_url)
-    calculator = tool(name="calculator", description="Evaluates an expression.")(calculate)
-    specialists = {
-        name: BaseAgent(prompt_of(name), provider=provider, agent_name=name) for name in SPECIALISTS
-    }
-    helper = BaseAgent(HELPER, provider=provider, agent_name="helper")
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    provider: OpenAIProvider
 
-    def coordinator(agents: dict[str, BaseAgent]) -> BaseAgent:
-        made = BaseAgent(COORDINATOR, provider=provider)
-        for name, agent in agents.items():
-            made.register_agent(agent, name=name, description=described(name), stateless=True)
+    def calculator(self) -> ToolBase:
+        made: ToolBase = tool(name="calculator", description="Evaluates an expression.")(calculate)
         return made
 
-    async def loop() -> None:
-        agent = BaseAgent(
-            ASSISTANT, provider=provider, tools=[calculator], max_iterations=STEPS + 1
-        )
-        check((await agent.execute_query_async(FIND_OUT)).content)
+    def subagent(self, name: str, prompt: str) -> BaseAgent:
+        return BaseAgent(prompt, provider=self.provider, agent_name=name)
 
-    async def team() -> None:
-        check((await coordinator(specialists).execute_query_async(BUILD)).content)
+    def agent(self, prompt: str, tools: Sequence[ToolBase | BaseAgent]) -> Ask:
+        plain = [each for each in tools if not isinstance(each, BaseAgent)]
+        subagents = [each for each in tools if isinstance(each, BaseAgent)]
 
-    async def fan_out() -> None:
-        check((await coordinator({"helper": helper}).execute_query_async(GO)).content)
+        async def ask(query: str) -> str:
+            agent = BaseAgent(prompt, provider=self.provider, tools=plain, max_iterations=STEPS + 1)
+            for each in subagents:
+                name = each.agent_name
+                agent.register_agent(each, name=name, description=described(name), stateless=True)
+            return (await agent.execute_query_async(query)).content
 
-    async with aclosing(provider):
-        yield {LOOP: loop, TEAM: team, FAN_OUT: fan_out}
+        return ask
+
+
+@asynccontextmanager
+async def maker(base_url: str, database_url: None) -> AsyncIterator[_Maker]:
+    async with aclosing(OpenAIProvider(MODEL, base_url=base_url)) as provider:
+        yield _Maker(provider)

@@ -6,8 +6,8 @@ sub-agent, which is one model call, begins anew.
 
 import warnings
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from uuid import uuid4
 
 from langchain_core.tools import StructuredTool
@@ -17,79 +17,49 @@ from langgraph.prebuilt import create_react_agent
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from benchmarks.peers.work import (
-    ASSISTANT,
-    BUILD,
-    COORDINATOR,
-    FAN_OUT,
-    FIND_OUT,
-    GO,
-    HELPER,
-    LOOP,
-    MODEL,
-    SPECIALISTS,
-    STEPS,
-    TEAM,
-    Run,
-    calculate,
-    check,
-    described,
-    prompt_of,
-)
+from benchmarks.peers.work import MODEL, STEPS, Ask, calculate, described
 
 PACKAGES = ("langgraph", "langgraph-checkpoint-postgres")
 _MOST = 3 * STEPS
 """Steps of a graph in a run."""
 
 
-async def _ask(graph: Any, query: str) -> str:
-    """Run a graph in a thread of its own; return the last message's text."""
-    config = {"recursion_limit": _MOST, "configurable": {"thread_id": str(uuid4())}}
-    state = await graph.ainvoke({"messages": [("user", query)]}, config)
-    text: str = state["messages"][-1].content
-    return text
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    model: ChatOpenAI
+    saver: AsyncPostgresSaver | None = None
 
+    def calculator(self) -> StructuredTool:
+        return StructuredTool.from_function(coroutine=calculate, name="calculator")
 
-@asynccontextmanager
-async def _checkpoints(url: str) -> AsyncIterator[AsyncPostgresSaver]:
-    kept = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
-    async with AsyncConnectionPool(url, min_size=1, max_size=20, kwargs=kept) as pool:
-        saver = AsyncPostgresSaver(pool)
-        await saver.setup()
-        yield saver
+    def subagent(self, name: str, prompt: str) -> StructuredTool:
+        answer = _Maker(self.model).agent(prompt, [])
 
-
-@asynccontextmanager
-async def works(base_url: str, database_url: str | None = None) -> AsyncIterator[dict[str, Run]]:
-    warnings.simplefilter("ignore")  # it has moved to another package
-    model = ChatOpenAI(model=MODEL, base_url=base_url, api_key="none", max_retries=0)
-
-    def as_tool(name: str, prompt: str) -> StructuredTool:
-        graph = create_react_agent(model, [], prompt=prompt)
-
-        async def ask(query: str) -> str:
-            return await _ask(graph, query)
+        async def ask(query: str) -> object:
+            return await answer(query)
 
         return StructuredTool.from_function(coroutine=ask, name=name, description=described(name))
 
-    calculator = StructuredTool.from_function(coroutine=calculate, name="calculator")
-    async with AsyncExitStack() as stack:
-        saver = database_url and await stack.enter_async_context(_checkpoints(database_url))
+    def agent(self, prompt: str, tools: Sequence[StructuredTool]) -> Ask:
+        graph = create_react_agent(self.model, tools, prompt=prompt, checkpointer=self.saver)
 
-        def lead(prompt: str, tools: Sequence[StructuredTool]) -> Any:
-            return create_react_agent(model, tools, prompt=prompt, checkpointer=saver or None)
+        async def ask(query: str) -> object:
+            config = {"recursion_limit": _MOST, "configurable": {"thread_id": str(uuid4())}}
+            state = await graph.ainvoke({"messages": [("user", query)]}, config)
+            return state["messages"][-1].content
 
-        assistant = lead(ASSISTANT, [calculator])
-        coordinator = lead(COORDINATOR, [as_tool(name, prompt_of(name)) for name in SPECIALISTS])
-        leader = lead(COORDINATOR, [as_tool("helper", HELPER)])
+        return ask
 
-        async def loop() -> None:
-            check(await _ask(assistant, FIND_OUT))
 
-        async def team() -> None:
-            check(await _ask(coordinator, BUILD))
-
-        async def fan_out() -> None:
-            check(await _ask(leader, GO))
-
-        yield {LOOP: loop, TEAM: team, FAN_OUT: fan_out}
+@asynccontextmanager
+async def maker(base_url: str, database_url: str | None) -> AsyncIterator[_Maker]:
+    warnings.simplefilter("ignore")  # the agent has moved to another package
+    model = ChatOpenAI(model=MODEL, base_url=base_url, api_key="none", max_retries=0)
+    if database_url is None:
+        yield _Maker(model)
+        return
+    kept = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    async with AsyncConnectionPool(database_url, min_size=1, max_size=20, kwargs=kept) as pool:
+        saver = AsyncPostgresSaver(pool)
+        await saver.setup()
+        yield _Maker(model, saver)
