@@ -1,6 +1,6 @@
 -- Batches: many runs of one agent or graph. A batch is a run of the mode batch that no worker
--- executes; its items are its child runs, and inherit from it. It stands in the queue and is never
--- due, so it is one place of queued_runs. It is over when all of its items are.
+-- executes. Its items are its child runs, and inherit from it. The batch stays in the queue and is
+-- never due, so it counts once in queued_runs. It is over when all of its items are over.
 
 -- Called while a batch is being accepted. Store items, of which the first has this number, once.
 CREATE OR REPLACE FUNCTION add_items(p_tenant uuid, p_batch uuid, p_first bigint, p_items jsonb)
@@ -31,7 +31,7 @@ BEGIN
 END $$;
 
 -- Called by queue_children. Return how many of a batch's items may be queued, and the part of its
--- budget that each of them gets. If nothing is left and none is under way, the held ones fail.
+-- budget that each of them gets. If no budget is left and no item is running, the held items fail.
 CREATE OR REPLACE FUNCTION share_budget(
     p runs, p_room bigint, OUT room bigint, OUT tokens bigint, OUT cost jsonb
 ) LANGUAGE plpgsql AS $$
@@ -74,8 +74,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by arrive, with the batch's row locked. Note the ends of its items, with what they used;
--- queue the next ones; end the batch if none is left, or if one failed and on_error says so.
+-- Called by arrive, with the batch's row locked. Add up the usage of ended items; queue the next
+-- items; end the batch if no item is left, or if one failed and on_error is to end the batch.
 CREATE OR REPLACE FUNCTION advance_batch(p_tenant uuid, p_batch uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -128,8 +128,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by the API. Let the items of a batch that failed run again, each as a new run; return how
--- many there are.
+-- Called by the API. Queue the failed items of a batch again, each as a new run; return the number
+-- of these items.
 CREATE OR REPLACE FUNCTION retry_batch(p_tenant uuid, p_batch uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,13 +1,15 @@
 -- Child runs: runs that do a part of another run, and that any worker claims. run_children lists
--- them in order. At most child_limit of a parent's are queued or running; the others have only
--- their row there. They count in no limit of their tenant, and take turns with its other runs.
+-- them in order. At most child_limit child runs of a parent are queued or running; the others are
+-- held: they only have a row in run_children. Child runs count in no limit of their tenant, and
+-- take turns with its other runs.
 --
--- The end of a child run is a row in its parent's inbox; the process that stored it calls arrive()
--- for the parent after that transaction, or else the sweep does. It queues the next child runs.
+-- When a child run ends, a row is added to its parent's inbox. After the transaction, the process
+-- that stored the end calls arrive() for the parent, which queues the next child runs. If the
+-- process dies before that, the sweep calls it.
 
--- Called by a worker for a run that it executes. Add those child runs that do not exist yet; p_most
--- in all may be queued or running. Return the ids of the others; NULL, if the caller's attempt is
--- not the current one.
+-- Called by a worker for a run that it executes. Add those child runs that do not exist yet; at
+-- most p_most may be queued or running. Return the ids of those that exist already; NULL if the
+-- caller's attempt is not the current one.
 CREATE OR REPLACE FUNCTION add_children(
     p_tenant uuid, p_parent uuid, p_attempt integer, p_most integer, p_new jsonb
 ) RETURNS uuid[] LANGUAGE plpgsql AS $$
@@ -16,7 +18,7 @@ DECLARE
     v_bytes bigint;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    -- With its row locked the run cannot end: its end cancels the child runs that it finds.
+    -- While its row is locked, the run cannot end. Its end cancels the child runs that exist then.
     PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
     PERFORM FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
@@ -42,8 +44,8 @@ BEGIN
                  EXCEPT SELECT unnest(v_added));
 END $$;
 
--- Called with the parent's row locked. Make runs of its next child runs, as many as may be queued
--- or running beside those that are. They inherit what makes them a part of the parent.
+-- Called with the parent's row locked. Queue the next held child runs, until as many as permitted
+-- are queued or running. They inherit pinned versions, user and other values from the parent.
 CREATE OR REPLACE FUNCTION queue_children(p_tenant uuid, p_parent uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -142,8 +144,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by workers. Send a message to a child run, once for each p_id; one that is held gets it
--- when it is queued. Return as send_message does.
+-- Called by workers. Send a message to a child run, once for each p_id. A held child run gets it
+-- when it is queued. Return the result of send_message.
 CREATE OR REPLACE FUNCTION tell_child(p_tenant uuid, p_child uuid, p_content jsonb, p_id uuid)
 RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN

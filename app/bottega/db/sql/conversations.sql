@@ -1,8 +1,8 @@
 -- Conversations: runs of one agent in a session, in order, each continuing the last completed one.
 
--- Called by accept_run before it locks the session: ends of runs, and deletions, lock runs first.
--- If runs under way are to be interrupted, cancel them. If one is to be steered, send it the input,
--- and return it with "message_id", or a refusal.
+-- Called by accept_run before it locks the session, because ends of runs and deletions lock runs
+-- first. If the new run interrupts runs under way, cancel these. If it steers one, send that run
+-- the input, and return it with "message_id", or a refusal.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,8 +26,8 @@ BEGIN
       AND (c.session_id, c.mode, c.graph, c.agent) = (v_key[1], v_key[2], v_key[3], v_key[4])
       AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;  -- others are refused
     IF p_new ->> 'if_busy' = 'interrupt' THEN
-        -- All are locked before one ends: its end locks the conversation. Those that wait for
-        -- others end first, so that none is started because of that.
+        -- Lock all runs before the first one ends, because its end locks the conversation. End
+        -- blocked runs first, so that the end of another run does not start them.
         PERFORM FROM runs WHERE tenant_id = p_tenant AND conversation_id = v_conversation
             AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE;
         PERFORM cancel_run(p_tenant, u.id) FROM (
@@ -84,7 +84,7 @@ BEGIN
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Return the oldest run of a conversation that is not over: all others wait for it.
+-- Return the oldest unfinished run of a conversation, for which its other runs wait.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -92,8 +92,8 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run that others wait for, as they show it: with the interrupts that nobody has decided
--- on, the oldest first.
+-- Return a run for which other runs wait, in the form of their field blocked_by: with its pending
+-- interrupts, the oldest first.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
@@ -103,8 +103,9 @@ LANGUAGE sql STABLE AS $$
     WHERE p_run IS NOT NULL
 $$;
 
--- Trigger on runs. A run of a conversation is over: if it completed, it is the last turn; the next
--- run is due. One that is locked is being cancelled, and passes its turn itself.
+-- Trigger on runs. When a run of a conversation has ended, make it the last turn if it completed,
+-- and make the next run due. If the next run is locked, it is being cancelled, and its own end
+-- makes the run after it due.
 CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- The lock orders this with runs that are being accepted.
@@ -135,9 +136,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Return the turns before a run, newest first, and gists of a few more. Those
--- that the last prompt held stay while all fit into p_most tokens; otherwise as many as fit into
--- half of them: so the beginning of prompts changes rarely.
+-- Called by a worker. Return the turns before a run, newest first, and gists of a few older ones.
+-- The turns of the last prompt stay as long as all fit into p_most tokens. If they do not, only as
+-- many turns stay as fit into half of p_most, so that the beginning of prompts changes rarely.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
 ) RETURNS TABLE (
@@ -200,8 +201,8 @@ BEGIN
       AND (turn ->> 'number')::integer = p_number;
 END $$;
 
--- Called by a worker. Return the lines of runs' logs with what their own agents said, their tools
--- and users answered, and people decided on calls (p_dag: the agents of their graph).
+-- Called by a worker. Return the lines of runs' logs with the answers of their own agents (p_dag:
+-- of the agents of their graph), results of tools, messages of users and decisions of people.
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
 RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,8 +1,8 @@
 -- Versions of agents, graphs, providers and MCP servers, for runs that pin them.
 
 -- Trigger on agents, graphs, providers and MCP servers. Give the tenant's definitions a new epoch,
--- so that versions read before are read again. Random: an epoch never comes back, even from a
--- backup.
+-- so that processes read versions again. Epochs are random, so that an old one does not occur
+-- again, even after a restored backup.
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
@@ -51,9 +51,10 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
--- Called for a run whose versions this process does not know. Return what it pins: the graph, every
--- reachable agent, the tenant's providers and MCP servers that these may name; and the epoch.
--- p_version: of the agent, or of the graph if there is no agent; NULL: the current one.
+-- Called for a run whose versions this process does not know. Return the definitions that the run
+-- pins (the graph, every reachable agent, the tenant's providers and MCP servers that these may
+-- name) and the epoch. p_version: version of the agent, or of the graph if there is no agent; NULL:
+-- the current one.
 CREATE OR REPLACE FUNCTION read_pins(
     p_tenant uuid, p_agent text, p_graph text, p_version integer, p_draft jsonb DEFAULT NULL
 ) RETURNS jsonb LANGUAGE plpgsql AS $$

@@ -1,5 +1,5 @@
--- Text of model calls that are not finished, and progress of tool calls. The functions go run by
--- run: a join with their arrays may read all of a tenant's rows.
+-- Text of model calls that are not finished, and progress of tool calls. The functions loop over
+-- runs, because a join with their arrays may read all of a tenant's rows.
 
 -- Called by workers. Store pieces of text for runs of several tenants; none for a run that the
 -- worker lost, which may be deleted by now.

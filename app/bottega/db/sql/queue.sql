@@ -12,14 +12,15 @@
 -- Takeover: sweep() runs in every process. It queues a run again whose worker has no lease (cause
 -- crash), or whose worker, more than 5 s after the claim, does not name it: the answer to the claim
 -- was lost (cause lost, which counts as no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
--- Fair: of the tenants with due runs (500, from a random one on) a claim serves the four that were
--- served longest ago, with equal shares; what one leaves the others get. The last fifth of a
--- worker's places is for tenants that have no run there. A tenant's runs go by rank: time of
--- acceptance, plus 30 s for each priority below the first. The rank never changes, so a run that
--- comes back keeps its position. Child runs of a tenant take turns with its other runs.
--- Limit: counted is the number of a tenant's running runs at the last count, claimed what came
--- since. A claim counts again before both could pass concurrent_runs. Child runs do not count; a
--- run that waits for its own does.
+-- Fair: a claim considers 500 tenants with due runs, from a random one on, and serves the four that
+-- were served longest ago, with equal shares. A share that a tenant does not use goes to the other
+-- tenants. The last fifth of a worker's places is for tenants that have no run there. A tenant's
+-- runs are claimed by rank: time of acceptance, plus 30 s for each priority below the first. The
+-- rank never changes, so a run that is queued again keeps its position. Child runs of a tenant take
+-- turns with its other runs.
+-- Limit: counted is the number of a tenant's running runs at the last count, claimed the number of
+-- runs claimed since. Before their sum can exceed concurrent_runs, a claim counts again. Child runs
+-- do not count, but a run that waits for its child runs does.
 
 -- Called by statements that have locked the run's row. Store that a run may be claimed, unless the
 -- run before it in its conversation must end first.
@@ -83,9 +84,9 @@ LANGUAGE sql STABLE AS $$
     FROM (SELECT FROM tenants LIMIT 2) AS t
 $$;
 
--- Called by a worker with p_places places; p_held: for each run in them its tenant. Claim at most
--- p_most due runs. more: there are others that this worker may claim now. p_ended: tenants whose
--- runs ended here in the last second: those may be below their limit again.
+-- Called by a worker with p_places places; p_held: the tenant of each run that it executes. Claim
+-- at most p_most due runs. more: this worker may claim further runs now. p_ended: tenants whose
+-- runs ended here in the last second, so that they may be below their limit again.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim(
     p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]

@@ -1,8 +1,8 @@
 -- What clients do with runs: submit, find, cancel; and the end of a run that no worker executes.
 
--- Called when a run is submitted. Store the run with what it carries over from the run it repeats,
--- and queue it; behind an unfinished run of its conversation it is not due. Return the row, or
--- {"refused": reason} (a limit, the session belongs to another user, or the conversation is busy).
+-- Called when a run is submitted. Store the run with the steps that it carries over from the run
+-- that it repeats, and queue it. Behind an unfinished run of its conversation, it is not due yet.
+-- Return the row, or {"refused": reason}: a limit, a session of another user, a busy conversation.
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -153,8 +153,8 @@ BEGIN
 END $$;
 
 -- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
--- another try makes sense; NULL if the run may come in. One that calls only the tenant's own model
--- servers costs nothing of the operator's day, and nothing of its key's (the payer's).
+-- another try makes sense; NULL if the run is accepted. A run that calls only the tenant's own
+-- model servers takes nothing from the daily budgets of the tenant and of its key (the payer).
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_pinned jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -231,8 +231,8 @@ BEGIN
 END $$;
 
 -- Called by cancel_run, hand_back and sweep, which hold the run's row. End a run that no
--- worker executes: its tasks, its final event and its row in the queue. It leaves no episode. The
--- process that called is told by a notice, which its session counts and logs.
+-- worker executes: its tasks, its final event and its row in the queue. No episode is stored. A
+-- message (RAISE NOTICE) tells the calling process, whose session counts and logs the end.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$

@@ -1,16 +1,16 @@
 -- Signals: hints for other processes (see bottega.db.signals).
 
--- Tell processes of what this transaction makes true. The process that called sends it when the
--- transaction is over (see bottega.db.signals): a NOTIFY here would take a lock of the whole
--- cluster during the commit.
+-- Give a signal to the calling process, which sends it by NOTIFY when the transaction is over (see
+-- bottega.db.signals). A NOTIFY in this transaction would lock the whole cluster during the commit.
 CREATE OR REPLACE FUNCTION send_signal(p_channel text, p_payload text DEFAULT '') RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE NOTICE USING ERRCODE = 'BT021', MESSAGE = p_channel, DETAIL = p_payload;
 END $$;
 
--- Notify one worker with a free place that runs are due; nobody, if all are full. One is filled to
--- half (as of its report) before the next, since a worker stores the steps of its runs together.
+-- Signal to one worker with a free place that runs are due; to none, if all are full. One worker is
+-- filled to half of its places (by its last report) before the next, because a worker stores the
+-- steps of its runs together.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -1,8 +1,9 @@
--- What the planner knows of the tables.
+-- Statistics of the tables for the planner.
 
--- Nothing of tenants: it would expect one row of a tenant that came after the last ANALYZE, and
--- read all of them for each row of a join. Now it expects a two-hundredth of a table. Two tables
--- keep these statistics: the search for episodes asks for estimates of them.
+-- The planner gets no statistics of tenants. With them, it would expect one row of a tenant that
+-- came after the last ANALYZE, and read all of the tenant's rows for each row of a join. Without
+-- them, it expects a two-hundredth of a table. Two tables keep these statistics, because the search
+-- for episodes needs estimates of them.
 DO $$
 DECLARE
     v_table text;

@@ -25,9 +25,10 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Called by workers. Store steps of several runs, one of each, in one transaction. Answer: stored,
--- due (it ended a run whose tenant has due ones), repeated (it was stored), refused (the run was
--- lost, or is over), busy (locked: alone, it waits), pending (it would complete before a message).
+-- Called by workers. Store steps of several runs, one of each, in one transaction. Return an answer
+-- for each: stored, due (it ended a run whose tenant has due runs), repeated (it was stored
+-- before), refused (the run was lost, or is over), busy (locks: send it alone, so that it waits for
+-- them) or pending (it would complete a run with an unread message or a requested cancellation).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
@@ -269,7 +270,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called when runs of a tenant have ended. Let their parents know, as far as those go on.
+-- Called when runs of a tenant have ended. Add arrivals for their parents that are not over.
 CREATE OR REPLACE FUNCTION tell_parents(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     WITH told AS (

@@ -1,8 +1,8 @@
 -- What tenants store, in bytes: definitions, episodes, files, runs and sessions, without indexes.
 -- A change adds a row to storage_changes, which locks nothing; every few seconds a process sums the
--- rows up. So the sums are some seconds late, and no run waits for another one to be counted. The
--- row of a run's end names the run, and so does one of what was spent for a run beside its log: the
--- same process adds both to the figures over time.
+-- rows up. So the sums are some seconds late, and no run waits for the count of another one. Rows
+-- about a run's end, and about usage for a run besides its log, name the run; the same process adds
+-- these to the figures over time.
 
 -- Trigger on the tables that count; its argument is the kind. Note the change of bytes.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -23,8 +23,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- Called by processes that call models. Report what an account spent since it was made (p_reported:
--- reported before, for a slice that is gone), and exchange its slice of the day of the tenant, or
--- of a key with p_limit, for one of p_wanted, as far as available.
+-- the part reported before, if the slice has lapsed), and exchange its slice of the daily budget of
+-- the tenant, or of a key with p_limit, for a slice of p_wanted, as far as available.
 CREATE OR REPLACE FUNCTION draw_budget(
     p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
     p_wanted bigint, p_lapses_s double precision, p_limit bigint, OUT held bigint, OUT others bigint

@@ -1,8 +1,8 @@
 -- Erasure of an end user's data. A row of user_erasures refuses everything new of the user, until
 -- all is gone.
 
--- Called before something of a user is stored. Return false if the user is being erased; otherwise
--- no erasure of the user ends before this transaction does.
+-- Called before data of a user are stored. Return false if the user is being erased. Otherwise keep
+-- an erasure of the user from ending before this transaction.
 CREATE OR REPLACE FUNCTION hold_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN

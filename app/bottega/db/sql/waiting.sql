@@ -1,14 +1,14 @@
 -- Runs that wait, and what arrives for runs.
 --
--- A run that waits has no worker, no place in the queue and no head. Its row of run_waits says what
--- it awaits. A row of run_inbox says that something arrived for a run: of kind cancel, task (to be
--- cancelled), message, decision or child (it ended). A worker reads those of its runs several times
--- a second; for other runs they are dealt with at once, or by the sweep. They are hints: a claim
--- reads the facts.
+-- A run that waits has no worker, no place in the queue and no head. Its row of run_waits has the
+-- reason and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel,
+-- task (to be cancelled), message, decision or child (it ended). A worker reads the arrivals of its
+-- runs several times a second. Arrivals for other runs are processed at once, or by the sweep.
+-- Arrivals are hints; a claim reads the facts from other tables.
 
 -- Return whether a wait is over: at its time, when few enough child runs are left, or when all
--- interrupts of one of its groups (those of one model message) are decided on. One that was not
--- stored is asked again.
+-- interrupts of one of its groups (those of one model message) are decided. An interrupt that was
+-- not stored counts as decided, because the resumed run asks again.
 CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce(w.until <= clock_timestamp(), false)
         OR coalesce(w.children >= (SELECT count(*) FROM (
@@ -23,9 +23,10 @@ CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STA
               AND i.id = ANY (ARRAY(SELECT jsonb_array_elements_text(g.ids)::uuid))))
 $$;
 
--- Called by hand_back, with the run's row. p_wait: as run_waits, but "until_s" from now. Let it
--- wait, unless that wait would be over, or its worker may not know of a task that is to be
--- cancelled: then return false. Waits for child runs end at the deadline at the latest.
+-- Called by hand_back, with the run's row. p_wait: fields of run_waits, but "until_s" in seconds
+-- from now. Let the run wait and return true. Return false if the wait is over already, or if a
+-- task is to be cancelled and the run's worker may not know that. A wait for child runs ends at the
+-- run's deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -59,9 +60,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called when something arrived for a run, by its sender or by the sweep. Tell its worker; log what
--- people decided for a waiting run, and queue it if its wait is over (p_at_once: in any case), or
--- end it if it is to be cancelled.
+-- Called after an arrival for a run, by its sender or by the sweep. If a worker executes the run,
+-- assign the arrivals to it. If the run waits, log decisions of people; then end the run if it is
+-- to be cancelled, or queue it if its wait is over (p_at_once: in any case).
 CREATE OR REPLACE FUNCTION arrive(p_tenant uuid, p_run uuid, p_at_once boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -91,7 +92,7 @@ BEGIN
         SELECT n.*, t.parent_id, t.depth FROM arrived a
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
-        -- What a worker had, it logs, or the next one.
+        -- A decision that was assigned to a worker is logged by that worker, or by the next one.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
@@ -109,7 +110,7 @@ BEGIN
     DELETE FROM run_waits o WHERE o.tenant_id = p_tenant AND o.run_id = p_run
         AND (p_at_once OR is_over(o)) RETURNING * INTO w;
     IF FOUND THEN
-        -- Only while it waits for people does its time stand still.
+        -- The run's clock stands still only during waits for people.
         UPDATE runs SET status = 'queued', queued_at = v_now, deadline = deadline + CASE
                 WHEN w.reason IN ('person', 'client') THEN v_now - w.since ELSE interval '0' END,
             attempts = jsonb_set(attempts, '{-1,waited}', to_jsonb(w.reason))
@@ -134,8 +135,8 @@ BEGIN
     END IF;
 END $$;
 
--- Cancel some of a tenant's runs, but for locked ones, which the sweep finds. Their workers end
--- them, and those that are queued are ended by the worker that claims them. Held child runs, too.
+-- Cancel some of a tenant's runs, and held child runs. Locked runs are left to the sweep. Workers
+-- end the runs that they execute, and a queued run is ended by the worker that claims it.
 CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     UPDATE run_children SET is_held = false, status = 'cancelled'
