@@ -105,7 +105,7 @@ async def _maintained(
 
 
 async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
-    """Rebuild indexes, one at a time; return the rebuilt ones. Indexes with locks are left out.
+    """Rebuild indexes, one at a time; skip those that stay locked; return the rebuilt ones.
 
     Each failure leaves a broken index. If a whole table were rebuilt at once, a failure would leave
     one for each index, and one in another schema, which ``drop_broken_indexes`` does not drop.

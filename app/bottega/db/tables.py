@@ -37,7 +37,7 @@ _metadata = MetaData()
 
 
 def _table(name: str, **columns: str) -> Table:
-    """Return a table; ``columns`` are names by type."""
+    """Return a table; each argument is a type in ``_TYPES`` with the names of its columns."""
     made: list[Column[Any]] = [
         Column(each, _TYPES[kind]) for kind in columns for each in columns[kind].split()
     ]

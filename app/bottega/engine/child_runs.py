@@ -177,7 +177,7 @@ class ChildRuns:
 
     async def run(self) -> None:
         """Store and cancel child runs and read their ends, as requested, until cancelled."""
-        self._wake.set()  # what an error has left is done first
+        self._wake.set()  # an error may have left requests of an earlier call
         while True:
             await self._wake.wait()
             self._wake.clear()

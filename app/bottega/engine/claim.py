@@ -232,7 +232,7 @@ class ClaimReader:
         key = row["tenant"], row["run"], row["attempt"]
         try:
             return ClaimedRun.decoded(*key, row["claim"])
-        except Exception:  # no other worker could read it, either
+        except Exception:  # no other worker could read the claim, either
             logger.exception("run.unreadable", run_id=str(row["run"]))
             await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
             return None

@@ -360,7 +360,7 @@ class StepWriter:
         self._show_at: asyncio.TimerHandle | None = None
 
     async def store(self, step: Step) -> bool:
-        """Store a step, in a group if others are ready too. A run may store one step at a time.
+        """Store a step, in a group if others are ready too. A run stores one step after the other.
 
         Returns:
             False if the tenant has no due runs that may be claimed now.

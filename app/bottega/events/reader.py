@@ -1,8 +1,8 @@
 """Reading runs' logs and live text for their subscribers, many runs with one query.
 
-A log has each text only once, and other events refer to it: by ``answer_seq``, ``agent.completed``
-refers to the ``llm.completed`` with the text, and the end of a sub-agent's call or task refers to
-its ``agent.completed``. Clients get the text in each of these events. It is copied as JSON, without
+A log has each text only once, and other events refer to it by ``answer_seq``: ``agent.completed``
+refers to the ``llm.completed`` with the text. The end of a sub-agent's call or task refers to its
+``agent.completed``. Clients get the text in each of these events. It is copied as JSON, without
 decoding.
 """
 
@@ -48,7 +48,7 @@ LogRow = dict[str, Any]
 
 
 def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
-    """Add texts to the rows of one run that refer to another one of these rows.
+    """Add to rows of one run the texts that other ones of these rows have.
 
     Returns:
         The rows whose text is not in these rows, each with the ``seq`` of the event that has it.

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import networkx as nx
 
 FONT_SIZE = 14.0
-HEAD = 9.0  # of an arrow: an edge's curve ends at this distance from the box
+HEAD = 9.0  # length of an arrow head: an edge's curve ends at this distance from the box
 
 _LINE_HEIGHT = 19.0
 _MARGIN = 20.0  # around the drawing
-_BOX_GAP = 32.0  # between two boxes of a column, or without edges
+_BOX_GAP = 32.0  # gap between two boxes of a column, or between two boxes without edges
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
 _LONE_PER_ROW = 7  # boxes without edges
@@ -198,7 +198,7 @@ def _edges(
 def _edge(
     policy: PropagationPolicy, points: list[tuple[float, float]], title: str, data: str = ""
 ) -> str:
-    """Draw lines between level points, else curves with level ends, and an arrow head."""
+    """Draw a path: straight between points of equal height, otherwise curved; with arrow head."""
     (x, y), *rest = points
     steps = [f"M{x:g} {y:g}"]
     for to_x, to_y in rest:

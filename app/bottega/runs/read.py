@@ -302,7 +302,7 @@ SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Conditions on listed runs; ``None`` and empty mean any.
+    """Conditions on listed runs. A field that is ``None`` or empty is no condition.
 
     Attributes:
         parent_run_id: the run whose child runs are listed; ``None``: only runs without a parent.
@@ -367,9 +367,9 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
 async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
     """Return one run, the ``subagents`` of its first agent, and its ``tasks``.
 
-    ``tasks`` has counts of dispatched tasks (``waiting``, ``running``, ``done``, ``failed``) and
-    ``estimated_ms``, an estimate of the time that they still take, if enough tasks have ended.
-    ``tasks`` is ``None`` if the run has dispatched none.
+    ``tasks`` has counts of dispatched tasks: ``waiting``, ``running``, ``done`` and ``failed``. If
+    enough tasks have ended, ``estimated_ms`` is the estimated time until all have ended. ``tasks``
+    is ``None`` if the run has dispatched none.
 
     Raises:
         NotFoundError: unknown, or another tenant's.

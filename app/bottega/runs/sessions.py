@@ -292,7 +292,7 @@ async def hold_owner(
 
 @dataclass(frozen=True, slots=True)
 class SessionFilter:
-    """Conditions on listed sessions; ``None`` and empty mean any.
+    """Conditions on listed sessions. A field that is ``None`` or empty is no condition.
 
     Attributes:
         metadata: as in :class:`bottega.runs.read.RunFilter`.
