@@ -419,7 +419,7 @@ class TestPlugins:
             guard = PromptGuard(deny=["secret"])
             found, heard = await asked(model, plugins=(guard, plugin))
             assert found[1] == {"status": "skipped", "result": "known already"}
-            assert "may not be asked" in found[3]
+            assert "are not allowed" in found[3]
             assert plugin.before == ["a", "skip", "b", "secret plan", "late"]
             assert heard.of("dispatched") == ["a!", "b!", "late!"]
             assert sorted(plugin.after, key=str) == sorted(

@@ -398,9 +398,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
     if len(handle.mailbox.unread) >= 10 and not handle.spread:  # unknown for a child run
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
-    if (
-        len(handle.mailbox.known) >= 50
-    ):  # a bound, because each message adds a step to the loop of the task
+    if len(handle.mailbox.known) >= 50:  # each message adds a step to the task's loop
         sent = len(handle.mailbox.known)
         return f"the task got {sent} messages already, and may get no more"
     return None
