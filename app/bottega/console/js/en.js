@@ -51,7 +51,8 @@ export const RUN_ERRORS = {
 };
 
 /** What took most of a run's time. */
-export const LONG_WORK = { model: "calls of", tool: "calls of the tool", person: "waits for people by" };
+export const LONG_WORK = { model: ["a call of", "calls of"], tool: ["a call of the tool", "calls of the tool"],
+  person: ["a wait for a person by", "waits for people by"] };
 
 /** A sentence that says for whom or what a run waits, by its reason. */
 export const WAITED_FOR = { person: "a person", client: "your program", children: "its child runs",

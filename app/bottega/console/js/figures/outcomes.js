@@ -101,14 +101,17 @@ function VersionHelp({ agent, span }) {
   }}<//><//>`;
 }
 
-const costOf = ({ run_cost: cost, runs }) => dollars(cost / runs);
+const costOf = ({ run_cost: cost, runs }) => (cost ? dollars(cost / runs) : "nothing that is known");
 
 /** What an agent costs, in a sentence. */
 function Cost({ agent, span }) {
   const found = useTotals(span, { by: "agent", agent });
   return html`<${Panel} title="What does it cost?"><${Loaded} from=${found} what="costs">${({ items: [all] }) => html`
-    <p class="body lead">${all?.runs ? html`In the last ${SPANS[span].text} ${agent} ran ${count(all.runs)} times
-      for ${dollars(all.run_cost)}: ${costOf(all)} a run, with what its sub-agents cost. ${count(all.errors)} of these
+    <p class="body lead">${all?.runs ? html`In the last ${SPANS[span].text} ${agent} ran
+      ${count(all.runs)} times${all.run_cost
+        ? html` for ${dollars(all.run_cost)}: ${costOf(all)} a run, with what its sub-agents cost.`
+        : html`; no price of its models is known (<${Link} path=${["operations", "providers"]}>model servers<//>
+          have them).`} ${count(all.errors)} of these
       runs failed.` : all ? html`It did not run by itself in the last ${SPANS[span].text}; as a part of other runs it
       cost ${dollars(all.cost)}.` : `It did not run in the last ${SPANS[span].text}.`} <${Link} path=${["usage"]}
         query=${{ agent }}>More about usage<//></p>`}<//><//>`;
@@ -119,7 +122,8 @@ export function AgentFigures({ agent, query, onSpan }) {
   const span = spanOf(query, "30d");
   return html`<div class="actions"><${SpanChoice} span=${span} onChange=${onSpan} /></div>
     <div class="stacked" key=${span}><${Cost} agent=${agent} span=${span} />
-      <${VersionHelp} agent=${agent} span=${span} /><${VersionFigures} agent=${agent} span=${span} /><${MemoryHelp} agent=${agent} span=${span} />
+      <${VersionHelp} agent=${agent} span=${span} /><${VersionFigures} agent=${agent} span=${span} />
+      <${MemoryHelp} agent=${agent} span=${span} />
       <${OutcomesOverTime} agent=${agent} span=${span} /></div>`;
 }
 

@@ -6,7 +6,7 @@ import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Loaded, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 const DIALECTS = ["chat", "responses", "anthropic", "gemini"];
@@ -61,5 +61,6 @@ function Health({ name }) {
       ? html`<ul class="rows">${Object.entries(provider.breaker).map(([model, breaker]) => html`<li><code>${model}
         </code> ${breaker.state === "closed" ? "answers" : html`<span class="bad-text">${breaker.state}
           </span>, tried again <${Time} at=${breaker.retry_at} />`}</li>`)}</ul>`
-      : html`<p class="small soft">No model of it has failed lately.</p>`}`}<//></div>`;
+      : html`<p class="small soft">No circuit breaker is open. <${Link} path=${["health"]}>Its last
+        calls<//></p>`}`}<//></div>`;
 }

@@ -135,10 +135,11 @@ function Conversation({ session, agent: wanted, user: named, exists }) {
   const read = new Set(messages.map((each) => each.message_id));
   const added = state.messages.filter((each) => !read.has(each.id));
   return html`
-    <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span>
-      </p></div>
-      <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]}
-        class="small">Show the run<//>`}
+    <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">
+      ${user && html`with <b>${user}</b>, `}session <span class="mono">${session}</span></p></div>
+      <div class="actions">${open && html`<${Status} value=${state.status} />`}
+        ${(open ?? latest?.id) && html`<${Link} path=${["runs", open ?? latest.id]} class="small">Show
+          the ${open ? "run" : "last run"}<//>`}
         <${Button} onClick=${() => go(["chat"])}>Other conversations<//></div></div>
     <section class="chat panel" role="log" aria-live=${said.data ? "polite" : "off"} aria-relevant="additions"
       aria-label="Conversation">

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ROOT, withQuery } from "../api.js";
+import { LABEL_SOURCES } from "../en.js";
 import { count, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -51,12 +52,13 @@ export function Home() {
   const running = useData(recent("running"));
   const queued = useData(recent("queued"));
   const failed = useData(recent("failed", 50));
+  const bad = useData(`${recent("completed", 50)}&outcome=FAILURE`);
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
-  const waits = useData("/v1/interrupts?status=pending&limit=6");
+  const waits = useData("/v1/interrupts?status=pending&limit=100");
   const reads = may("read");
   const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null);
   const scheduler = useData(reads ? "/v1/scheduler" : null);
-  useChanges(last, [running, queued, failed, waits, ...(reads ? [usage, scheduler] : [])]);
+  useChanges(last, [running, queued, failed, bad, waits, ...(reads ? [usage, scheduler] : [])]);
   const today = usage.data?.items[0];
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
   const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read
@@ -87,14 +89,16 @@ export function Home() {
     <div class="columns">
       <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["approvals"]}>All<//>`}>
         <${Loaded} from=${waits} what="decisions">${(page) => page.items.length
-          ? html`<ul class="rows">${page.items.map((each) => html`<li><${Link} path=${["runs", each.run_id]}>
-            ${each.agent}<//> ${each.kind === "question" ? excerpt(each.question, 90) : html`asks for <code>${each.tool}
-              </code>`}</li>`)}</ul>`
+          ? html`<ul class="rows">${page.items.slice(0, 6).map((each) => html`<li>
+            <${Link} path=${["approvals"]} query=${{ id: each.id }}>${each.agent}<//> ${each.kind === "question"
+              ? excerpt(each.question, 90)
+              : html`asks for <code>${excerpt(`${each.tool} ${JSON.stringify(each.arguments ?? {})}`, 90)}</code>`}
+            <span class="small soft">${each.user && ` for ${each.user}`}</span></li>`)}</ul>`
           : html`<${Empty} title="Nobody waits for you." />`}<//>
       <//>
       <${Panel} title="Failed last" actions=${html`<${Link} path=${["runs"]} query=${{ status: "failed" }}>All<//>`}>
-        <${Loaded} from=${failed} what="failed runs">${(page) => page.items.length
-          ? html`<${Causes} runs=${page.items} />`
+        <${Loaded} from=${failed} what="failed runs">${(page) => page.items.length || bad.data?.items.length
+          ? html`<${Causes} runs=${[...page.items, ...(bad.data?.items ?? [])].sort(byEnd)} />`
           : html`<${Empty} title="No run has failed." />`}<//>
       <//>
     </div>
@@ -105,10 +109,16 @@ export function Home() {
     <//>`;
 }
 
-/** Failed runs, newest first, together with those that failed alike. */
+const byEnd = (a, b) => (a.ended_at < b.ended_at ? 1 : -1);
+
+/** What went wrong with a run that failed, or that somebody judged. */
+const whyOf = ({ error, agent, graph, outcome }) => (error ? causeOf(error)
+  : `${agent ?? graph} went badly, by ${LABEL_SOURCES[outcome.source] ?? "its status"}`);
+
+/** Failed runs and those that went badly, newest first, together with those that failed alike. */
 function Causes({ runs }) {
   const groups = new Map();
-  for (const run of runs) groups.set(causeOf(run.error), [...(groups.get(causeOf(run.error)) ?? []), run]);
+  for (const run of runs) groups.set(whyOf(run), [...(groups.get(whyOf(run)) ?? []), run]);
   return html`<ul class="rows">${[...groups].slice(0, 6).map(([cause, alike]) => html`<li key=${cause}>
     <span class="bad-text">${cause}</span>
     <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>

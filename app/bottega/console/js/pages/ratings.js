@@ -23,15 +23,16 @@ export function Ratings({ query }) {
   return html`
     <div class="head"><h1>Ratings</h1><p class="small soft">Keys: <kbd>g</kbd> good, <kbd>b</kbd> bad,${" "}
       <kbd>c</kbd> comment, <kbd>j</kbd> next, <kbd>k</kbd> before</p></div>
-    <form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="Agent" value=${agent}
+    <form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="Agent" value=${agent} leaves
       onChange=${(text) => go(["ratings"], { agent: text }, { replace: true })} /></form>
-    <${Loaded} from=${found} what="answers">${({ items }) => items.length
-      ? html`<${Queue} key=${items.map(({ id }) => id).join()} runs=${items} more=${found.reload} />`
+    <${Loaded} from=${found} what="answers">${({ items, next_cursor }) => items.length
+      ? html`<${Queue} key=${items.map(({ id }) => id).join()} runs=${items} hasMore=${next_cursor !== null}
+        more=${found.reload} />`
       : html`<${Panel}><${Empty} title="Every answer is rated." /><//>`}<//>`;
 }
 
 /** `more` reads the next answers. */
-function Queue({ runs, more }) {
+function Queue({ runs, hasMore, more }) {
   const [at, setAt] = useState(0);
   const [rated, setRated] = useState({});
   const box = useRef(null);
@@ -51,7 +52,7 @@ function Queue({ runs, more }) {
   });
   const done = Object.keys(rated).length;
   return html`
-    <p role="status">${count(at + 1)} of ${count(runs.length)}, ${count(done)} rated
+    <p role="status">${count(at + 1)} of ${hasMore ? "the next " : ""}${count(runs.length)}, ${count(done)} rated
       ${done === runs.length && html` <${Button} kind="small" onClick=${more}>Show the next ones<//>`}</p>
     <div class="stacked" ref=${whole}>
     <${Panel} title="Question" actions=${html`<${Link} path=${["runs", run.id]}>The run<//>`}>

@@ -73,7 +73,8 @@ export function Run({ id, query }) {
       </p>`;
   }
   if (run.error && !run.data) return html`<${Failure} error=${run.error} again=${run.reload} />`;
-  if (!run.data) return html`<${Loading} what="the run" />`;
+  const isUnread = run.data && isFinal(run.data.status) && !live.queuedAt; // it would look as if it waited
+  if (!run.data || isUnread) return html`<${Loading} what="the run" />`;
   const now = played ? played.now : moves ? Date.now() : live.endedAt;
   const chosen = state.tasks.get(query.task) ?? state.tasks.values().next().value;
   const choose = (task) => set({ task });
@@ -157,7 +158,7 @@ function Numbers({ state, now }) {
     <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)}
       note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
     <${Figure} name="Tasks" value=${count(state.tasks.size)} note=${unfinished(state.tasks.values())} />
-    <${Figure} name="Model calls" value=${count(usage?.model_calls ?? calls)} />
+    <${Figure} name="Model calls" value=${count(Math.max(usage?.model_calls ?? 0, calls))} />
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
     <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)}
       note=${usage?.estimated && "partly estimated"} />

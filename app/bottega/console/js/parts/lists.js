@@ -56,9 +56,11 @@ export function Pages({ path, what, everyMs = 0, isOver = never, children }) {
 }
 
 /** A field that tells its text when it is left; what is typed stays while the page is drawn again. */
-export function Filter({ label, value, onChange, kind = "", ...rest }) {
+/** `leaves`: with Enter and Escape, since keys act on the page. */
+export function Filter({ label, value, onChange, kind = "", leaves = false, ...rest }) {
   const [typed, setTyped] = useState(null);
   return html`<label class=${kind}>${label} <input value=${typed ?? value} placeholder="any" ...${rest}
+    onKeyDown=${(e) => leaves && ["Enter", "Escape"].includes(e.key) && setTimeout(() => e.target.blur())}
     onInput=${(e) => setTyped(e.target.value)}
     onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
 }

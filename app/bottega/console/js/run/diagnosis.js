@@ -58,6 +58,9 @@ function failedTool(state) {
     }
   }
   const [name, errors] = [...byName].sort((a, b) => b[1].length - a[1].length)[0] ?? [];
+  if (name && errors.every((each) => each?.type === "denied")) {
+    return `a person denied ${errors.length === 1 ? "the call" : `${count(errors.length)} calls`} of ${name}`;
+  }
   return name && `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}`;
 }
 
@@ -76,7 +79,8 @@ function slowest(state, total, now) {
   const [first] = [...sums.values()].sort((a, b) => b.ms - a.ms);
   if (!first || first.ms < MOST_OF_IT * total) return "";
   const longest = first.number > 1 ? `, the longest ${duration(first.most)}` : "";
-  const work = `${count(first.number)} ${LONG_WORK[first.kind]} ${first.label}`;
+  const [one, several] = LONG_WORK[first.kind];
+  const work = `${first.number === 1 ? one : `${count(first.number)} ${several}`} ${first.label}`;
   return `${duration(Math.min(first.ms, total))} of it in ${work}${longest}`;
 }
 

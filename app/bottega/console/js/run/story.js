@@ -76,6 +76,8 @@ export function Diagnosis({ run, state, now }) {
     <p role="status" aria-live=${isSaid ? "polite" : "off"}><strong>${text}</strong></p>
     ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
+    ${run.outcome.source === "check" && run.outcome.value !== "SUCCESS" && html`<p class="bad-text">By its check it
+      went badly${run.success_check?.reason && `: ${run.success_check.reason}`}.</p>`}
     ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
       since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed,
         error_code: run.error?.code }}>Show them<//></p>`}
