@@ -121,3 +121,36 @@ async def test_images_come_from_this_server_with_the_callers_key(console: Consol
     stored = await console.server.client.post("/v1/files", files=sent)
     page = await answered(console, f"![dot](/v1/files/{stored.json()['id']}/content)")
     await expect(page.locator(".answer img")).to_have_js_property("naturalWidth", 1)
+
+
+SLOW = [
+    "*a_ ",
+    "**。a ",
+    "é*",
+    "- a\n",
+    "1. a\n",
+    "# a\n",
+    "> ",
+    "``a` ",
+    "<a ",
+    "[*a](b ",
+    "|a|b|\n|-|-|\n",
+]
+"""Parts of texts that take marked 1 to 60 s at a length of 50,000."""
+
+
+async def test_a_long_hostile_text_takes_no_longer_than_a_bound(console: Console) -> None:
+    page = await console.open()
+    took = await page.evaluate(
+        """async (parts) => {
+            const { rendered } = await import("./js/parts/markdown.js");
+            return parts.map((part) => {
+                const text = part.repeat(50000 / part.length);
+                const began = performance.now();
+                rendered(text);
+                return performance.now() - began;
+            });
+        }""",
+        SLOW,
+    )
+    assert max(took) < 3000, "ten times the bound, for a busy machine"

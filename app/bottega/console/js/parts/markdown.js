@@ -11,6 +11,11 @@ import { Button, copied } from "./basics.js";
 const LONGEST = 50_000;
 /** Most characters without a blank. The search for addresses and emphasis takes quadratic time in their number. */
 const LONG_WORD = /[!-~]{5000}/;
+/**
+ * A text that takes longer is shown as it is. Some constructs take the square of their number, which shorter texts than
+ * these do not have: they are always rendered, on a busy machine, too.
+ */
+const MOST_MS = 300, QUICK = 10_000;
 /** Headings of a text come below those of the page. */
 const TOP_HEADING = 3;
 const FILE = new RegExp(`^${ROOT}(/v1/files/[0-9a-f-]{36}/content)$`);
@@ -29,8 +34,21 @@ const ALLOWED = {
 const SIGNS = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
 const asText = (text) => text.replace(/[&<>]/g, (sign) => SIGNS[sign]);
 
+let deadline = Infinity;
+/**
+ * Called at each step of the work, as it can be stopped nowhere else. False: the step is done as usual.
+ *
+ * @returns {false}
+ */
+const stopLate = () => {
+  if (performance.now() > deadline) throw new Error("The text takes too long to render.");
+  return false;
+};
+DOMPurify.addHook("uponSanitizeElement", stopLate);
+
 const marked = new Marked({
   gfm: true,
+  tokenizer: { space: stopLate, escape: stopLate },
   renderer: {
     heading({ tokens, depth }) {
       const level = Math.min(TOP_HEADING + depth - 1, 6);
@@ -108,10 +126,11 @@ function isJson(text) {
   }
 }
 
-/** A text as elements; null: it is no Markdown, too long or too deep, and shown as it is. */
+/** A text as elements; null: it is no Markdown, too long, too deep or too slow, and shown as it is. */
 export function rendered(text) {
   if (text.length > LONGEST || LONG_WORD.test(text) || isJson(text)) return null;
   let made;
+  deadline = text.length > QUICK ? performance.now() + MOST_MS : Infinity;
   try {
     made = DOMPurify.sanitize(/** @type {string} */ (marked.parse(text)), ALLOWED);
   } catch {
@@ -140,6 +159,8 @@ export function Markdown({ text, kind = "" }) {
   return html`<div class="answer">
     ${shown ? html`<pre key="raw" class="text ${kind}" tabindex=${kind ? 0 : null}>${text}</pre>`
       : html`<div key="rendered" class="text markdown ${kind}" tabindex=${kind ? 0 : null} ref=${box}></div>`}
+    ${isPlain && !isJson(text) && html`<p class="small soft">Shown as plain text: it is too long or too intricate to lay
+      out.</p>`}
     ${!isPlain && html`<${Button} kind="small ghost" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>Raw<//>`}
   </div>`;
 }
