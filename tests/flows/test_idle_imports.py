@@ -5,7 +5,7 @@ import pytest
 from tests.processes import cold_command
 from tests.waiting import until
 
-LATE = {"networkx", "mcp", "openai", "obstore", "cryptography.hazmat.primitives.ciphers.aead"}
+LATE = {"networkx", "mcp", "openai", "obstore", "jwt", "cryptography"}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID, uuid5
 
 import asyncpg
 import httpx2
-import jwt
 from cachetools import TTLCache
 from pydantic_core import from_json
 
@@ -26,6 +25,9 @@ from bottega.tenants.claims import ClaimMapping
 from bottega.tenants.keys import ROLES, SCOPES, Role, Scope
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.tokens import TokenIdentity, head_of, is_token
+
+if TYPE_CHECKING:
+    import jwt  # loaded with the first token, see bottega.tenants.tokens
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Accepted algorithms. All are asymmetric; otherwise the issuer's public key could sign tokens."""
@@ -155,6 +157,8 @@ class SignIn:
                 another audience, or it names no user or no existing tenant; ``token_expired``.
             UnavailableError, OSError, ...: the database is not available.
         """
+        import jwt
+
         try:
             head = head_of(text)
             key = await self._key(head)
@@ -200,7 +204,7 @@ class SignIn:
             self._tenants[name] = await self._pool.fetchval(_FIND_TENANT, name)
         return self._tenants[name]
 
-    async def _key(self, head: Mapping[str, Any]) -> jwt.PyJWK:
+    async def _key(self, head: Mapping[str, Any]) -> "jwt.PyJWK":
         """Return the issuer's key that the token's head names, ignoring other facts about keys."""
         if head.get("alg") not in ALGORITHMS:
             raise ValueError("its algorithm is not accepted")
@@ -231,12 +235,14 @@ class SignIn:
                     raise _unavailable(error) from None
 
 
-async def read_issuer(issuer: str) -> tuple[Endpoints, Mapping[str, jwt.PyJWK]]:
+async def read_issuer(issuer: str) -> tuple[Endpoints, "Mapping[str, jwt.PyJWK]"]:
     """Read an issuer's endpoints, and its public keys for signatures, by id.
 
     Raises:
         httpx2.HTTPError, ValueError, LookupError, TypeError: the issuer does not answer correctly.
     """
+    import jwt
+
     found = await _json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if found["issuer"] != issuer:
         raise ValueError(f"it calls itself {found['issuer']!r}")

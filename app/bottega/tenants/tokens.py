@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 import asyncpg
-import jwt
 from cachetools import TTLCache
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from sqlalchemy import text
@@ -195,12 +194,16 @@ def head_of(text: str) -> Mapping[str, Any]:
     Raises:
         jwt.PyJWTError: the token has no valid head.
     """
+    import jwt  # at the first token, because it takes 10 MB
+
     # Only the head is passed on, because the library would decode everything else, too.
     return jwt.get_unverified_header(f"{text.partition('.')[0]}..")
 
 
 def is_ours(text: str) -> bool:
     """Return true if the token's head has the algorithm of this server's own tokens."""
+    import jwt
+
     with suppress(jwt.PyJWTError):
         return bool(head_of(text).get("alg") == _ALGORITHM)
     return True
@@ -266,6 +269,8 @@ class TokenSigner:
         Raises:
             InvalidInputError: the text would be too long.
         """
+        import jwt
+
         key = self._keys[self._newest]
         name = secrets.token_urlsafe(12)
         token = replace(token, jti=f"{name}.{_tag(key, token.tenant_id, name)}")
@@ -286,6 +291,8 @@ class TokenSigner:
             UnauthenticatedError: ``bad_token``: this server did not sign the token, or it was
                 revoked; ``token_expired``.
         """
+        import jwt
+
         try:
             key = self._keys[head_of(text)["kid"]]
             claims = jwt.decode(
