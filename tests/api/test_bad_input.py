@@ -215,6 +215,8 @@ async def test_a_wrong_method_is_answered_with_the_allowed_ones(
         ("/v1/usage?by=agent&agent=a%00", 422),
         ("/v1/usage?by=agent&model=a%00", 422),
         ("/v1/usage?by=metadata:a%00", 422),
+        ("/v1/metrics/outcomes?agent=a%00", 422),
+        ("/v1/metrics/memory-effect?agent=a%00", 422),
         ("/v1/runs?metadata=k:" + "v" * 201, 422),
         ("/v1/runs?" + "&".join(f"metadata=k{n}:v" for n in range(6)), 422),
     ],

@@ -269,7 +269,7 @@ def allowed_methods(request: Request) -> list[str]:
 
 
 async def _on_own(request: Request, error: BottegaError) -> Response:
-    return for_error(error, has_body=request.method != "GET")
+    return for_error(error, has_body=request.method not in ("GET", "HEAD"))
 
 
 def storage_full() -> Response:

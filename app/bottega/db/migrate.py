@@ -259,6 +259,9 @@ WHERE attrelid = to_regclass('public.episode_vectors') AND attname = 'task' AND 
 _EMBED_AGAIN = "UPDATE tenant_memory SET embedder = 'lost' WHERE embedder IS NOT NULL;"
 """A change of the embedder makes all vectors again."""
 _STORED = "SELECT name, hash FROM sql_files"
+_STORED_WITH_REVISION = """
+SELECT name, hash, (SELECT version_num FROM alembic_version) AS revision FROM sql_files
+"""
 _NOTE = """
 DELETE FROM sql_files;
 INSERT INTO sql_files VALUES {rows};
@@ -516,7 +519,9 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
         raise UnavailableError(
             "the database is not migrated: run `bottega migrate`", code="migrations_pending"
         )
-    stored = {row["name"]: row["hash"] for row in await pool.fetch(_STORED)}
+    rows = await pool.fetch(_STORED_WITH_REVISION)  # of one moment, also beside a migration
+    stored = {row["name"]: row["hash"] for row in rows}
+    revision = rows[0]["revision"] if rows else revision
     if serves_newer(revision, stored):
         return
     if revision != head():

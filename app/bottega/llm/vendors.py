@@ -26,11 +26,11 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
     Raises:
         InvalidInputError: there is no key for OpenAI, or it is not one.
     """
-    address = spec.base_url or os.environ.get("OPENAI_BASE_URL")
-    key = checked_key(spec.api_key, "OPENAI_API_KEY") or (NO_KEY if address else None)
+    base_url = spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    is_openai = urlsplit(base_url).hostname == urlsplit(OPENAI_URL).hostname
+    key = checked_key(spec.api_key, "OPENAI_API_KEY") or (None if is_openai else NO_KEY)
     if not key:
         raise _no_key("OPENAI_API_KEY")
-    base_url = address or OPENAI_URL
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
     if key != NO_KEY or not urlsplit(base_url).username:
         headers["Authorization"] = f"Bearer {key}"

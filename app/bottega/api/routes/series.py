@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy import Text, Uuid, bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, PlaceInTime
 from bottega.api.shared.deps import Tenant, Transaction
+from bottega.api.shared.pages import storable
 from bottega.db.pages import first_id
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.evidence import Tally, pooled_difference
@@ -98,10 +99,10 @@ _OUTCOMES = """
              ORDER BY run_id DESC LIMIT :most)) AS labels
         ORDER BY run_id DESC LIMIT :most
     )
+    SELECT looked.at AS judged, g.* FROM (SELECT count(*) AS at FROM judged) AS looked LEFT JOIN (
     SELECT {key} AS key, s.source, count(*) FILTER (WHERE s.value = 'SUCCESS') AS good,
            count(*) FILTER (WHERE s.value = 'PARTIAL') AS partly,
-           count(*) FILTER (WHERE s.value = 'FAILURE') AS bad,
-           (SELECT count(*) FROM judged) AS judged
+           count(*) FILTER (WHERE s.value = 'FAILURE') AS bad
     FROM judged j
     JOIN runs r ON r.tenant_id = :tenant AND r.id = j.run_id
     LEFT JOIN episode_feedback f ON f.tenant_id = :tenant AND f.run_id = j.run_id
@@ -114,7 +115,7 @@ _OUTCOMES = """
     ) AS s
     WHERE NOT r.draft AND r.mode <> 'batch' AND r.parent_task IS NULL
       AND (CAST(:agent AS text) IS NULL OR coalesce(r.agent, r.graph) = :agent)
-    GROUP BY 1, 2
+    GROUP BY 1, 2) AS g ON true
 """
 _OUTCOMES_BY = {
     by: text(_OUTCOMES.format(key=key)).bindparams(
@@ -124,20 +125,23 @@ _OUTCOMES_BY = {
 }
 # Of a pattern's version that was drawn at one share: candidates and validated ones apart.
 _DRAWN = text("""
-    SELECT count(*) FILTER (WHERE a.given AND a.good) AS given_good,
-           count(*) FILTER (WHERE a.given) AS given,
-           count(*) FILTER (WHERE NOT a.given AND a.good) AS others_good,
-           count(*) FILTER (WHERE NOT a.given) AS others
-    FROM (
+    WITH drawn AS MATERIALIZED (
         SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,
                p.arm = ANY (:of_validated) AS of_validated
         FROM pattern_applications p
         WHERE p.tenant_id = :tenant AND p.id >= :first AND p.id < :last
           AND p.arm = ANY (:drawn) AND p.good IS NOT NULL
-        ORDER BY p.id DESC LIMIT :most) AS a
+        ORDER BY p.id DESC LIMIT :most
+    )
+    SELECT looked.at AS drawn, g.* FROM (SELECT count(*) AS at FROM drawn) AS looked LEFT JOIN (
+    SELECT count(*) FILTER (WHERE a.given AND a.good) AS given_good,
+           count(*) FILTER (WHERE a.given) AS given,
+           count(*) FILTER (WHERE NOT a.given AND a.good) AS others_good,
+           count(*) FILTER (WHERE NOT a.given) AS others
+    FROM drawn a
     LEFT JOIN episodes e ON e.tenant_id = :tenant AND e.id = a.episode_id
     WHERE CAST(:agent AS text) IS NULL OR e.agent = :agent
-    GROUP BY a.pattern_id, a.version, a.of_validated
+    GROUP BY a.pattern_id, a.version, a.of_validated) AS g ON true
 """).bindparams(
     *(bindparam(name, type_=Uuid) for name in ("tenant", "first", "last")),
     *(bindparam(name, type_=ARRAY(Text)) for name in ("applied", "of_validated", "drawn")),
@@ -281,7 +285,9 @@ class MemoryEffect(Answer):
     high: float | None
     """Upper end of this interval."""
     patterns: int
-    """Versions of patterns that count: those that have runs with and without them."""
+    """Versions of patterns, on trial and validated ones apart, with runs on both sides."""
+    complete: bool
+    """False: there are more applications in this time than those that were read."""
 
 
 class SpanQuery(BaseModel):
@@ -346,7 +352,9 @@ class OutcomesQuery(SpanQuery):
         ),
     ] = "day"
     agent: Annotated[
-        str | None, Field(max_length=128, description="Only runs of this agent or graph.")
+        str | None,
+        Field(max_length=128, description="Only runs of this agent or graph."),
+        AfterValidator(storable),
     ] = None
 
 
@@ -354,7 +362,9 @@ class EffectQuery(SpanQuery):
     """Query parameters of the effect of memory."""
 
     agent: Annotated[
-        str | None, Field(max_length=128, description="Only runs that began with this agent.")
+        str | None,
+        Field(max_length=128, description="Only runs that began with this agent."),
+        AfterValidator(storable),
     ] = None
 
 
@@ -412,14 +422,15 @@ async def get_outcomes(
     tx: Transaction, tenant: Tenant, query: Annotated[OutcomesQuery, Query()]
 ) -> Outcomes:
     found = await tx.execute(_OUTCOMES_BY[query.by], await _judged_span(tx, tenant, query))
-    rows = found.mappings().all()
+    looked = found.mappings().all()  # one row without a key if no run counts
+    rows = [row for row in looked if row["key"] is not None]
     runs: Counter[str] = Counter()
     for row in rows:
         runs[row["key"]] += row["good"] + row["partly"] + row["bad"]
     order = (lambda key: key) if query.by == "day" else (lambda key: (runs[key], key))
     shown = {*sorted(runs, key=order)[-MOST_TOTALS:]}
     items = [JudgedRuns.model_validate(row) for row in rows if row["key"] in shown]
-    is_all = len(shown) == len(runs) and all(row["judged"] < MOST_JUDGED for row in rows)
+    is_all = len(shown) == len(runs) and looked[0]["judged"] < MOST_JUDGED
     return Outcomes(by=query.by, items=items, complete=is_all)
 
 
@@ -441,7 +452,7 @@ async def get_memory_effect(
     tx: Transaction, tenant: Tenant, query: Annotated[EffectQuery, Query()]
 ) -> MemoryEffect:
     arms = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
-    found = await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | arms)
+    found = (await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | arms)).all()
     pairs = [
         (Tally(row.given_good, row.given), Tally(row.others_good, row.others))
         for row in found
@@ -456,6 +467,7 @@ async def get_memory_effect(
         low=low,
         high=high,
         patterns=len(pairs),
+        complete=found[0].drawn < MOST_JUDGED,
     )
 
 

@@ -152,7 +152,7 @@ def _refusal(error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return invalid(error.errors())
     if isinstance(error, BottegaError):
-        return for_error(error)
+        return for_error(error, has_body=False)
     if isinstance(error, ValueError):
         return problem_response(422, "invalid", "the run's id must be a UUID")
     if is_transient(error):

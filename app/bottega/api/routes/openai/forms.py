@@ -90,7 +90,7 @@ class ChatRequest(Request):
     stop: str | list[str] | None = None
     prediction: JsonValue = None
     # These are not supported: only the value that changes nothing is accepted.
-    # n: Literal[1] | None = None
+    n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     presence_penalty: Nothing | None = None
     frequency_penalty: Nothing | None = None
@@ -137,7 +137,7 @@ class ResponsesRequest(Request):
     include: list[str] | None = None
     stream_options: JsonValue = None
     # These are not supported: only the value that changes nothing is accepted.
-    # max_tool_calls: None = None
+    max_tool_calls: None = None
     truncation: Literal["disabled", "auto"] | None = None
 
 

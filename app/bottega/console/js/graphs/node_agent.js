@@ -31,7 +31,8 @@ function Form({ known, stored }) {
   const isChanged = JSON.stringify(draft) !== JSON.stringify(content);
   const change = (next) => {
     setDraft(next);
-    keep(place, JSON.stringify(next) === JSON.stringify(content) ? null : { agent, base: null, draft: next });
+    keep(place, JSON.stringify(next) === JSON.stringify(content) ? null : { agent,
+      base: unsaved(place)?.base ?? null, draft: next });
   };
   const save = async (event) => {
     event.preventDefault();
@@ -40,7 +41,8 @@ function Form({ known, stored }) {
     try {
       const now = await call("PUT", url`/v1/agents/${agent.name}`, draft,
         { headers: { "If-Match": `"${agent.version}"` } });
-      if (unsaved(place)?.draft === draft) keep(place, null);
+      const left = unsaved(place);
+      if (left) keep(place, left.draft === draft ? null : { ...left, agent: now });
       setAgent(now);
       setDraft((other) => (other === draft ? contentOf(now, known.schemas.AgentContent) : other));
     } catch (problem) {

@@ -14,7 +14,7 @@ import { follow, to } from "../router.js";
 import { causeOf } from "../run/diagnosis.js";
 import { NextSteps } from "../setup/next.js";
 
-const EVERY_MS = 5000, PART_EVERY_MS = 10_000;
+const EVERY_MS = 5000, PART_EVERY_MS = 10_000, BAD_EVERY_MS = 60_000, DAY_MS = 86_400_000;
 /** What the demo calls its own agents, and the team that it starts first. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
   input: "Build a todo app." } };
@@ -52,13 +52,15 @@ export function Home() {
   const running = useData(recent("running"));
   const queued = useData(recent("queued"));
   const failed = useData(recent("failed", 50));
-  const bad = useData(`${recent("completed", 50)}&outcome=FAILURE`);
+  const day = new Date(Date.now() - DAY_MS).toISOString().slice(0, 13);
+  const bad = useData(`${recent("completed", 50)}&outcome=FAILURE&created_after=${day}:00:00Z`,
+    { everyMs: BAD_EVERY_MS });
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
   const waits = useData("/v1/interrupts?status=pending&limit=100");
   const reads = may("read");
   const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null);
   const scheduler = useData(reads ? "/v1/scheduler" : null);
-  useChanges(last, [running, queued, failed, bad, waits, ...(reads ? [usage, scheduler] : [])]);
+  useChanges(last, [running, queued, failed, waits, ...(reads ? [usage, scheduler] : [])]);
   const today = usage.data?.items[0];
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
   const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read

@@ -48,6 +48,8 @@ function useRunState(id) {
   return [state, link];
 }
 
+const LOG_MS = 3000;
+
 export function Run({ id, query }) {
   const [live, link] = useRunState(id);
   const run = useData(url`/v1/runs/${id}`);
@@ -68,12 +70,19 @@ export function Run({ id, query }) {
     return () => clearInterval(timer);
   }, [moves]);
 
+  const [isLate, setLate] = useState(false); // no log comes: the run alone is better than nothing
+  useEffect(() => {
+    const timer = setTimeout(() => setLate(true), LOG_MS);
+    return () => clearTimeout(timer);
+  }, [id]);
+  // Before its log is read, a run that is over would look as if it waited.
+  const isUnread = run.data && isFinal(run.data.status) && !live.queuedAt && !isLate;
+
   if (link === "gone" || run.error?.status === 404) {
     return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//>
       </p>`;
   }
   if (run.error && !run.data) return html`<${Failure} error=${run.error} again=${run.reload} />`;
-  const isUnread = run.data && isFinal(run.data.status) && !live.queuedAt; // it would look as if it waited
   if (!run.data || isUnread) return html`<${Loading} what="the run" />`;
   const now = played ? played.now : moves ? Date.now() : live.endedAt;
   const chosen = state.tasks.get(query.task) ?? state.tasks.values().next().value;

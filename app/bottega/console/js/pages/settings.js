@@ -101,6 +101,9 @@ function UserFiles({ name }) {
       <td><${FilePart} part=${{ ...each, type: "file", file: each.id }} /></td>
       <td class="right">${count(each.size)}</td><td><${Time} at=${each.created_at} /></td>
       <td><${Confirmed} label="Delete" question=${`Delete ${each.name ?? "it"}?`}
-        act=${async () => (await call("DELETE", url`/v1/files/${each.id}`), reload())} /></td></tr>`)}<//>`
+        act=${async () => {
+          await call("DELETE", withQuery(url`/v1/files/${each.id}`, { user: name }));
+          reload();
+        }} /></td></tr>`)}<//>`
     : html`<p class="small soft">It has none.</p>`}<//>`;
 }
