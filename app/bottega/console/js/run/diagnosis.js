@@ -99,7 +99,7 @@ function unfinished(state, now) {
       : `Waits for ${WAITED_FOR[state.waitsFor] ?? state.waitsFor}`;
     return `${doing}${on}${failed ? `: ${failed}` : ""}.`;
   }
-  if (!state.queuedAt) return "Its log is not read yet.";
+  if (state.queuedAt === null) return "Its log is not read yet.";
   if (!state.startedAt) return `Waits in the queue for ${duration(now - state.queuedAt)}.`;
   const again = retried(state);
   return again ? `Tries again: ${again}.` : `Works for ${duration(now - state.startedAt)}.`;
