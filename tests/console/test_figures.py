@@ -51,6 +51,8 @@ async def test_health_says_what_fails_and_since_which_version(console: Console) 
     await expect(page.get_by_text("25.0 %").first).to_be_visible()
     failures = page.get_by_role("region", name="What fails")
     await expect(failures.get_by_role("row").filter(has_text="HTTP 400")).to_contain_text("clerk")
+    agents = page.get_by_role("region", name="Agents", exact=True)
+    await expect(agents.get_by_role("row").filter(has_text="clerk")).to_contain_text("25.0 %")
     providers = page.get_by_role("region", name="Providers")
     await expect(providers.get_by_role("row").filter(has_text="default")).to_contain_text("25.0 %")
     values = page.get_by_text("Values", exact=True).first

@@ -1,5 +1,6 @@
 /** Whether runs succeed, how long they take, and what fails: over time, with the changes of versions. */
 import { get, url, withQuery } from "../api.js";
+import { rateOf, tallyOf } from "../figures/rates.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { groupsOf } from "../health/failures.js";
@@ -8,7 +9,7 @@ import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basi
 import { Chart } from "../parts/chart.js";
 import { Table } from "../parts/lists.js";
 import { titleOf } from "../parts/run_table.js";
-import { SpanChoice, spanOf, timesOf, useSeries, useTotals } from "../parts/series.js";
+import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useTotals } from "../parts/series.js";
 import { go } from "../router.js";
 
 const EVERY_MS = 15_000;
@@ -73,6 +74,30 @@ function Failures({ span }) {
     : html`<${Empty} title="No run failed in this time." />`}<//><//>`;
 }
 
+const dollars = (value) => (value ? `${value.toPrecision(3)} USD` : "–");
+
+/** All agents side by side. Those that ran as a part of other agents' runs only have tokens, but no time. */
+function Agents({ span }) {
+  const found = useTotals(span, { by: "agent" });
+  const outcomes = useOutcomes(span, { by: "agent" });
+  const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
+  return html`<${Panel} title="Agents, the slowest first"><${Loaded} from=${found} what="agents">${({ items }) => {
+    const agents = items.filter(({ runs, tokens }) => runs || tokens)
+      .sort((a, b) => (b.duration_p95 ?? 0) - (a.duration_p95 ?? 0));
+    return agents.length ? html`<${Table} label="Agents" head=${["Agent", "#Runs", "#Failed", "#Judged good",
+      "#Half take", "#95 % take", "#Tokens", "#Cost of a run"]}>
+      ${agents.map(({ key, runs, errors, tokens, run_cost: cost, ...times }) => html`<tr key=${key}>
+        <td><${Link} path=${["agents", key]} query=${{ tab: "figures" }}>${key}<//></td>
+        <td class="right">${count(runs)}</td>
+        <td class=${errors ? "right bad-text" : "right"}>${share(errors, runs)}</td>
+        <td class="right">${judged(key)}</td>
+        <td class="right">${seconds(times.duration_p50)}</td><td class="right">${seconds(times.duration_p95)}</td>
+        <td class="right">${count(tokens)}</td>
+        <td class="right">${runs ? dollars(cost / runs) : "–"}</td></tr>`)}<//>`
+      : html`<${Empty} title="No agent ran in this time." />`;
+  }}<//><//>`;
+}
+
 const isOpen = (breaker) => Object.values(breaker).some((each) => each.state !== "closed");
 
 function Providers() {
@@ -109,7 +134,7 @@ function Charts({ span }) {
         span=${span} format=${seconds} marks=${marks} />
       <${Measured} title="Waits" names=${WAITS} span=${span} format=${seconds} marks=${marks} />
     </div>
-    <${Failures} span=${span} /><${Providers} />`;
+    <${Failures} span=${span} /><${Agents} span=${span} /><${Providers} />`;
 }
 
 export function Health({ query }) {
