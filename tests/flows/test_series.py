@@ -7,10 +7,11 @@ from typing import Any, get_args
 import pytest
 
 from bottega.api.routes.series import Grouping, Metric
-from tests.fake_model import FakeModel, chunk, http_error, sse
+from tests.fake_model import FakeModel, calls, chunk, http_error, sse
 from tests.flows.test_usage import ended, sums
 from tests.service import Running
-from tests.team import define
+from tests.team import define, start
+from tests.waiting import until
 
 REPORTED = {"prompt_tokens": 70, "completion_tokens": 30}
 ANSWER = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
@@ -90,6 +91,32 @@ async def test_figures_agree_with_the_runs(bottega: Running, model: FakeModel) -
     assert told["queue_wait_p95"] > 0
     assert told["first_token_p50"] > 0
     assert await totals(bottega, by="version", agent="someone") == {}
+
+
+async def test_waits_for_people_are_no_time_of_a_run(bottega: Running, model: FakeModel) -> None:
+    ask = {"type": "builtin", "name": "ask_user"}
+    agent = {"name": "asker", "system_message": "You ask.", "tools": [ask]}
+    (await bottega.client.post("/v1/agents", json=agent)).raise_for_status()
+    model.script(calls(("ask_user", {"question": "Which?"})), ANSWER)
+    run_id = await start(bottega.client, agent="asker", graph=None)
+
+    async def status() -> str:
+        return str((await bottega.client.get(f"/v1/runs/{run_id}")).json()["status"])
+
+    await until(status, lambda seen: seen == "waiting")
+    await bottega.owner.execute("UPDATE run_waits SET since = since - interval '1 hour'")
+    await bottega.owner.execute(
+        "UPDATE runs SET started_at = started_at - interval '1 hour',"
+        " deadline = deadline - interval '1 hour'"
+    )
+    (asked,) = (await bottega.client.get("/v1/interrupts?status=pending")).json()["items"]
+    said = await bottega.client.post(f"/v1/interrupts/{asked['id']}/resolve", json={"answer": "B"})
+    assert said.status_code == 200, said.text
+    await until(status, lambda seen: seen == "completed")
+    await rolled_up(bottega)
+    whole = {**around(datetime.now(UTC), 120), "step": "1d"}
+    (told,) = (await series(bottega, "duration_p95", **whole))["all"]
+    assert told < 600
 
 
 async def test_a_run_of_a_team_counts_once_and_its_calls_for_who_made_them(

@@ -210,7 +210,8 @@ class Total(Answer):
     run_cost: float
     """US dollars of the key's runs, including their sub-agents."""
     duration_p50: float | None
-    """Median of the seconds from a run's start to its end; null: no run was started."""
+    """Median of the seconds from a run's start to its end, without waits for people; null: no run
+    was started."""
     duration_p95: float | None
     """95 % of the runs took less; see `duration_p50`."""
     first_token_p50: float | None

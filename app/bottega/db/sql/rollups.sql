@@ -60,7 +60,9 @@ LANGUAGE sql AS $$
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
             UNION ALL
-            SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at)), 1
+            -- Without waits for people, by which the deadline was put off.
+            SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at - greatest(
+                interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL
             SELECT 'queue_wait:' || time_bucket(extract(epoch FROM started_at - created_at)), 1
         ) AS m(name, value) WHERE r.is_end AND r.is_whole AND m.name IS NOT NULL

@@ -15,6 +15,7 @@ import { go } from "../router.js";
 
 const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
+const SHOWN_DECISIONS = 10;
 const MOST = 200;
 
 /** Who decides: a person here, or the program that started the run. */
@@ -31,8 +32,8 @@ export function Approvals({ query }) {
   const tab = isOfPrograms ? "programs" : "people";
   const own = { ...found, data: found.data && { ...found.data, items: all.filter(TABS[tab][1]) } };
   const tabs = Object.entries(TABS).map(([name, [label, isIn]]) => [name, `${label} ${all.filter(isIn).length || ""}`]);
-  const others = useData(waits ? withQuery("/v1/interrupts", { order: "desc", limit: MOST }) : null,
-    { everyMs: EVERY_MS });
+  const others = useData(withQuery("/v1/interrupts", { order: "desc", limit: MOST }), { everyMs: EVERY_MS });
+  const latest = (others.data?.items ?? []).filter(({ status }) => status === "resolved").slice(0, SHOWN_DECISIONS);
   return html`
     <div class="head"><h1>Approvals</h1><p class="small soft">Keys: <kbd>j</kbd> next, <kbd>k</kbd> before,${" "}
       <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit</p></div>
@@ -42,7 +43,8 @@ export function Approvals({ query }) {
       ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id}
         others=${others.data?.items ?? null} />`
       : html`<${Panel}><${Empty} title="Nobody waits for you.">
-          <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>`;
+          <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>
+    ${latest.length > 0 && html`<${Panel} title="Decided last"><${Decisions} of=${latest} /><//>`}`;
 }
 
 /**
@@ -93,6 +95,13 @@ function Inbox({ found, tab, named, others }) {
 /** Arguments in one line. */
 const worth = (given) => Object.values(given ?? {}).map(plain).join(" · ");
 
+/** What was decided on calls and questions, by whom. */
+const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li key=${each.id}>
+  <${Link} path=${["runs", each.run_id]}>${each.tool ?? each.agent}<//> for ${each.user ?? "nobody named"}:
+  ${" "}${decided(each)} <code>${excerpt(worth(each.resolution?.arguments ?? each.arguments), 80)}</code>
+  <span class="small soft"> ${each.resolved_by?.name ?? ""} <${Time} at=${each.resolved_at} /></span>
+  ${each.resolution?.comment && html`<p class="small">${each.resolution.comment}</p>`}</li>`)}</ul>`;
+
 /** `others`: as of `factsOf`; null: not read yet. */
 function One({ asked, isThere, others, onDone }) {
   const latest = { order: "desc", limit: MOST };
@@ -120,9 +129,6 @@ function One({ asked, isThere, others, onDone }) {
     <${Panel} kind="asked-now">
       <${Decision} interrupt=${asked} facts=${facts} byKey=${isRead} isThere=${isThere} onDone=${onDone} /><//>
     ${before.length > 0 && html`<${Panel} title=${`Decided before for ${asked.user ?? "nobody"}`}>
-      <ul class="rows">${before.slice(0, 5).map((each) => html`<li key=${each.id}>
-        ${decided(each)}: <code>${excerpt(worth(each.resolution?.arguments ?? each.arguments), 80)}</code>
-        <span class="small soft"> ${each.resolved_by?.name ?? ""} <${Time} at=${each.resolved_at} /></span>
-        ${each.resolution?.comment && html`<p class="small">${each.resolution.comment}</p>`}</li>`)}</ul><//>`}
+      <${Decisions} of=${before.slice(0, 5)} /><//>`}
   </div>`;
 }
