@@ -33,7 +33,8 @@ export function Approvals({ query }) {
   const own = { ...found, data: found.data && { ...found.data, items: all.filter(TABS[tab][1]) } };
   const tabs = Object.entries(TABS).map(([name, [label, isIn]]) => [name, `${label} ${all.filter(isIn).length || ""}`]);
   const others = useData(withQuery("/v1/interrupts", { order: "desc", limit: MOST }), { everyMs: EVERY_MS });
-  const latest = (others.data?.items ?? []).filter(({ status }) => status === "resolved").slice(0, SHOWN_DECISIONS);
+  const latest = (others.data?.items ?? []).filter(({ status }) => status === "resolved")
+    .sort((a, b) => (a.resolved_at < b.resolved_at ? 1 : -1)).slice(0, SHOWN_DECISIONS);
   return html`
     <div class="head"><h1>Approvals</h1><p class="small soft">Keys: <kbd>j</kbd> next, <kbd>k</kbd> before,${" "}
       <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit</p></div>
