@@ -31,10 +31,10 @@ def run(connection: Connection) -> None:
         # Two processes that start at once must not both migrate: the second waits, and then
         # finds everything done.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+        prepare(connection)
         for revision in context.get_context().get_current_heads():
             if serves_newer(revision, stored_notes(connection)):
                 return
-        prepare(connection)
         context.run_migrations()
         repair(connection)
 

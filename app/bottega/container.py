@@ -111,18 +111,15 @@ async def open_service(
     """Open the database and all services around it; close them at the end.
 
     Args:
-        url: the database's.
         api: serve the API, whose clients watch runs.
         worker: execute runs.
         silence: time limits for a silent server.
 
     Raises:
-        UnavailableError: there is no database, it is not migrated to this version, or Bottega's
-            sources are not installed.
+        UnavailableError: no database, one of another version, or Bottega's sources are missing.
     """
     await asyncio.to_thread(read_words)
-    descriptors = raise_limit()
-    descriptors.note()
+    (descriptors := raise_limit()).note()
     sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes

@@ -1,7 +1,7 @@
 """LangGraph's prebuilt agent. With a database each step of a run is a checkpoint in PostgreSQL.
 
 Sub-agents are tools that invoke a graph of their own, without checkpoints: after a crash a
-sub-agent, which is one model call, begins anew.
+sub-agent, which is one model call, begins again.
 """
 
 import warnings

@@ -33,7 +33,7 @@ Ask = Callable[[str], Awaitable[object]]
 
 
 class Maker(Protocol):
-    """How a participant makes tools and agents."""
+    """Factories of tools and agents of a participant."""
 
     def calculator(self) -> Any:
         """Return a tool that calls :func:`calculate`."""

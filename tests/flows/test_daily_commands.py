@@ -122,7 +122,7 @@ async def test_a_killed_chat_asks_again(bottega: Running, model: FakeModel) -> N
         return at.ends()
 
     def answer(at: Terminal) -> int:
-        at.says("under way", "Your answer: ")
+        at.says("not over", "Your answer: ")
         at.type("\n")
         at.says("Your answer: ")
         at.type("blue\n")
@@ -258,7 +258,7 @@ async def test_errors_say_what_to_change(bottega: Running) -> None:
         (["run", "zzzzzz", "x"], {}, "There are: clerk", 5),
         (["run", "clerk", " "], {}, "the text is empty", 2),
         (["run", "clerk", "x"], {"BOTTEGA_KEY": "wrong"}, "BOTTEGA_KEY", 5),
-        (["run", "clerk", "x"], {"BOTTEGA_KEY": "two words"}, "is no key", 2),
+        (["run", "clerk", "x"], {"BOTTEGA_KEY": "two words"}, "is not a key", 2),
         (["run", "clerk", "x"], {"BOTTEGA_URL": "http://127.0.0.1:1"}, "bottega serve", 5),
         (["run", "clerk", "x"], {"BOTTEGA_URL": "127.0.0.1:1"}, "http://", 2),
         (["watch", "7"], {}, "UUID", 2),

@@ -80,7 +80,7 @@ async def test_a_refusal_names_the_file_and_the_place(bottega: Running, tmp_path
         ("a: [", "is no YAML"),
         ("- a", "no lists"),
         ("agents: 1", "no lists"),
-        ("agent: []", "a section 'agent'"),
+        ("agent: []", "an unknown section 'agent'"),
         ("agents: [{name: a, system_message: 2026-01-01}]", "a date without quotes"),
         ("agents: " + "[" * 3000, "no"),
     ):

@@ -70,7 +70,7 @@ async def test_memory_is_judged_by_the_runs_drawn_to_go_without(bottega: Running
         return found
 
     nothing = {"good": 0, "runs": 0}
-    unknown = {"difference": None, "low": None, "high": None, "patterns": 0}
+    unknown = {"difference": None, "low": None, "high": None, "patterns": 0, "complete": True}
     assert await effect() == {"given": nothing, "without": nothing, **unknown}
     pattern = await add(bottega.client, name="ask first")
     alone = await add(bottega.client, name="never withheld")

@@ -107,7 +107,7 @@ async def _works(pooled: Settings, url: str, model: FakeModel, gate: asyncio.Eve
 
 
 async def test_a_pooler_in_the_wrong_place_is_named(bouncer: Bouncer) -> None:
-    with pytest.raises(Exception, match="that of PostgreSQL itself in BOTTEGA_LISTEN_URL"):
+    with pytest.raises(Exception, match="BOTTEGA_LISTEN_URL to the address of PostgreSQL itself"):
         async with open_database(bouncer.url):
             pass
 

@@ -407,20 +407,16 @@ def apply(
             help="Delete definitions of earlier applies with this --source that the files lack.",
         ),
     ] = False,
-    source: Annotated[
-        str | None, typer.Option(help="Name of the files' origin, such as a repository.")
-    ] = None,
+    source: Annotated[str | None, typer.Option(help="Origin of the files: a repository.")] = None,
     allow_missing: Annotated[
         bool,
-        typer.Option(
-            "--allow-missing", help="Store references to missing definitions, with warnings."
-        ),
+        typer.Option("--allow-missing", help="Warn of references to missing definitions only."),
     ] = False,
 ) -> None:
     """Store the definitions of files, all or none, and show what changed.
 
-    A file has lists of providers, mcp_servers, agents, graphs and schedules. Exit status: 0 done,
-    1 refused (with --check also: something would change), 5 the server did not answer.
+    Lists of providers, mcp_servers, agents, graphs, schedules. Exit status: 1 refused, or with
+    --check different; 5 the server did not answer.
     """
     from bottega.cli.client import placed
 

@@ -51,10 +51,9 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
--- Called for a run whose versions this process does not know. Return the definitions that the run
--- pins (the graph, every reachable agent, the tenant's providers and MCP servers that these may
--- name) and the epoch. p_version: version of the agent, or of the graph if there is no agent; NULL:
--- the current one.
+-- Called for a run with unknown versions. Return the epoch, and what the run pins: the graph,
+-- reachable agents, the tenant's providers and MCP servers that these may name. p_version: of the
+-- agent, or of the graph if there is no agent; NULL: the current one.
 CREATE OR REPLACE FUNCTION read_pins(
     p_tenant uuid, p_agent text, p_graph text, p_version integer, p_draft jsonb DEFAULT NULL
 ) RETURNS jsonb LANGUAGE plpgsql AS $$

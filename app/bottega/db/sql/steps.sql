@@ -25,10 +25,9 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Called by workers. Store steps of several runs, one of each, in one transaction. Return an answer
--- for each: stored, due (it ended a run whose tenant has due runs), repeated (it was stored
--- before), refused (the run was lost, or is over), busy (locks: send it alone, so that it waits for
--- them) or pending (it would complete a run with an unread message or a requested cancellation).
+-- Store one step of each of several runs. Return for each: stored, due (also: the tenant has due
+-- runs), repeated (stored before), refused (the run was lost, or is over), busy (locked: send it
+-- alone, to wait) or pending (it would end a run with an unread message or a requested cancel).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],

@@ -23,10 +23,9 @@ CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STA
               AND i.id = ANY (ARRAY(SELECT jsonb_array_elements_text(g.ids)::uuid))))
 $$;
 
--- Called by hand_back, with the run's row. p_wait: fields of run_waits, but "until_s" in seconds
--- from now. Let the run wait and return true. Return false if the wait is over already, or if a
--- task is to be cancelled and the run's worker may not know that. A wait for child runs ends at the
--- run's deadline at the latest.
+-- Called by hand_back. Let the run wait and return true; return false if the wait is over, or if a
+-- task is to be cancelled and the worker may not know. p_wait: fields of run_waits, but "until_s"
+-- in seconds from now. A wait for child runs ends at the run's deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -107,7 +107,7 @@ const costOf = ({ run_cost: cost, runs }) => (cost ? dollars(cost / runs) : "not
 function Cost({ agent, span }) {
   const found = useTotals(span, { by: "agent", agent });
   return html`<${Panel} title="What does it cost?"><${Loaded} from=${found} what="costs">${({ items: [all] }) => html`
-    <p class="body lead">${all?.runs ? html`In the last ${SPANS[span].text} ${agent} ran
+    <p class="body lead">${all?.runs ? html`In the last ${SPANS[span].text} ${agent} ran${" "}
       ${count(all.runs)} times${all.run_cost
         ? html` for ${dollars(all.run_cost)}: ${costOf(all)} a run, with what its sub-agents cost.`
         : html`; no price of its models is known (<${Link} path=${["operations", "providers"]}>model servers<//>

@@ -53,8 +53,8 @@ export function Home() {
   const queued = useData(recent("queued"));
   const failed = useData(recent("failed", 50));
   const day = new Date(Date.now() - DAY_MS).toISOString().slice(0, 13);
-  const bad = useData(`${recent("completed", 50)}&outcome=FAILURE&created_after=${day}:00:00Z`,
-    { everyMs: BAD_EVERY_MS });
+  const bad = useData(withQuery("/v1/runs", { status: "completed", outcome: "FAILURE", limit: 50, order: "desc",
+    created_after: `${day}:00:00Z` }), { everyMs: BAD_EVERY_MS });
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
   const waits = useData("/v1/interrupts?status=pending&limit=100");
   const reads = may("read");
