@@ -119,7 +119,7 @@ async def open_service(
         UnavailableError: no database, one of another version, or Bottega's sources are missing.
     """
     await asyncio.to_thread(read_words)
-    (descriptors := raise_limit()).note()
+    descriptors = raise_limit()
     sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes

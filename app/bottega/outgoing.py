@@ -65,8 +65,9 @@ def raise_limit() -> Descriptors:
 async def warn_when_exhausted(found: Descriptors) -> None:
     """Log an error every few seconds while no file descriptor is left, until cancelled.
 
-    The event loop silently drops connections that it cannot accept.
+    The event loop silently drops connections that it cannot accept. Log the limits first.
     """
+    found.note()
     while True:
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))

@@ -407,16 +407,16 @@ def apply(
             help="Delete definitions of earlier applies with this --source that the files lack.",
         ),
     ] = False,
-    source: Annotated[str | None, typer.Option(help="Origin of the files: a repository.")] = None,
+    source: Annotated[str | None, typer.Option(help="Name of the files' origin.")] = None,
     allow_missing: Annotated[
         bool,
-        typer.Option("--allow-missing", help="Warn of references to missing definitions only."),
+        typer.Option("--allow-missing", help="Store dangling references, with warnings."),
     ] = False,
 ) -> None:
     """Store the definitions of files, all or none, and show what changed.
 
-    Lists of providers, mcp_servers, agents, graphs, schedules. Exit status: 1 refused, or with
-    --check different; 5 the server did not answer.
+    Files list providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if refused, or
+    if --check finds a difference; 5 if the server did not answer.
     """
     from bottega.cli.client import placed
 

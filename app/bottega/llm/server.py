@@ -9,7 +9,7 @@ from bottega.llm.prices import OwnPrices
 from bottega.lookups import Resolver
 
 StructuredOutput = Literal["native", "tool", "prompt"]
-"""How a schema is sent: for the server's own structured output, as a tool, or as an instruction."""
+"""Ways to send a schema: the server's own structured output, a tool, or an instruction."""
 
 DEFAULT = "default"
 """Name of the server that the environment's settings describe."""

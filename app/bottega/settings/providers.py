@@ -161,8 +161,8 @@ class ProviderContent(DescribedModel):
     timeout_s: Annotated[float | None, Field(gt=0, le=3600, allow_inf_nan=False)] = None
     """Longest silence of the server, in seconds; null: the operator's default."""
     structured_output: Literal["native", "tool", "prompt"] | None = None
-    """How the server gets an `output_schema`: natively, as a tool or as an instruction; null: as
-    the vendor of the dialect."""
+    """Way in which the server gets an `output_schema`: natively, as a tool or as an instruction;
+    null: as the vendor of the dialect."""
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None = None
     """Name of the field that limits output tokens; only for the dialect `chat`."""
     prices: Annotated[dict[ModelId, ModelPrice] | None, Field(max_length=1000)] = None

@@ -144,7 +144,7 @@ class Batch(Answer):
     counts: BatchCounts
     """Number of items by status."""
     usage: AgentUsage | None
-    """What the items that are over have spent; null: none is over."""
+    """Usage of the items that are over; null: none is over."""
     seconds_left: float | None
     """Estimate from the items that are over; null: none is over, or all are."""
     created_at: datetime

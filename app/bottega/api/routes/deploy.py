@@ -99,11 +99,11 @@ class Applied(Answer):
     name: str
     """Name of the definition."""
     action: Literal["created", "replaced", "unchanged", "deleted"]
-    """What happened to the definition; with `dry_run`: what would happen."""
+    """Effect on the definition; with `dry_run`: the effect that the files would have."""
     before: dict[str, Any] | None
-    """What was stored; null: nothing, the same as now, or the answer has 4 MiB of bodies."""
+    """Definition before; null: none, the same as now, or the answer has 4 MiB of bodies."""
     after: dict[str, Any] | None
-    """What is stored now; null: nothing, the same as before, or the answer has 4 MiB of bodies."""
+    """Definition now; null: none, the same as before, or the answer has 4 MiB of bodies."""
 
 
 class ApplyWarning(Answer):

@@ -27,7 +27,7 @@ class NewKey(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     """Purpose of the key, to find it again when it must be revoked."""
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None = None
-    """What the key may do. `read`: reading and searching; `run`: starting runs, and all changes
+    """Scopes of the key. `read`: reading and searching; `run`: starting runs, and all changes
     that no other scope names; `define`: changing agents, graphs, providers and schedules;
     `approve`: decisions that only people may take, and reading runs, messages, sessions and
     interrupts; `admin`: everything. `run` and `define` include `read`. Send either `scopes` or
@@ -61,7 +61,7 @@ class Key(Answer):
     prefix: str
     """Beginning of the key."""
     scopes: list[Scope]
-    """What the key may do; in a fixed order, without repetition."""
+    """Scopes of the key, in a fixed order, without repetition."""
     require_user: bool
     """True: requests with this key must name a `user`."""
     limits: dict[str, JsonValue]

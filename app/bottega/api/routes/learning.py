@@ -394,7 +394,7 @@ class WorkingMemory(Answer):
     references: list[MemoryReference]
     """The newest 50, newest first."""
     prompt: ShortenedPrompt | None
-    """How the prompt was shortened; null: it had the whole history."""
+    """Shortening of the prompt; null: it had the whole history."""
 
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])

@@ -368,7 +368,7 @@ class AuditEntry(Answer):
     at: datetime
     """Time of the action."""
     actor: str
-    """Who acted: `key:` with the prefix of a key, `user:` with a person or an end user, `local`
+    """Actor: `key:` with the prefix of a key, `user:` with a person or an end user, `local`
     (while there are no keys), or `cli`."""
     action: str
     """Kind of action: `run.cancel`, `session.delete` …"""

@@ -59,10 +59,14 @@ def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
         yield (reference or "").partition("/")[0].partition(":")[0]
 
 
+_MOST = 200
+"""Own providers of a tenant whose state is read at once."""
+
+
 async def known_providers(
     connection: AsyncConnection, tenant_id: UUID, names: Iterable[str] | None
 ) -> dict[str, KnownProvider]:
-    """Return a tenant's own providers that have one of these names; ``None``: all."""
+    """Return a tenant's own providers that have one of these names; ``None``: the first 200."""
     now, all_ = providers.c, provider_versions.c
     current = and_(
         all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
@@ -73,8 +77,7 @@ async def known_providers(
         .where(now.tenant_id == tenant_id, now.deleted_at.is_(None))
         .order_by(now.name)
     )
-    if names is not None:
-        query = query.where(now.name.in_(set(names)))
+    query = query.limit(_MOST) if names is None else query.where(now.name.in_(set(names)))
     return {
         row.name: KnownProvider(
             row.version,
@@ -113,7 +116,7 @@ class ProviderSummary(Answer):
     version: int
     """Number of this version, from 1; 0: the operator defines the provider."""
     owner: Literal["tenant", "operator"] = "tenant"
-    """Who defines the provider. The operator's providers are for all tenants, and their settings
+    """Owner of the provider. The operator's providers are for all tenants, and their settings
     are not shown."""
     dialect: DialectName
     base_url: str | None
@@ -432,7 +435,10 @@ health_router = APIRouter(prefix="/v1/provider-health", tags=["providers"])
     "",
     operation_id="get_provider_health",
     summary="Read the state of all model servers",
-    description="Breakers, model calls and last tries, as `GET /v1/providers/{name}` shows them.",
+    description=(
+        "Breakers, model calls and last tries, as `GET /v1/providers/{name}` shows them, of the "
+        f"operator's providers and the first {_MOST} of the tenant's own."
+    ),
     response_model=ProvidersHealth,
     responses=problems(),
 )

@@ -50,7 +50,7 @@ class Feedback(Answer):
     """Score from 0 to 1; 1 is best; null: no score."""
     comment: str | None
     by: str
-    """Who gave it: `key:` with the prefix of a key, `user:` with a person or an end user, or
+    """Author: `key:` with the prefix of a key, `user:` with a person or an end user, or
     `local`."""
     at: datetime
 

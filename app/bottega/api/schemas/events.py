@@ -85,14 +85,14 @@ class RunClaimedData(EventData):
     cause: Cause
     """Why the run was claimed; `start`: for the first time."""
     reason: WaitReason | None = None
-    """What the run waited for before; missing: it did not wait."""
+    """Reason for which the run waited before; missing: it did not wait."""
 
 
 class RunWaitingData(EventData):
     """Data of a run that waits."""
 
     reason: WaitReason
-    """What the run waits for."""
+    """Reason for which the run waits."""
     since: datetime
     """Time since which it waits."""
     until: datetime | None
@@ -106,7 +106,7 @@ class RunEndedData(EventData):
 
     stop_reason: str | None
     usage: AgentUsage | None
-    """What the run spent; null: the run ended without a worker."""
+    """Usage of the run; null: the run ended without a worker."""
     answer_seq: AnswerSeq = None
     output_json: Any = None
     """The parsed answer, if the answer has a schema."""
@@ -141,7 +141,7 @@ class AgentCompletedData(AgentData):
     """Text of the accepted answer."""
     answer_seq: AnswerSeq = None
     usage: AgentUsage
-    """What the agent and its sub-agents spent."""
+    """Usage of the agent and its sub-agents."""
 
 
 class AgentFailedData(AgentData):
@@ -150,7 +150,7 @@ class AgentFailedData(AgentData):
     error: Failure
     """Why there is no answer."""
     usage: AgentUsage | None = None
-    """What the agent and its sub-agents spent; null: unknown."""
+    """Usage of the agent and its sub-agents; null: unknown."""
 
 
 class ModelCallData(EventData):
@@ -171,7 +171,7 @@ class LlmStartedData(ModelCallData):
     beside: bool = False
     """True: the call belongs to an asynchronous task."""
     memory: ShortenedPrompt | None = None
-    """How the prompt was shortened; null: it was not shortened."""
+    """Shortening of the prompt; null: it was not shortened."""
     results: dict[str, str] | None = None
     """Texts of tools' answers by call, if the model reads another text than the event has: with
     help from earlier runs, a person's edit, or a hook's change."""
@@ -275,7 +275,7 @@ class InterruptCreatedData(InterruptData):
     node: str | None = None
     """The node of the graph that asks; null: a tool call asks."""
     who: Literal["run", "approve", "user"] | None = None
-    """Who may answer a node; null: a tool call asks."""
+    """People who may answer a node; null: a tool call asks."""
     expires_s: float
     """Seconds until the call is denied."""
 
@@ -408,7 +408,7 @@ class SubagentBackpressureData(EventData):
     message: str
     """Text that the model reads about the refusal."""
     size: float | None = None
-    """How much of the limit is used; null: the limit is no number."""
+    """Used part of the limit; null: the limit is no number."""
     limit: float | None = None
     """Value of the limit; null: the limit is no number."""
     retry_after_ms: float | None = None
@@ -434,7 +434,7 @@ class SubagentEndedData(EventData):
 
     duration_ms: int | None
     token_usage: Usage
-    """What the task itself spent, without its sub-agents."""
+    """Usage of the task itself, without its sub-agents."""
     usage: AgentUsage | None = None  # spent by the child run that did the task
 
 
@@ -471,7 +471,7 @@ class NodeCompletedData(NodeData):
     """Data of a node that has an answer."""
 
     usage: AgentUsage | None = None
-    """What the node's child runs spent; null: it has none."""
+    """Usage of the node's child runs; null: it has none."""
 
 
 class NodeFailedData(NodeData):

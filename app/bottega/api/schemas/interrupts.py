@@ -49,8 +49,8 @@ class InterruptItem(Answer):
     node: str | None
     """The node of a graph that asks; null: a tool call asks."""
     who: Literal["run", "approve", "user"] | None
-    """Who may answer a node: the scopes `run` or `approve`, only `approve`, or only the run's
-    user."""
+    """People who may answer a node: with the scope `run` or `approve`, with `approve` only, or only
+    the run's user."""
     created_at: datetime
     """Time since which the call waits."""
     expires_at: datetime

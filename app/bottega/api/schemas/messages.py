@@ -114,7 +114,7 @@ class Prompt(Answer):
     tools: list[PromptTool]
     """Tools that the model could call."""
     shortened: ShortenedPrompt | None
-    """How the prompt was shortened; null: it was not shortened."""
+    """Shortening of the prompt; null: it was not shortened."""
     messages: list[PromptMessage]
     """Messages of the prompt, in order."""
     more: bool

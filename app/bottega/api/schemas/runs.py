@@ -108,7 +108,7 @@ class UsageSum(Usage):
     day: Annotated[str | None, Field(examples=["2026-11-02"])] = None
     """Day, in UTC."""
     key: str | None = None
-    """Who started the runs: `key:` with the key's prefix, `local`, or `schedule:` with its name."""
+    """Starter of the runs: `key:` with the key's prefix, `local`, or `schedule:` with its name."""
     user: str | None = None
     """Name of the end user; null: runs without a user."""
     batch: str | None = None
@@ -164,7 +164,7 @@ class NewRun(Demands):
     conversation in the session. `none`: it belongs to no conversation, and reads only publications
     of the session's other runs; this is the default without a session."""
     if_busy: Literal["queue", "reject", "interrupt", "steer"] = "queue"
-    """What happens if an earlier run of the conversation is not over. `queue`: this run waits.
+    """Behaviour while an earlier run of the conversation is not over. `queue`: this run waits.
     `reject`: 409 `conversation_busy`. `interrupt`: the earlier runs are cancelled. `steer`: no run
     is started; the input, a text or one message, is sent to the earlier run, and this run is
     returned."""
@@ -382,14 +382,14 @@ class RunSummary(Answer):
     """The earlier run of the conversation that it waits for; this time does not count towards
     `queue_timeout_s`."""
     waiting: Waiting | None = None
-    """What the run waits for; null unless its status is `waiting`."""
+    """Reason for which the run waits; null unless its status is `waiting`."""
     outcome: ShownOutcome
     """Worth of the run, and the source of this judgement."""
     stop_reason: str | None
     error: Failure | None
     """Why the run did not complete; null: it completed, or is not over."""
     usage: AgentUsage | None
-    """What the run spent; null: it is not over."""
+    """Usage of the run; null: it is not over."""
     attempts: list[Attempt]
     """Executions by workers; after each interruption there is another one."""
     priority: int
@@ -403,7 +403,7 @@ class RunSummary(Answer):
     memory: MemoryMode
     """Effective use of memory."""
     memory_used: Annotated[str, Field(examples=["user", "none (no user)"])]
-    """Whose earlier runs the run may read: those of its `user`, of its `session`, or of the
+    """Earlier runs that the run may read: those of its `user`, of its `session`, or of the
     `tenant` (see `memory_scope`); or `none` with the reason."""
     metadata: Metadata
     """Your own data, as sent."""

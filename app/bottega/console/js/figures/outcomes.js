@@ -9,7 +9,7 @@ import { Empty, Figure, Figures, Link, Loaded, Panel } from "../parts/basics.js"
 import { Chart } from "../parts/chart.js";
 import { Table } from "../parts/lists.js";
 import { SPANS, SpanChoice, spanOf, useOutcomes, useSpan, useTotals } from "../parts/series.js";
-import { VersionFigures } from "../parts/version_figures.js";
+import { useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
 import { memorySentence, percent, rateOf, tallyOf, versionSentence } from "./rates.js";
 
@@ -73,9 +73,7 @@ export function MemoryHelp({ agent, span }) {
 }
 
 /** Two versions of an agent compared in words; at first the newest two that have judged runs. */
-function VersionHelp({ agent, span }) {
-  const outcomes = useOutcomes(span, { by: "version", agent });
-  const totals = useTotals(span, { by: "version", agent });
+function VersionHelp({ of: { found: totals, outcomes } }) {
   const [chosen, setChosen] = useState([null, null]);
   return html`<${Panel} title="Did a version help?"><${Loaded} from=${outcomes} what="outcomes">${({ items }) => {
     const judged = new Set(items.map(({ key }) => numberOf(key)));
@@ -117,12 +115,17 @@ function Cost({ agent, span }) {
         query=${{ agent }}>More about usage<//></p>`}<//><//>`;
 }
 
+/** The versions of an agent, in words and then in figures; both show the same answers. */
+function ByVersion({ agent, span }) {
+  const of = useVersions(agent, span);
+  return html`<${VersionHelp} of=${of} /><${VersionFigures} agent=${agent} of=${of} />`;
+}
+
 /** Answers about one agent, in words and then in figures. */
 export function AgentFigures({ agent, query, onSpan }) {
   const span = spanOf(query, "30d");
   return html`<div class="actions"><${SpanChoice} span=${span} onChange=${onSpan} /></div>
-    <div class="stacked" key=${span}><${Cost} agent=${agent} span=${span} />
-      <${VersionHelp} agent=${agent} span=${span} /><${VersionFigures} agent=${agent} span=${span} />
+    <div class="stacked" key=${span}><${Cost} agent=${agent} span=${span} /><${ByVersion} agent=${agent} span=${span} />
       <${MemoryHelp} agent=${agent} span=${span} />
       <${OutcomesOverTime} agent=${agent} span=${span} /></div>`;
 }

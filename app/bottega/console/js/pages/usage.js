@@ -7,7 +7,7 @@ import { Empty, Link, Loaded, Panel } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { Filter, Pages, Table } from "../parts/lists.js";
 import { SpanChoice, spanOf, timesOf, useSeries } from "../parts/series.js";
-import { VersionFigures } from "../parts/version_figures.js";
+import { useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
 
 const KINDS = ["agent", "model", "user", "session", "key", "batch", "metadata", "day"];
@@ -48,6 +48,9 @@ function Sums({ by, items }) {
       <span>≈ partly estimated</span><span>≥ some calls have no known price</span></p>`;
 }
 
+const OneAgent = ({ agent, span, actions }) => html`<${VersionFigures} agent=${agent}
+  of=${useVersions(agent, span)} actions=${actions} />`;
+
 /** Agents that spent anything, to choose one whose versions are shown. */
 function Versions({ agent, span, onChoose }) {
   const found = useData(withQuery("/v1/usage", { by: "agent", limit: 200, since: hourOf(span) }));
@@ -56,8 +59,7 @@ function Versions({ agent, span, onChoose }) {
   const all = [...new Set([...names, ...(agent ? [agent] : [])])];
   const choice = html`<label class="inline">Agent <select value=${chosen}
     onChange=${(e) => onChoose(e.target.value)}>${all.map((each) => html`<option>${each}</option>`)}</select></label>`;
-  return chosen && html`<${VersionFigures} key=${`${chosen} ${span}`} agent=${chosen} span=${span}
-    actions=${choice} />`;
+  return chosen && html`<${OneAgent} key=${`${chosen} ${span}`} agent=${chosen} span=${span} actions=${choice} />`;
 }
 
 function Who({ query, span, set }) {

@@ -10,10 +10,14 @@ const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const dollars = (value) => (value === 0 ? "–" : `${value.toPrecision(3)} USD`);
 const numberOf = ({ key }) => Number(key.split("@").at(-1));
 
-/** Figures by version, the newest first. `span`: see series.js; another one is another `key` of this part. */
-export function VersionFigures({ agent, span = "30d", actions = null }) {
-  const found = useTotals(span, { by: "version", agent });
-  const outcomes = useOutcomes(span, { by: "version", agent });
+/** Totals and outcomes of an agent by version, of a span as in series.js. */
+export const useVersions = (agent, span) => ({
+  found: useTotals(span, { by: "version", agent }),
+  outcomes: useOutcomes(span, { by: "version", agent }),
+});
+
+/** Figures by version, the newest first. `of`: as of `useVersions`. */
+export function VersionFigures({ agent, of: { found, outcomes }, actions = null }) {
   const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
   return html`<${Panel} title=${`Versions of ${agent}`} actions=${actions}>
     <${Loaded} from=${found} what="figures">${({ items }) => {
