@@ -38,7 +38,7 @@ async def test_an_agent_s_page_tells_its_cost_and_whether_a_version_helped(
     await judged_versions(console)
     page = await console.open("agents/clerk")
     await page.get_by_role("tab", name="Figures").click()
-    await expect(page.get_by_text("clerk ran 5 times; no price")).to_be_visible()
+    await expect(page.get_by_text("clerk ran 5 times at a cost that is not known")).to_be_visible()
     told = page.get_by_text("Version 2 cannot be told from version 1 yet: 100 % (3 of 3)")
     await expect(told).to_contain_text("against 0 % (0 of 2). That is +100 points")
     await expect(told).to_contain_text("A run of version 2 costs")

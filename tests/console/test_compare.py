@@ -43,6 +43,9 @@ async def test_a_run_is_compared_with_the_one_that_it_repeats(console: Console) 
     await expect(calls_made).to_contain_text("+100 %")
     for name, run_id in (("Before", first), ("After", second)):
         await expect(page.get_by_role("region", name=name, exact=True)).to_contain_text(run_id)
+    talk = page.get_by_role("region", name="What clerk was told, called and said")
+    await expect(talk.locator("ins").filter(has_text='expression: "6*7"')).to_be_visible()
+    assert await violations(page) == []
     await page.get_by_role("button", name="Swap").click()
     await expect(page.get_by_role("region", name="Before", exact=True)).to_contain_text(second)
 

@@ -68,6 +68,50 @@ async def test_health_says_what_fails_and_since_which_version(console: Console) 
     await expect(page.get_by_role("img", name="Time of a run")).to_be_visible()
 
 
+async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: Console) -> None:
+    await runs_of_two_versions(console)
+    page = await console.open("health")
+    await page.get_by_role("combobox", name="Agent").select_option("clerk")
+    await expect(page.get_by_text("In the last 30 days clerk ran 4 times")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Did a version help?")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Did memory help?")).to_be_visible()
+    runs = page.get_by_role("figure").filter(
+        has=page.get_by_role("img", name="Runs by version", exact=False)
+    )
+    await expect(runs.locator(".legend")).to_contain_text("clerk@1")
+    await expect(runs.locator(".legend")).to_contain_text("clerk@2")
+    await shows_no_fault(page)
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Export versions of clerk").click()
+    lines = (await (await download.value).path()).read_text().splitlines()
+    assert lines[0].startswith("key,runs,errors,tokens,cost")
+    assert {each.split(",")[0] for each in lines[1:]} == {"clerk@1", "clerk@2"}
+    await page.get_by_role("combobox", name="Lines by").select_option("agent")
+    await expect(page).to_have_url(f"{console.address}#/health?agent=clerk&by=agent")
+    await expect(page.get_by_role("img", name="Tokens by agent")).to_be_visible()
+
+
+async def test_a_price_that_is_missing_is_set_from_where_it_is_missing(console: Console) -> None:
+    client = console.server.client
+    console.model.script(ANSWER)
+    page = await console.open(f"runs/{await console.run()}")
+    await page.get_by_role("link", name="Set the price of gpt-5-mini").click()
+    await expect(page.get_by_text("The server's operator has set up what answers")).to_be_visible()
+
+    own = {"name": "own", "dialect": "chat", "base_url": "https://models.example.com/v1"}
+    (await client.post("/v1/providers", json=own)).raise_for_status()
+    await page.reload()
+    prices = page.get_by_role("group", name="gpt-5-mini")
+    await prices.get_by_label("Input").fill("2")
+    await prices.get_by_label("Output").fill("10")
+    assert await violations(page) == []
+    await page.locator("form", has=prices).get_by_role("button", name="Save").click()
+    await expect(prices).to_have_count(0)
+    stored = (await client.get("/v1/providers/own")).json()
+    assert stored["prices"] == {"gpt-5-mini": {"input": 2, "output": 10, "cached": None}}
+    assert (stored["version"], stored["base_url"]) == (2, own["base_url"])
+
+
 async def test_usage_says_what_each_agent_and_version_costs(console: Console) -> None:
     await runs_of_two_versions(console)
     page = await console.open("usage")

@@ -87,6 +87,6 @@ async def test_settings_show_what_is_kept_limits_and_a_user_s_data(console: Cons
     assert '"type":"end"' in lines[-1].replace(" ", "")
     await page.get_by_role("button", name="Erase").click()
     await page.get_by_role("group").get_by_role("button", name="Erase").click()
-    told = page.get_by_text(re.compile("is being erased|nothing names this user"))
+    told = page.get_by_text(re.compile("is being erased|no data of this user"))
     await expect(told).to_be_visible()
     console.provoked.add("404")

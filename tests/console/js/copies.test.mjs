@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { csvOf } from "../../../app/bottega/console/js/parts/csv.js";
+import { rowsOfTexts } from "../../../app/bottega/console/js/compare/rows.js";
+import { linesOf } from "../../../app/bottega/console/js/compare/talk_lines.js";
+import { csvOf, RUN_COLUMNS } from "../../../app/bottega/console/js/parts/csv.js";
 import { programsOf, requestOf } from "../../../app/bottega/console/js/run/copy_as.js";
 
 const RUN = { id: "r", agent: "clerk", graph: null, user: "o'neil", input: "It's \"$HOME\" `x` \\n\n🙂 $(1)",
@@ -21,8 +23,23 @@ test("fields of a table are quoted, and none is a formula", () => {
   const run = { id: "1", question: 'a, "b"\nc', agent: "=1+1", user: "@x", status: "failed", outcome: { source: null },
     error: { code: "model_unavailable", message: "HTTP 500" }, created_at: "2026-01-01T00:00:00Z", ended_at: null,
     usage: { input: 3, output: 1, cost: { amount: "-0.5", currency: "USD" } } };
-  const [names, row, end] = csvOf([run]).split("\r\n");
+  const [names, row, end] = csvOf([run], RUN_COLUMNS).split("\r\n");
   assert.equal(names.split(",").length, 16);
   assert.equal(row, `1,"a, ""b""\nc",'=1+1,,'@x,,failed,model answered HTTP 500,,2026-01-01T00:00:00Z,,,3,1,'-0.5,USD`);
   assert.equal(end, "");
+});
+
+test("a list has a column for each value that its items have", () => {
+  const items = [{ agent: "a", cost: { amount: "0.5", complete: true }, tools: [] }, { agent: "b", note: null,
+    tools: ["x", "y"] }];
+  assert.equal(csvOf(items), 'agent,cost.amount,cost.complete,tools,note\r\na,0.5,true,,\r\nb,,,"[""x"",""y""]",\r\n');
+  assert.equal(csvOf([]), "\r\n");
+});
+
+test("two conversations are compared line by line, arguments each on a line of its own", () => {
+  const talk = (amount) => linesOf([{ role: "system", origin: "agent", content: "Help." },
+    { role: "assistant", origin: "model", content: "", tool_calls: [{ name: "refund", arguments: { order: "A-1",
+      amount } }] }, { role: "tool", origin: "tool", name: "refund", content: "paid" }]);
+  const rows = rowsOfTexts(talk(10), talk(20)).filter(({ kind }) => kind === "changed");
+  assert.deepEqual(rows, [{ kind: "changed", before: "  amount: 10", after: "  amount: 20" }]);
 });

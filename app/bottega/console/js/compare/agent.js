@@ -2,18 +2,22 @@
 import { html } from "../html.js";
 import { Empty, Panel } from "../parts/basics.js";
 import { Differences } from "./figures.js";
+import { rowsOf } from "./rows.js";
 import { Sides } from "./sides.js";
+import { Talk } from "./talk.js";
 
 const version = ({ before, after }) =>
   before === after ? `version ${after ?? "–"}` : `version ${before ?? "–"} → ${after ?? "–"}`;
 
-export const AgentDifference = ({ of }) =>
+/** `before` and `after`: ids of the runs; `isAsked`: the runs' first agent. */
+export const AgentDifference = ({ of, before, after, isAsked }) =>
   html`<${Panel} title=${of.agent} actions=${html`<span class="small soft">${version(of.version)}</span>`}>
   <div class="compared">
     <div><${Differences} of=${of} label=${`Figures of ${of.agent}`} />
       <${Received} agent=${of.agent} items=${of.received} more=${of.received_more} /></div>
     <div class="body"><${Output} agent=${of.agent} output=${of.output} /></div>
   </div>
+  <${Talk} agent=${of.agent} before=${before} after=${after} isOpen=${isAsked} />
 <//>`;
 
 function Output({ agent, output }) {
@@ -23,7 +27,7 @@ function Output({ agent, output }) {
     <h3>Answer ${before === after && !truncated && html`<span class="small soft">the same in both</span>`}</h3>
     ${truncated && html`<p class="note small">Only its beginning is shown and compared.</p>`}
     ${diff
-      ? html`<${Sides} diff=${diff} label=${`Difference of the answers of ${agent}`} />`
+      ? html`<${Sides} rows=${rowsOf(diff)} label=${`Difference of the answers of ${agent}`} />`
       : html`<pre class="value" tabindex="0" role="region" aria-label=${`Answer of ${agent} in both runs`}>
         ${after ?? before}</pre>`}
     ${diff && html`<details><summary class="small">Both answers in full</summary>

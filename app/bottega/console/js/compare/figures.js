@@ -30,7 +30,9 @@ export const Differences = ({ of, label }) =>
   html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
   <thead><tr><th scope="col">Figure</th><th scope="col" class="right">Before</th>
     <th scope="col" class="right">After</th><th scope="col" class="right">Change</th></tr></thead>
-  <tbody>${ROWS.filter(([name]) => of[name]).map(([name, label, shown]) => html`<tr key=${name}>
-    <th scope="row">${label}</th>
-    <td class="right">${shown(of[name].before)}</td><td class="right">${shown(of[name].after)}</td>
-    <td class="right">${change(amount(of[name].before), amount(of[name].after))}</td></tr>`)}</tbody></table></div>`;
+  <tbody>${ROWS.filter(([name]) => of[name]).map(([name, label, shown]) => {
+    const changed = change(amount(of[name].before), amount(of[name].after));
+    return html`<tr key=${name}><th scope="row">${label}</th>
+      <td class="right">${shown(of[name].before)}</td><td class="right">${shown(of[name].after)}</td>
+      <td class="right">${["same", "–"].includes(changed) ? changed : html`<mark>${changed}</mark>`}</td></tr>`;
+  })}</tbody></table></div>`;

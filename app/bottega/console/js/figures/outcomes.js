@@ -8,7 +8,8 @@ import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { Table } from "../parts/lists.js";
-import { SPANS, SpanChoice, spanOf, useOutcomes, useSpan, useTotals } from "../parts/series.js";
+import { SPANS, SpanChoice, spanOf, useOutcomes, useSpan, useSpanOfUsage, useTotals } from "../parts/series.js";
+import { Unpriced } from "../parts/unpriced.js";
 import { useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
 import { memorySentence, percent, rateOf, tallyOf, versionSentence } from "./rates.js";
@@ -93,26 +94,38 @@ function VersionHelp({ of: { found: totals, outcomes } }) {
     return html`<form class="filters body" onSubmit=${(e) => e.preventDefault()}>${choice("Compare", 0)}
       ${choice("with", 1)}</form>
       <p class="body lead">${versionSentence(after, before)}
-      ${after.total && before.total && html` A run of version ${after.number} costs ${costOf(after.total)}, of version
-        ${before.number} ${costOf(before.total)}; half of them take less than ${seconds(after.total.duration_p50)} and
-        ${seconds(before.total.duration_p50)}.`}</p>`;
+      ${after.total && before.total && ` A run of version ${after.number} costs ${costOf(after.total)}, of version ${
+        before.number} ${costOf(before.total)}; half of them take less than ${seconds(after.total.duration_p50)} and ${
+        seconds(before.total.duration_p50)}.`}</p>`;
   }}<//><//>`;
 }
 
-const costOf = ({ run_cost: cost, runs }) => (cost ? dollars(cost / runs) : "nothing that is known");
+const costOf = ({ run_cost: cost, runs }) => (cost ? dollars(cost / runs) : "what is not known");
+
+/** Models that an agent called in a span, and whose price is not known. */
+function useUnpriced(agent, span) {
+  const found = useSpanOfUsage(agent, span);
+  return (found.data?.items ?? []).filter(({ cost }) => !cost.complete).map(({ model }) => model);
+}
+
+function costSentence(agent, span, all) {
+  if (!all) return `It did not run in the last ${span}.`;
+  if (!all.runs) return `It did not run by itself in the last ${span}; as a part of other runs it cost ${
+    all.cost ? dollars(all.cost) : "what is not known"}.`;
+  const cost = all.run_cost ? `for ${dollars(all.run_cost)}: ${costOf(all)} a run, with what its sub-agents cost`
+    : "at a cost that is not known";
+  const ran = `In the last ${span} ${agent} ran ${count(all.runs)} times`;
+  return `${ran} ${cost}. ${count(all.errors)} of these runs failed.`;
+}
 
 /** What an agent costs, in a sentence. */
 function Cost({ agent, span }) {
   const found = useTotals(span, { by: "agent", agent });
+  const unpriced = useUnpriced(agent, span);
   return html`<${Panel} title="What does it cost?"><${Loaded} from=${found} what="costs">${({ items: [all] }) => html`
-    <p class="body lead">${all?.runs ? html`In the last ${SPANS[span].text} ${agent} ran${" "}
-      ${count(all.runs)} times${all.run_cost
-        ? html` for ${dollars(all.run_cost)}: ${costOf(all)} a run, with what its sub-agents cost.`
-        : html`; no price of its models is known (<${Link} path=${["operations", "providers"]}>model servers<//>
-          have them).`} ${count(all.errors)} of these
-      runs failed.` : all ? html`It did not run by itself in the last ${SPANS[span].text}; as a part of other runs it
-      cost ${dollars(all.cost)}.` : `It did not run in the last ${SPANS[span].text}.`} <${Link} path=${["usage"]}
-        query=${{ agent }}>More about usage<//></p>`}<//><//>`;
+    <p class="body lead">${costSentence(agent, SPANS[span].text, all)}
+      ${" "}<${Unpriced} models=${unpriced} /> <${Link} path=${["usage"]} query=${{ agent }}>More about usage<//></p>`}
+    <//><//>`;
 }
 
 /** The versions of an agent, in words and then in figures; both show the same answers. */
@@ -122,13 +135,9 @@ function ByVersion({ agent, span }) {
 }
 
 /** Answers about one agent, in words and then in figures. */
-export function AgentFigures({ agent, query, onSpan }) {
-  const span = spanOf(query, "30d");
-  return html`<div class="actions"><${SpanChoice} span=${span} onChange=${onSpan} /></div>
-    <div class="stacked" key=${span}><${Cost} agent=${agent} span=${span} /><${ByVersion} agent=${agent} span=${span} />
-      <${MemoryHelp} agent=${agent} span=${span} />
-      <${OutcomesOverTime} agent=${agent} span=${span} /></div>`;
-}
+export const AgentFigures = ({ agent, span }) => html`<div class="stacked" key=${span}>
+  <${Cost} agent=${agent} span=${span} /><${ByVersion} agent=${agent} span=${span} />
+  <${MemoryHelp} agent=${agent} span=${span} /><${OutcomesOverTime} agent=${agent} span=${span} /></div>`;
 
 /** The same about memory, of one agent or of all. */
 export function MemoryFigures({ query }) {

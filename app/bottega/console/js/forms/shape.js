@@ -70,7 +70,7 @@ function ofOne(name, one, schemas) {
   if (one.const !== undefined) return { kind: "constant" };
   if (one.enum) return { kind: "choice", choices: one.enum };
   if (one.type === "array") return ofList(one, schemas);
-  if (one.type === "object" || one.properties) return ofObject(one);
+  if (one.type === "object" || one.properties) return ofObject(one, schemas);
   if (one.type === "boolean") return { kind: "switch" };
   if (one.type === "integer" || one.type === "number") {
     return { kind: "number", least: one.minimum ?? one.exclusiveMinimum, most: one.maximum ?? one.exclusiveMaximum,
@@ -89,8 +89,10 @@ function ofList(one, schemas) {
   return item.oneOf || item.properties ? { kind: "list", item, most: one.maxItems } : { kind: "json" };
 }
 
-function ofObject(one) {
+function ofObject(one, schemas) {
   if (one.properties) return { kind: "object", schema: one };
+  const named = resolved(one.additionalProperties, schemas);
+  if (named.properties) return { kind: "named", item: named };
   const isTextSchema = (each) => each?.type === "string";
   const values = one.additionalProperties?.anyOf ?? [one.additionalProperties];
   const secrets = values.find((each) => !isTextSchema(each));
@@ -109,7 +111,7 @@ const FITS = { switch: (value) => typeof value === "boolean", choice: isText, te
   models: (value) => isText(value) || (isTexts(value) && value.length > 0), object: isObject, kinds: isObject,
   list: (value) => Array.isArray(value) && value.every(isObject), arguments: isObject, schema: isObject,
   condition: isObject, texts: (value) => isObject(value) && Object.values(value).every((each) => isText(each)
-    || isText(each?.secret)) };
+    || isText(each?.secret)), named: (value) => isObject(value) && Object.values(value).every(isObject) };
 
 /** True if the editor of a field can show a value, which may have been typed as JSON; else it is edited as JSON. */
 export const fits = ({ kind, choices }, value) => value === null || ((FITS[kind]?.(value) ?? true)

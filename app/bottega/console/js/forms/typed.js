@@ -25,7 +25,7 @@ export function Fields({ schema, value, at, onChange, shown = always }) {
       onChange=${(part) => onChange(withField(value, each.name, part))} />`);
 }
 
-const WHOLE = ["object", "list", "kinds"];
+const WHOLE = ["object", "list", "kinds", "named"];
 
 /** One field with its help, and what was wrong with it. */
 export function Field({ shape, value, at, onChange }) {
@@ -65,6 +65,7 @@ function Editor({ shape, input, value, at, onChange }) {
     case "object": return html`<${Part} ...${given} />`;
     case "kinds": return html`<${Kinds} ...${given} />`;
     case "list": return html`<${List} ...${given} />`;
+    case "named": return html`<${Named} ...${given} />`;
     case "texts": return html`<${Texts} ...${given} />`;
     case "arguments": return html`<${Arguments} ...${given} />`;
     case "schema": return html`<${SchemaRows} ...${given} label=${shape.label} />`;
@@ -98,7 +99,7 @@ function Numeric({ shape, input, value, onChange, gone }) {
   const hasSlider = least != null && most != null && most - least <= WIDEST;
   const tell = (text) => onChange(text === "" ? gone : Number(text));
   return html`<label>${shape.label} <input type="number" ...${input} value=${value ?? ""} min=${least} max=${most}
-    step=${isWhole ? 1 : "any"} required=${shape.isRequired} placeholder="usual"
+    step=${isWhole ? 1 : "any"} required=${shape.isRequired} placeholder=${shape.isRequired ? "" : "usual"}
     onInput=${(e) => tell(e.target.value)} /></label>
     ${hasSlider && html`<input type="range" class="slider" tabindex="-1" aria-hidden="true" min=${least} max=${most}
       step=${isWhole ? 1 : (most - least) / 100} value=${value ?? least} onInput=${(e) => tell(e.target.value)} />`}`;
@@ -257,6 +258,22 @@ const renamed = (value, from, to) => Object.fromEntries(Object.entries(value).ma
   [name === from ? to : name, each]));
 const fresh = (value, name) => (name in value ? fresh(value, `${name}_`) : name);
 
+/** Objects by name, as cards. */
+function Named({ shape, value, at, onChange, gone }) {
+  const own = value ?? {};
+  const keep = (next) => onChange(Object.keys(next).length ? next : gone);
+  return html`<fieldset class="part"><legend>${shape.label}</legend>
+    ${Object.entries(own).map(([name, each], place) => html`<fieldset class="card" key=${place}>
+      <legend>${name}</legend>
+      <${Name} label="Name" value=${name} taken=${Object.keys(own)} onChange=${(to) => keep(renamed(own, name, to))} />
+      <${Fields} schema=${shape.item} value=${each} at=${`${at}/${name}`}
+        onChange=${(next) => keep({ ...own, [name]: next })} />
+      <div><${Button} kind="small" aria-label=${`Remove ${name}`}
+        onClick=${() => keep(withField(own, name, undefined))}>Remove<//></div></fieldset>`)}
+    <div><${Button} kind="small" onClick=${() => keep({ ...own, [fresh(own, "name")]: {} })}>
+      ${`Add: ${shape.label.toLowerCase().replace(/s$/, "")}`}<//></div></fieldset>`;
+}
+
 /** Texts by name; `hasSecrets`: or secrets, as of headers. */
 function Texts({ shape, value, onChange }) {
   const own = value ?? {};
@@ -273,8 +290,8 @@ function Texts({ shape, value, onChange }) {
           : { secret: e.target.value } })} /></label>
       <${Button} kind="small" aria-label=${`Remove ${name}`} onClick=${() => onChange(withField(own, name, undefined))}>
         Remove<//></div>`)}
-    <div><${Button} kind="small" onClick=${() => onChange({ ...own, [fresh(own, "X-Name")]: "" })}>Add:
-      ${shape.label.toLowerCase().replace(/s$/, "")}<//></div></fieldset>`;
+    <div><${Button} kind="small" onClick=${() => onChange({ ...own, [fresh(own, "X-Name")]: "" })}>
+      ${`Add: ${shape.label.toLowerCase().replace(/s$/, "")}`}<//></div></fieldset>`;
 }
 
 const isFrom = (each) => typeof each?.from === "string" && Object.keys(each).every((name) =>

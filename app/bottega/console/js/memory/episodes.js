@@ -104,7 +104,7 @@ function Latest({ query, whose }) {
   return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select
     value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>
       ${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="episodes" everyMs=${10_000}>${(items) => items.length
+    <${Pages} key=${path} path=${path} what="episodes" isSaved everyMs=${10_000}>${(items) => items.length
       ? html`<${Table} label="Episodes" head=${["Task", "Agent", "Outcome", "Result", "When"]}>
         ${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "episodes", each.id]}>
           ${excerpt(each.summary.task, 90)}<//></td><td>${each.agent ?? "–"}</td><td><${Outcome} value=${each.outcome}

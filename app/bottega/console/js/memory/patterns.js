@@ -22,7 +22,7 @@ export function Patterns({ query }) {
   return html`<${Panel} title="Patterns" actions=${html`<label class="inline">State <select value=${query.state ?? ""}
     onChange=${(e) => set(e.target.value)}><option value="">any</option>${STATES.map((each) => html`<option>${each}
       </option>`)}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="patterns" everyMs=${10_000}>${(items) => items.length
+    <${Pages} key=${path} path=${path} what="patterns" isSaved everyMs=${10_000}>${(items) => items.length
       ? html`<${Table} label="Patterns" head=${["Pattern", "Kind", "State", "#Applied", "#Went well", "#Confidence",
         "Changed"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "patterns", each.id]}>
           ${each.name}<//> <span class="small soft">${excerpt(each.summary, 80)}</span></td>

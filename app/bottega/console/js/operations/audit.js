@@ -13,7 +13,7 @@ export function Audit({ query }) {
   return html`<${Panel} title="Audit log"
     actions=${html`<label class="inline">Action <input value=${query.action ?? ""} placeholder="any, such as run.cancel"
       onChange=${(e) => set(e.target.value)} /></label>`}>
-    <${Pages} key=${path} path=${path} what="the audit log">${(entries) => entries.length
+    <${Pages} key=${path} path=${path} what="the audit log" isSaved>${(entries) => entries.length
       ? html`<${Table} label="Audit log" head=${["When", "Who", "Action", "What", "Details"]}>
         ${entries.map((each) => html`<tr key=${each.id}><td><${Time} at=${each.at} /></td>
           <td class="mono small">${each.actor}</td><td>${each.action}</td>

@@ -8,11 +8,31 @@ import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Empty, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
+import { go } from "../router.js";
+import { ProviderForm } from "./provider_form.js";
 
 const DIALECTS = ["chat", "responses", "anthropic", "gemini"];
 
-export function Providers() {
+/** The tenant's own server that a model without a price may be of; null: the operator's servers answer it. */
+const serverOf = (providers, model) => providers.find(({ owner, models }) => owner === "tenant"
+  && (!models || models.includes(model)))?.name ?? null;
+
+/** What can be done about a model whose calls have no known price. */
+const NoServer = ({ model }) => html`<p class="note" role="status">The server's operator has set up what answers
+  <code>${model}</code>, and gives its price: <code>prices</code> in the setting <code>BOTTEGA_PROVIDERS</code>. Or add
+  the model's server below, and its price there.</p>`;
+
+/** The form of the provider that the address names, or of that of a model. */
+function Wanted({ query: { of, model }, providers, onDone }) {
+  const name = of ?? (model && serverOf(providers, model));
+  return name ? html`<${ProviderForm} key=${name} ...${{ name, model, onDone }} />`
+    : model && html`<${NoServer} model=${model} />`;
+}
+
+/** `query`: `of`, a provider to change; `model`, one whose price is wanted. */
+export function Providers({ query }) {
   const [postOnce] = usePostOnce();
+  const show = (change) => go(["operations", "providers"], change, { replace: true });
   const [version, setVersion] = useState(0);
   const [chosen, setChosen] = useState(null);
   const make = async (form) => {
@@ -22,8 +42,8 @@ export function Providers() {
       && { models: listed }) });
     setVersion((n) => n + 1);
   };
-  return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers" what="providers">
-    ${(providers, reload) => providers.length
+  return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers?view=full" what="providers">
+    ${(providers, reload) => html`${providers.length
       ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", ""]}>
         ${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">
           ${each.base_url ?? "–"}</td><td>${each.dialect}</td>
@@ -31,10 +51,12 @@ export function Providers() {
           ${limits(each)}</td><td>${each.owner}</td>
         <td class="actions"><${Button} kind="small" aria-expanded=${chosen === each.name}
           onClick=${() => setChosen(chosen === each.name ? null : each.name)}>Health<//>
-          ${each.owner === "tenant" && html`<${Confirmed} needs="define" label="Delete"
+          ${each.owner === "tenant" && html`<${Button} kind="small" needs="define" aria-label=${`Change ${each.name}`}
+            onClick=${() => show({ of: each.name })}>Change<//> <${Confirmed} needs="define" label="Delete"
             question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`),
               setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
-      : html`<${Empty} title="There is no provider but the server's own." />`}<//>
+      : html`<${Empty} title="There is no provider but the server's own." />`}
+      <${Wanted} ...${{ query, providers }} onDone=${() => (show({}), reload())} />`}<//>
       ${chosen && html`<${Health} key=${chosen} name=${chosen} />`}<//>
     <${Panel} title="Add a provider" needs="define"><${Sending} label="Save" send=${make}>
       <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required

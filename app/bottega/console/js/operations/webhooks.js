@@ -20,7 +20,7 @@ export function Webhooks({ query }) {
   return html`<${Panel} title="Deliveries" actions=${html`<label class="inline">Status <select value=${status}
     onChange=${(e) => choose(e.target.value)}><option value="">any</option>
       ${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="deliveries" everyMs=${5000}>${(items) => items.length
+    <${Pages} key=${path} path=${path} what="deliveries" isSaved everyMs=${5000}>${(items) => items.length
       ? html`<${Table} label="Deliveries of webhooks" head=${["Run", "Event", "To", "Status", "#Tries", "Last answer",
         "Next try"]}>${items.map((each) => html`<tr key=${keyOf(each)}>
         <td><${Link} path=${["runs", each.run_id]} class="mono">${each.run_id.slice(0, 8)}…<//></td><td>${each.event}

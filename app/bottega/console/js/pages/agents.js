@@ -17,6 +17,7 @@ import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time, chose
 import { Diff } from "../parts/diff.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
+import { SpanChoice, spanOf } from "../parts/series.js";
 import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
 
@@ -40,12 +41,13 @@ function All({ query }) {
       type="search" value=${query.text ?? ""} onInput=${(e) => go(["agents"], { text: e.target.value },
         { replace: true })} /></label></form>
     <${Panel}><${Pages} path="/v1/agents" what="agents">${(items) => items.filter(fits).length
-      ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed"]}>
+      ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed", ""]}>
         ${items.filter(fits).map((each) => html`<tr key=${each.name}><td><${Link} path=${["agents", each.name]}>
           ${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
         <td class="small">${models(each.model)}</td><td class="small">${each.subagents?.names?.join(", ") || "–"}</td>
           <td>${each.memory}</td><td class="right">${each.version}</td><td><${Time} at=${each.created_at} /></td>
-            </tr>`)}<//>`
+          <td><${Link} class="small" path=${["health"]} query=${{ agent: each.name }}
+            aria-label=${`Figures of ${each.name}`}>Figures<//></td></tr>`)}<//>`
       : html`<${Empty} title=${text ? "No agent is like that." : "There is no agent yet."}>
         <p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
 }
@@ -123,8 +125,7 @@ function One({ stored, query }) {
         : html`<${Loading} what="the form" />`}</div>
       ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack}
         onRestore=${restore} />`}
-      ${tab === "figures" && html`<${AgentFigures} agent=${agent.name} query=${query} onSpan=${(span) =>
-        go(["agents", agent.name], { tab, span }, { replace: true })} />`}
+      ${tab === "figures" && html`<${Figures} agent=${agent.name} query=${query} />`}
       ${tab === "runs" && html`<${Latest} name=${agent.name} />`}
     </div>`;
 }
@@ -182,6 +183,14 @@ function Editor({ known, name, content, label, save, again, stored, isChanged = 
       <label class="grow">Note on this version <input value=${note} maxlength="500"
         onInput=${(e) => setNote(e.target.value)} /></label>`}</div></form>
     <${DraftChat} name=${name} draft=${draft} asked=${asked} onProblems=${setProblems} /></div>`;
+}
+
+function Figures({ agent, query }) {
+  const span = spanOf(query, "30d");
+  return html`<div class="actions"><${SpanChoice} span=${span} onChange=${(value) => go(["agents", agent],
+    { tab: "figures", span: value }, { replace: true })} />
+    <${Link} path=${["health"]} query=${{ agent, span }}>Its charts<//></div>
+    <${AgentFigures} key=${span} agent=${agent} span=${span} />`;
 }
 
 function Latest({ name }) {

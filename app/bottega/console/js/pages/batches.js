@@ -50,7 +50,7 @@ function Items({ id }) {
 export function Batches({ id }) {
   if (id) return html`<${Items} id=${id} key=${id} />`;
   return html`<div class="head"><h1>Batches</h1></div>
-    <${Panel}><${Pages} path="/v1/batches?order=desc" what="batches" everyMs=${2000}
+    <${Panel}><${Pages} path="/v1/batches?order=desc" what="batches" isSaved everyMs=${2000}
       isOver=${isOver}>${(batches, reload) => batches.length
       ? html`<${Table} label="Batches" head=${HEAD}>${batches.map((batch) => html`
           <${Row} key=${batch.id} batch=${batch} reload=${reload} />`)}<//>`

@@ -5,6 +5,9 @@ import { url, withQuery } from "../api.js";
 import { AgentDifference } from "../compare/agent.js";
 import { Choice } from "../compare/choice.js";
 import { Differences } from "../compare/figures.js";
+import { rowsOfTexts } from "../compare/rows.js";
+import { Sides } from "../compare/sides.js";
+import { plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
@@ -50,11 +53,24 @@ function Both({ id, other }) {
     const all = [...agents].sort((a, b) => Number(b.agent === asked(both)) - Number(a.agent === asked(both)));
     return html`
       <div class="sides"><${Side} name="Before" run=${before} /><${Side} name="After" run=${after} /></div>
+      <${Questions} before=${before.id} after=${after.id} />
       <${Panel} title="In all"><${Differences} of=${total} label="Figures of the runs" /><//>
       ${all.length === 0 && html`<${Panel}><${Empty} title="No agent has begun in these runs." /><//>`}
-      ${all.map((each) => html`<${AgentDifference} key=${each.agent} of=${each} />`)}
+      ${all.map((each) => html`<${AgentDifference} key=${each.agent} of=${each} before=${before.id} after=${after.id}
+        isAsked=${each.agent === asked(both)} />`)}
       ${cursor && html`<div><${Button} onClick=${found.more}>Show more agents<//></div>`}`;
   }}<//>`;
+}
+
+/** What was asked in both runs. */
+function Questions({ before, after }) {
+  const [old, now] = [useData(url`/v1/runs/${before}`), useData(url`/v1/runs/${after}`)];
+  return html`<${Panel} title="Question"><${Loaded} from=${old} what="the question">${(first) => html`
+    <${Loaded} from=${now} what="the question">${(second) => plain(first.input) === plain(second.input)
+      ? html`<div class="body"><p class="small soft">The same in both.</p>
+        <pre class="text story" tabindex="0">${plain(first.input)}</pre></div>`
+      : html`<${Sides} rows=${rowsOfTexts(plain(first.input), plain(second.input))}
+        label="Difference of the questions" />`}<//>`}<//><//>`;
 }
 
 const Side = ({ name, run }) => html`<section class="panel side" aria-label=${name}>

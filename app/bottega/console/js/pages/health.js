@@ -1,5 +1,8 @@
-/** Whether runs succeed, how long they take, and what fails: over time, with the changes of versions. */
+/** Whether runs succeed, how long they take, what fails and what it costs: of all, or by agent, version or model. */
+import { useMemo } from "preact/hooks";
+
 import { get, url, withQuery } from "../api.js";
+import { AgentFigures } from "../figures/outcomes.js";
 import { rateOf, tallyOf } from "../figures/rates.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
@@ -7,6 +10,7 @@ import { groupsOf } from "../health/failures.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
+import { Export } from "../parts/export.js";
 import { Table } from "../parts/lists.js";
 import { titleOf } from "../parts/run_table.js";
 import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useTotals } from "../parts/series.js";
@@ -15,14 +19,16 @@ import { go } from "../router.js";
 const EVERY_MS = 15_000;
 const MOST_FAILURES = 200;
 const MOST_CHANGED = 10;
+/** More lines than these are not told apart in a chart. */
+const MOST_LINES = 10;
 const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part && part < whole ? 1 : 0)} %` : "–");
 
-/** When versions of agents were stored in a span: `[{at, text}]`. */
-async function readChanges(span) {
+/** When versions of agents, or of one, were stored in a span: `[{at, text}]`. */
+async function readChanges(span, agent) {
   const { from } = timesOf(span);
   const { items } = await get("/v1/agents?limit=200");
-  const isNew = (each) => each.version > 1 && each.created_at >= from;
+  const isNew = (each) => each.version > 1 && each.created_at >= from && (!agent || each.name === agent);
   const changed = items.filter(isNew).slice(0, MOST_CHANGED);
   const lists = await Promise.all(changed.map(({ name }) =>
     get(url`/v1/agents/${name}/versions?order=desc&limit=20`)));
@@ -31,15 +37,27 @@ async function readChanges(span) {
     .map((each) => ({ at: each.created_at, text: `${changed[place].name}@${each.version}` })));
 }
 
-function Measured({ title, names, by, span, format, marks, colours = {} }) {
+/** A chart of some metrics. With `by`: of one, a line for each key; `agent`: only its own, or those of its versions. */
+function Measured({ title, names, by, agent, span, format, marks, colours = {} }) {
   const found = useSeries(names, span, by);
-  return html`<${Panel} title=${title}><${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`
-    <${Chart} label=${title} format=${format} marks=${marks}
-      series=${series.map((each) => ({ ...each, colour: colours[each.key] }))} />`}<//><//>`;
+  const isOwn = ({ key }) => !agent || key === agent || key.startsWith(`${agent}@`);
+  const lines = useMemo(() => largest((found.data ?? []).filter(isOwn))
+    .map((each) => ({ ...each, colour: colours[each.key] })), [found.data, agent]);
+  return html`<${Panel} title=${title}><${Loaded} from=${found} what=${title.toLowerCase()}>${() => html`
+    <${Chart} label=${title} format=${format} marks=${marks} series=${lines} />
+    ${(found.data ?? []).filter(isOwn).length > MOST_LINES && html`<p class="small soft body">The largest ${MOST_LINES}
+      are shown.</p>`}`}<//><//>`;
 }
 
-function Totals({ span }) {
-  const found = useTotals(span);
+/** The series with the largest sums, in their order. */
+function largest(series) {
+  const sumOf = ({ points }) => points.reduce((sum, { value }) => sum + (value ?? 0), 0);
+  const chosen = new Set([...series].sort((a, b) => sumOf(b) - sumOf(a)).slice(0, MOST_LINES));
+  return series.filter((each) => chosen.has(each));
+}
+
+function Totals({ span, agent }) {
+  const found = useTotals(span, agent ? { by: "agent", agent } : {});
   const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
   const waiting = scheduler.data?.runs ?? [];
   const oldest = waiting.map((each) => each.oldest_at).sort()[0];
@@ -55,10 +73,10 @@ function Totals({ span }) {
       note=${oldest && html`since <${Time} at=${oldest} />`} /><//>`}<//>`;
 }
 
-function Failures({ span }) {
-  const path = withQuery("/v1/runs", { order: "desc", limit: MOST_FAILURES });
+function Failures({ span, agent }) {
+  const path = withQuery("/v1/runs", { order: "desc", limit: MOST_FAILURES, agent });
   const found = useData(path, { everyMs: EVERY_MS, from: async () => {
-    const about = { order: "desc", limit: MOST_FAILURES, created_after: timesOf(span).from };
+    const about = { order: "desc", limit: MOST_FAILURES, agent, created_after: timesOf(span).from };
     const lists = await Promise.all(["failed", "timeout"].map((status) =>
       get(withQuery("/v1/runs", { status, ...about }))));
     return lists.flatMap(({ items }) => items).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
@@ -66,7 +84,7 @@ function Failures({ span }) {
   return html`<${Panel} title="What fails"><${Loaded} from=${found} what="failures">${(runs) => runs.length ? html`
     <${Table} label="What fails" head=${["Cause", "Code", "#Runs", "Agents", "First", "Last", "Newest run"]}>
       ${groupsOf(runs).map((each) => html`<tr key=${each.key}><td>${each.signature}</td>
-        <td><${Link} path=${["runs"]} query=${{ error_code: each.code }}><code>${each.code}</code><//></td>
+        <td><${Link} path=${["runs"]} query=${{ error_code: each.code, agent }}><code>${each.code}</code><//></td>
         <td class="right">${count(each.runs.length)}</td><td>${each.agents.join(", ")}</td>
         <td><${Time} at=${each.runs.at(-1).created_at} /></td><td><${Time} at=${each.runs[0].created_at} /></td>
         <td><${Link} path=${["runs", each.runs[0].id]}>${titleOf(each.runs[0], 40)}<//></td></tr>`)}<//>
@@ -74,26 +92,27 @@ function Failures({ span }) {
     : html`<${Empty} title="No run failed in this time." />`}<//><//>`;
 }
 
-const dollars = (value) => (value ? `${value.toPrecision(3)} USD` : "–");
+const dollars = (value, tokens = 0) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
 
 /** All agents side by side. Those that ran as a part of other agents' runs only have tokens, but no time. */
 function Agents({ span }) {
   const found = useTotals(span, { by: "agent" });
   const outcomes = useOutcomes(span, { by: "agent" });
   const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
-  return html`<${Panel} title="Agents, the slowest first"><${Loaded} from=${found} what="agents">${({ items }) => {
+  return html`<${Panel} title="Agents, the slowest first" actions=${found.data && html`<${Export} name="agents"
+    items=${found.data.items} />`}><${Loaded} from=${found} what="agents">${({ items }) => {
     const agents = items.filter(({ runs, tokens }) => runs || tokens)
       .sort((a, b) => (b.duration_p95 ?? 0) - (a.duration_p95 ?? 0));
     return agents.length ? html`<${Table} label="Agents" head=${["Agent", "#Runs", "#Failed", "#Judged good",
       "#Half take", "#95 % take", "#Tokens", "#Cost of a run"]}>
       ${agents.map(({ key, runs, errors, tokens, run_cost: cost, ...times }) => html`<tr key=${key}>
-        <td><${Link} path=${["agents", key]} query=${{ tab: "figures" }}>${key}<//></td>
+        <td><${Link} path=${["health"]} query=${{ agent: key, span }}>${key}<//></td>
         <td class="right">${count(runs)}</td>
         <td class=${errors ? "right bad-text" : "right"}>${share(errors, runs)}</td>
         <td class="right">${judged(key)}</td>
         <td class="right">${seconds(times.duration_p50)}</td><td class="right">${seconds(times.duration_p95)}</td>
         <td class="right">${count(tokens)}</td>
-        <td class="right">${runs ? dollars(cost / runs) : "–"}</td></tr>`)}<//>`
+        <td class="right">${runs ? dollars(cost / runs, tokens) : "–"}</td></tr>`)}<//>`
       : html`<${Empty} title="No agent ran in this time." />`;
   }}<//><//>`;
 }
@@ -120,26 +139,56 @@ function Providers() {
 const NONE = [];
 const WAITS = { queue_wait_p95: "in the queue, 95 %", first_token_p95: "for the first token, 95 %" };
 const COLOURS = { "runs": "accent", "failed": "bad" };
+/** What the charts have a line for. */
+const BY = { "": "all together", agent: "agent", version: "version", model: "model" };
+/**
+ * The charts with a line for each agent, version or model: title, metric, format.
+ *
+ * @type {[string, string, (value: number) => string][]}
+ */
+const CHARTS = [["Runs", "runs", count], ["Failures", "errors", count],
+  ["95 % take less than", "duration_p95", seconds], ["First token, 95 %", "first_token_p95", seconds],
+  ["Cost", "cost", dollars], ["Tokens", "tokens", count]];
 
-function Charts({ span }) {
-  const changes = useData("/v1/agents", { from: () => readChanges(span), everyMs: 60_000 });
+const Together = ({ span, marks }) => html`<div class="charts">
+  <${Measured} title="Runs and failures" names=${{ runs: "runs", errors: "failed" }} span=${span} format=${count}
+    marks=${marks} colours=${COLOURS} />
+  <${Measured} title="Failures by code" names=${{ errors: "" }} by="code" span=${span} format=${count}
+    marks=${marks} />
+  <${Measured} title="Time of a run" names=${{ duration_p50: "half take less", duration_p95: "95 % take less" }}
+    span=${span} format=${seconds} marks=${marks} />
+  <${Measured} title="Waits" names=${WAITS} span=${span} format=${seconds} marks=${marks} /></div>`;
+
+const Apart = ({ by, agent, span, marks }) => html`<div class="charts">${CHARTS.map(([title, metric, format]) => html`
+  <${Measured} key=${metric} title=${`${title} by ${by}`} names=${{ [metric]: "" }} by=${by} agent=${agent}
+    span=${span} format=${format} marks=${marks} />`)}</div>`;
+
+function Charts({ span, by, agent }) {
+  const changes = useData(withQuery("/v1/agents", { agent }), { from: () => readChanges(span, agent),
+    everyMs: 60_000 });
   const marks = changes.data ?? NONE;
-  return html`<${Totals} span=${span} />
-    <div class="charts">
-      <${Measured} title="Runs and failures" names=${{ runs: "runs", errors: "failed" }} span=${span} format=${count}
-        marks=${marks} colours=${COLOURS} />
-      <${Measured} title="Failures by code" names=${{ errors: "" }} by="code" span=${span} format=${count}
-        marks=${marks} />
-      <${Measured} title="Time of a run" names=${{ duration_p50: "half take less", duration_p95: "95 % take less" }}
-        span=${span} format=${seconds} marks=${marks} />
-      <${Measured} title="Waits" names=${WAITS} span=${span} format=${seconds} marks=${marks} />
-    </div>
-    <${Failures} span=${span} /><${Agents} span=${span} /><${Providers} />`;
+  return html`<${Totals} span=${span} agent=${agent} />
+    ${agent && html`<${AgentFigures} agent=${agent} span=${span} />`}
+    ${by ? html`<${Apart} key=${by} by=${by} agent=${agent} span=${span} marks=${marks} />`
+      : html`<${Together} span=${span} marks=${marks} />`}
+    <${Failures} span=${span} agent=${agent} />${!agent && html`<${Agents} span=${span} />`}<${Providers} />`;
 }
 
+/** Of one agent the page also says what it costs, and whether a version or memory helped. */
 export function Health({ query }) {
-  const span = spanOf(query, "24h");
-  const choose = (value) => go(["health"], { ...query, span: value }, { replace: true });
-  return html`<div class="head"><h1>Health</h1><div class="actions"><${SpanChoice} span=${span} onChange=${choose} />
-    </div></div><${Charts} key=${span} span=${span} />`;
+  const agent = query.agent || undefined;
+  const span = spanOf(query, agent ? "30d" : "24h");
+  const agents = useData("/v1/agents?limit=200");
+  const names = new Set([...(agents.data?.items ?? []).map(({ name }) => name), ...(agent ? [agent] : [])]);
+  const choices = Object.entries(BY).filter(([name]) => !agent || ["agent", "version"].includes(name));
+  const by = choices.some(([name]) => name === query.by) ? query.by : agent ? "version" : "";
+  const set = (change) => go(["health"], { ...query, ...change }, { replace: true });
+  const choice = (label, value, name, options) => html`<label class="inline">${label} <select value=${value}
+    onChange=${(e) => set({ [name]: e.target.value })}>${options.map(([each, words]) => html`
+      <option value=${each}>${words}</option>`)}</select></label>`;
+  return html`<div class="head"><h1>Health${agent && html` of ${agent}`}</h1><div class="actions">
+      ${choice("Agent", agent ?? "", "agent", [["", "all"], ...[...names].map((each) => [each, each])])}
+      ${choice("Lines by", by, "by", choices)}
+      <${SpanChoice} span=${span} onChange=${(value) => set({ span: value })} /></div></div>
+    <${Charts} key=${`${span} ${agent}`} span=${span} by=${by} agent=${agent} />`;
 }

@@ -12,6 +12,7 @@ import {
 } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
+import { Unpriced } from "../parts/unpriced.js";
 import { may } from "../person.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
 import { EventList } from "../run/events.js";
@@ -153,6 +154,7 @@ function unfinished(tasks) {
 function Numbers({ state, now }) {
   let input = 0, calls = 0, tools = 0;
   const cost = { amount: 0, currency: "USD", complete: true };
+  const unpriced = new Set();
   for (const task of state.tasks.values()) {
     tools += task.tools.length;
     cost.amount += task.cost.amount;
@@ -160,6 +162,7 @@ function Numbers({ state, now }) {
     for (const call of task.calls) {
       calls += 1;
       input += call.usage ? call.usage.input + call.usage.output : 0;
+      if (call.usage && !call.usage.cost.complete) unpriced.add(call.model);
     }
   }
   const usage = state.usage;
@@ -171,7 +174,8 @@ function Numbers({ state, now }) {
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
     <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)}
       note=${usage?.estimated && "partly estimated"} />
-    <${Figure} name="Cost" value=${money(usage ? usage.cost : cost)} />
+    <${Figure} name="Cost" value=${money(usage ? usage.cost : cost)} note=${unpriced.size > 0 && html`
+      <${Unpriced} models=${[...unpriced]} />`} />
     <${Figure} name="Attempt" value=${count(state.attempt)} />
   <//>`;
 }

@@ -6,7 +6,8 @@ import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { Filter, Pages, Table } from "../parts/lists.js";
-import { SpanChoice, spanOf, timesOf, useSeries } from "../parts/series.js";
+import { hourOf, SpanChoice, spanOf, useSeries } from "../parts/series.js";
+import { Unpriced } from "../parts/unpriced.js";
 import { useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
 
@@ -15,9 +16,6 @@ const FILTERS = { agent: "Agent", model: "Model", user: "User", session_id: "Ses
   metadata: "Metadata (key:value)" };
 const EVERY_MS = 30_000;
 const dollars = (value) => `${Number(value.toPrecision(3))} USD`;
-
-/** The hour in which a span begins: it changes rarely, so that an address stays the same. */
-const hourOf = (span) => `${timesOf(span).from.slice(0, 13)}:00:00Z`;
 
 /** Tokens and cost over time, of all runs or by agent, version or model. */
 function OverTime({ span, by }) {
@@ -33,8 +31,12 @@ function Sums({ by, items }) {
   const most = Math.max(1, ...items.map((each) => each.input + each.output));
   const part = (value) => `${(100 * value) / most}%`;
   const name = (each) => each[by] ?? `no ${by === "metadata" ? "such key" : by}`;
-  const named = (each) => (by === "batch" && each.batch
-    ? html`<${Link} path=${["runs", each.batch]} class="mono">${each.batch}<//>` : name(each));
+  const path = { batch: (each) => [["runs", each.batch]], agent: (each) => [["health"], { agent: each.agent }],
+    session: (each) => [["chat"], { session: each.session }] }[by];
+  const named = (each) => {
+    const [to, query] = (each[by] && path?.(each)) || [];
+    return to ? html`<${Link} path=${to} query=${query}>${each[by]}<//>` : name(each);
+  };
   return html`<${Table} label=${`Usage by ${by}`}
     head=${[by[0].toUpperCase() + by.slice(1), "Tokens", "#In", "#Out", "#Runs", "#Cost"]}>
     ${items.map((each) => html`<tr key=${name(each)}><td>${named(each)}</td>
@@ -43,9 +45,11 @@ function Sums({ by, items }) {
         <i class="bar tool-bar" style=${{ width: part(each.output) }}></i></span></td>
       <td class="right">${tokens(each.input)}</td>
         <td class="right">${tokens(each.output)}${each.estimated ? " ≈" : ""}</td>
-        <td class="right">${count(each.runs)}</td><td class="right">${money(each.cost)}</td></tr>`)}<//>
+        <td class="right">${count(each.runs)}</td><td class="right">${money(each.cost)}
+          ${by === "model" && !each.cost.complete && html` <${Unpriced} models=${[each.model]} />`}</td></tr>`)}<//>
     <p class="legend small soft"><span><i class="bar model"></i>in</span><span><i class="bar tool-bar"></i>out</span>
-      <span>≈ partly estimated</span><span>≥ some calls have no known price</span></p>`;
+      <span>≈ partly estimated</span><span>≥ some calls have no known price${by !== "model" && html`:
+        ${" "}<${Link} path=${["usage"]} query=${{ by: "model" }}>which models<//>`}</span></p>`;
 }
 
 const OneAgent = ({ agent, span, actions }) => html`<${VersionFigures} agent=${agent}
@@ -77,7 +81,7 @@ function Who({ query, span, set }) {
       ${Object.entries(FILTERS).map(([name, label]) => html`<${Filter} key=${name} label=${label}
         value=${query[name] ?? ""} onChange=${(text) => set({ [name]: text })} />`)}</form></div>
     ${by === "metadata" && !key ? html`<${Empty} title="Name a key, such as customer." />`
-      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS}>${(items) => items.length
+      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS} isSaved>${(items) => items.length
         ? html`<${Sums} by=${by} items=${items} />`
         : html`<${Empty} title="No run like that has used tokens in this time." />`}<//>`}<//>`;
 }

@@ -1,19 +1,15 @@
 /** What is done with many runs at once: cancel, retry, save as a file. */
 import { useState } from "preact/hooks";
 
-import { get, newId, post, url, withQuery } from "../api.js";
+import { newId, post, url } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { isFinal } from "../run/state.js";
-import { Button } from "./basics.js";
-import { csvOf } from "./csv.js";
-import { save } from "./save.js";
+import { RUN_COLUMNS } from "./csv.js";
+import { Export } from "./export.js";
 import { Confirmed } from "./lists.js";
 
 const AT_ONCE = 4;
-const PAGE = 100;
-/** So many runs are written to a file; then it says that there are more. */
-const MOST_SAVED = 10_000;
 
 /** Do `act` with each run, a few at once; return how many it worked for, and the first reason why not. */
 async function forAll(runs, act) {
@@ -28,22 +24,9 @@ async function forAll(runs, act) {
   return { done, reason };
 }
 
-/** All runs of a list, page by page. */
-async function allOf(path) {
-  const runs = [];
-  let cursor = null;
-  do {
-    const page = await get(withQuery(path, { limit: PAGE, cursor }));
-    runs.push(...page.items);
-    cursor = page.next_cursor;
-  } while (cursor && runs.length < MOST_SAVED);
-  return { runs, isCut: cursor !== null };
-}
-
 /** `path`: of the list; `runs`: those that are chosen; `onDone` is called after something was done with them. */
 export function Bulk({ path, runs, onDone }) {
   const [said, setSaid] = useState("");
-  const [isSaving, setSaving] = useState(false);
   const open = runs.filter((each) => !isFinal(each.status)), over = runs.filter((each) => isFinal(each.status));
   const all = (chosen, what, act) => async () => {
     const { done, reason } = await forAll(chosen, act);
@@ -53,22 +36,11 @@ export function Bulk({ path, runs, onDone }) {
   const cancel = (run) => post(url`/v1/runs/${run.id}/cancel`);
   const retry = (run) => post(url`/v1/runs/${run.id}/retry`, { from: "start" },
     { headers: { "Idempotency-Key": newId() } });
-  const write = async () => {
-    setSaving(true);
-    try {
-      const found = await allOf(path);
-      save(new Blob([csvOf(found.runs)], { type: "text/csv" }), "runs.csv");
-      setSaid(`${count(found.runs.length)} runs saved${found.isCut ? "; there are more" : ""}`);
-    } catch (problem) {
-      setSaid(problem.message);
-    }
-    setSaving(false);
-  };
   const asked = (chosen, label, question, act) => chosen.length > 0 && html`<${Confirmed} key=${label} needs="run"
     label=${`${label} ${count(chosen.length)}`} question=${question} kind="small" act=${act} />`;
   return html`<div class="actions body" role="group" aria-label="All of them">
     ${asked(open, "Cancel", "Cancel them?", all(open, "cancelled", cancel))}
     ${asked(over, "Retry", "Run them again?", all(over, "started again", retry))}
-    <${Button} kind="small" busy=${isSaving} onClick=${write}>Export<//>
+    <${Export} name="runs" path=${path} columns=${RUN_COLUMNS} />
     <span class="small soft" role="status">${said}</span></div>`;
 }

@@ -28,7 +28,7 @@ export function Conversations({ query }) {
         ${Object.entries(CONVERSATION_STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
       </select></label>
     </form>
-    <${Pages} key=${path} path=${path} what="conversations" everyMs=${10_000}>${(items, reload) => items.length
+    <${Pages} key=${path} path=${path} what="conversations" isSaved everyMs=${10_000}>${(items, reload) => items.length
       ? html`<ul class="rows">${items.map((each) => html`<${Conversation} key=${each.id} of=${each}
         onChange=${reload} />`)}</ul>`
       : html`<${Empty} title="No conversation is like that." />`}<//><//>`;

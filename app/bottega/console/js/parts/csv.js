@@ -1,7 +1,8 @@
-/** Runs as comma-separated values. Pure. */
+/** Lists as comma-separated values. Pure. */
 import { causeOf } from "../run/diagnosis.js";
 
-const COLUMNS = {
+/** The columns of runs in a file. */
+export const RUN_COLUMNS = {
   id: (run) => run.id,
   question: (run) => run.question,
   agent: (run) => run.agent,
@@ -28,7 +29,28 @@ function field(value) {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** A line for each run, as of `GET /v1/runs`, after one of names. */
-export const csvOf = (runs) => [
-  Object.keys(COLUMNS), ...runs.map((run) => Object.values(COLUMNS).map((of) => of(run))),
-].map((row) => `${row.map(field).join(",")}\r\n`).join("");
+/** The values of an item by their places, such as `cost.amount`; a list is one value. */
+function valuesOf(item, before = "") {
+  return Object.entries(item).flatMap(([name, value]) => {
+    const place = before + name;
+    if (value === null || typeof value !== "object") return [[place, value]];
+    return Array.isArray(value) ? [[place, value.length ? JSON.stringify(value) : ""]] : valuesOf(value, `${place}.`);
+  });
+}
+
+/** The names of all values that some items have. */
+const placesOf = (rows) => [...new Set(rows.flatMap((row) => [...row.keys()]))];
+
+/**
+ * A line for each item, after one of names.
+ *
+ * @param {any[]} items
+ * @param {Record<string, (item: any) => unknown>} [columns] what a line has; left out: all values of the items
+ */
+export function csvOf(items, columns) {
+  const rows = items.map((item) => new Map(columns
+    ? Object.entries(columns).map(([name, of]) => [name, of(item)]) : valuesOf(item)));
+  const names = columns ? Object.keys(columns) : placesOf(rows);
+  return [names, ...rows.map((row) => names.map((name) => row.get(name)))]
+    .map((row) => `${row.map(field).join(",")}\r\n`).join("");
+}

@@ -5,6 +5,7 @@ import { get, withQuery } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Failure, Loaded } from "./basics.js";
+import { Export } from "./export.js";
 
 const LIMIT = 50;
 /** @type {(answer: any) => boolean} */
@@ -46,17 +47,22 @@ export function usePages(path, { of = "items", isEnough = always, ...options } =
 
 /**
  * A list by pages: `children` gets all items that were asked for, and a function that reads them again. `isOver`: of
- * an item that does not change any more; the list is not read again by itself once all are so.
+ * an item that does not change any more; the list is not read again by itself once all are so. `isSaved`: it can be
+ * saved as a file.
  */
-export function Pages({ path, what, everyMs = 0, isOver = never, children }) {
+export function Pages({ path, what, everyMs = 0, isOver = never, isSaved = false, children }) {
   const found = usePages(path, { everyMs, ended: ({ items }) => items.length > 0 && items.every(isOver) });
   return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items,
     found.reload)}
-    ${cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}`}<//>`;
+    ${(cursor || (isSaved && items.length > 0)) && html`<div class="body actions">
+      ${cursor && html`<${Button} onClick=${found.more}>Show more<//>`}
+      ${isSaved && html`<${Export} name=${what} path=${path} />`}</div>`}`}<//>`;
 }
 
-/** A field that tells its text when it is left; what is typed stays while the page is drawn again. */
-/** `leaves`: with Enter and Escape, since keys act on the page. */
+/**
+ * A field that tells its text when it is left; what is typed stays while the page is drawn again. `leaves`: with Enter
+ * and Escape, since keys act on the page.
+ */
 export function Filter({ label, value, onChange, kind = "", leaves = false, ...rest }) {
   const [typed, setTyped] = useState(null);
   return html`<label class=${kind}>${label} <input value=${typed ?? value} placeholder="any" ...${rest}

@@ -46,6 +46,13 @@ export const useTotals = (span, about = {}) => useSpan("/v1/metrics/totals", spa
 /** Outcomes of judged runs of a span, as of `GET /v1/metrics/outcomes`. */
 export const useOutcomes = (span, about) => useSpan("/v1/metrics/outcomes", span, about);
 
+/** The hour in which a span begins: it changes rarely, so that an address stays the same. */
+export const hourOf = (span) => `${timesOf(span).from.slice(0, 13)}:00:00Z`;
+
+/** What an agent's calls of each model took in a span, as of `GET /v1/usage`. */
+export const useSpanOfUsage = (agent, span) => useData(withQuery("/v1/usage", { by: "model", agent, limit: 200,
+  since: hourOf(span) }), { everyMs: EVERY_MS });
+
 export const spanOf = (query, usual) => (SPANS[query.span] ? query.span : usual);
 
 export const SpanChoice = ({ span, onChange }) => html`<label class="inline">Time <select value=${span}

@@ -3,11 +3,12 @@ import { rateOf, tallyOf } from "../figures/rates.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { Empty, Link, Loaded, Panel } from "./basics.js";
+import { Export } from "./export.js";
 import { Table } from "./lists.js";
 import { useOutcomes, useTotals } from "./series.js";
 
 const seconds = (value) => (value == null ? "–" : duration(1000 * value));
-const dollars = (value) => (value === 0 ? "–" : `${value.toPrecision(3)} USD`);
+const dollars = (value, tokens) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
 const numberOf = ({ key }) => Number(key.split("@").at(-1));
 
 /** Totals and outcomes of an agent by version, of a span as in series.js. */
@@ -19,7 +20,8 @@ export const useVersions = (agent, span) => ({
 /** Figures by version, the newest first. `of`: as of `useVersions`. */
 export function VersionFigures({ agent, of: { found, outcomes }, actions = null }) {
   const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
-  return html`<${Panel} title=${`Versions of ${agent}`} actions=${actions}>
+  return html`<${Panel} title=${`Versions of ${agent}`} actions=${html`${actions}${found.data && html`<${Export}
+    name=${`versions of ${agent}`} items=${found.data.items} />`}`}>
     <${Loaded} from=${found} what="figures">${({ items }) => {
     const versions = items.filter(({ key, runs }) => key.includes("@") && runs)
       .sort((a, b) => numberOf(b) - numberOf(a));
@@ -31,7 +33,8 @@ export function VersionFigures({ agent, of: { found, outcomes }, actions = null 
         <td class="right">${count(each.runs)}</td>
         <td class="right">${((100 * (each.runs - each.errors)) / each.runs).toFixed(0)} %</td>
         <td class="right">${judged(each.key)}</td>
-        <td class="right">${dollars(each.run_cost / each.runs)}</td><td class="right">${count(each.tokens)}</td>
+        <td class="right">${dollars(each.run_cost / each.runs, each.tokens)}</td>
+        <td class="right">${count(each.tokens)}</td>
         <td class="right">${seconds(each.duration_p50)}</td><td class="right">${seconds(each.duration_p95)}</td>
         <td class="right">${seconds(each.first_token_p95)}</td></tr>`)}<//>`
       : html`<${Empty} title="No run of it is over." />`;

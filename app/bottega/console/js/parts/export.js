@@ -1,0 +1,49 @@
+/** A button that saves a list as a file of comma-separated values. */
+import { useState } from "preact/hooks";
+
+import { get, withQuery } from "../api.js";
+import { count } from "../format.js";
+import { html } from "../html.js";
+import { Button } from "./basics.js";
+import { csvOf } from "./csv.js";
+import { save } from "./save.js";
+
+const PAGE = 100;
+/** So many items are written to a file; then it says that there are more. */
+const MOST = 10_000;
+
+/** All items of a list, page by page. */
+async function allOf(path) {
+  const items = [];
+  let cursor = null;
+  do {
+    const page = await get(withQuery(path, { limit: PAGE, cursor }));
+    items.push(...page.items);
+    cursor = page.next_cursor;
+  } while (cursor && items.length < MOST);
+  return { items, isCut: cursor !== null };
+}
+
+/**
+ * Args:
+ *   name: what the items are, such as "runs": the file's name.
+ *   path: of the list, all pages of which are read; or `items`, if the page has them all.
+ *   columns: as of `csvOf`.
+ */
+export function Export({ name, path, items, columns }) {
+  const [said, setSaid] = useState("");
+  const [isBusy, setBusy] = useState(false);
+  const write = async () => {
+    setBusy(true);
+    try {
+      const found = items ? { items, isCut: false } : await allOf(path);
+      save(new Blob([csvOf(found.items, columns)], { type: "text/csv" }), `${name.replaceAll(" ", "-")}.csv`);
+      setSaid(`${count(found.items.length)} ${name} saved${found.isCut ? "; there are more" : ""}`);
+    } catch (problem) {
+      setSaid(problem.message);
+    }
+    setBusy(false);
+  };
+  return html`<${Button} kind="small" busy=${isBusy} onClick=${write} aria-label=${`Export ${name}`}
+    title="Save all of this list as CSV">Export<//><span class="small soft" role="status">${said}</span>`;
+}
