@@ -27,6 +27,7 @@ import structlog
 
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
+from bottega.errors import DatabaseAwayError, ModelError, UnavailableError
 from bottega.events.listener import NotifyListener
 
 _MOST = 64
@@ -41,9 +42,12 @@ log = structlog.get_logger(__name__)
 class WorkLoop:
     """A loop that calls ``act`` at the start, whenever it is woken, and at every due time.
 
+    While a service that the work needs is down, it pauses; each pause is twice as long as the last.
+
     Args:
         channel: notifications on it wake the loop; see :func:`wake_on_notify`.
-        act: does the due work; returns the seconds until more is due.
+        act: does the due work; returns the seconds until more is due. It raises ``ModelError`` or
+            ``UnavailableError`` if a service is down.
         poll_s: longest time between two calls.
         first_s: seconds from the start to the first call, unless the loop is woken before.
     """
@@ -63,6 +67,7 @@ class WorkLoop:
         self._awake = asyncio.Event()
         self._woken_at = float("-inf")
         self._soon: asyncio.TimerHandle | None = None
+        self._pause_s = 0.0
 
     def wake(self) -> None:
         self._awake.set()
@@ -92,7 +97,21 @@ class WorkLoop:
                     await self._awake.wait()
             self._awake.clear()
             # Due rows that cannot be claimed belong to another worker.
-            pause = max(0.05, await self._act())
+            pause = max(0.05, await self.act_or_pause())
+
+    async def act_or_pause(self) -> float:
+        """Call ``act``; return the seconds until the next call."""
+        try:
+            left_s = await self._act()
+        except DatabaseAwayError:
+            raise
+        except (ModelError, UnavailableError) as error:
+            if not self._pause_s:
+                log.warning("work.paused", error=str(error))
+            self._pause_s = _next_pause_s(self._pause_s)
+            return self._pause_s
+        self._pause_s = 0.0
+        return left_s
 
 
 def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
@@ -107,32 +126,6 @@ async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float
     return float("inf") if seconds is None else max(0.0, seconds)
 
 
-class Outage:
-    """Pauses in the use of a service that is down; each is twice as long as the last."""
-
-    def __init__(self, event: str, clock: Callable[[], float]) -> None:
-        self._event = event
-        self._clock = clock
-        self._pause_s = 0.0
-        self._until = float("-inf")
-
-    def left_s(self) -> float:
-        """Return the seconds until the service is used again; 0 if it may be used now."""
-        return max(0.0, self._until - self._clock())
-
-    def pause(self, error: Exception) -> float:
-        """Begin the next pause; return its seconds."""
-        if not self._pause_s:
-            log.warning(self._event, error=str(error))
-        self._pause_s = _next_pause_s(self._pause_s)
-        self._until = self._clock() + self._pause_s
-        return self._pause_s
-
-    def end(self) -> None:
-        """Note that the service works again: the next pause is the shortest."""
-        self._pause_s = 0.0
-
-
 def _next_pause_s(last_s: float) -> float:
     return min(60.0, max(1.0, 2 * last_s))
 
@@ -142,6 +135,11 @@ class Blame(Enum):
 
     ROW = "row"
     SERVICE = "service"
+
+
+def blame_service(error: Exception) -> Blame | None:
+    """Blame the service for an error that says that one is down."""
+    return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None
 
 
 Rows = Sequence[asyncpg.Record]
@@ -168,7 +166,7 @@ class LeasedWork:
         do: does a batch, and stores the results.
         blame: returns the cause of an error of ``do``; ``None``: log the error, and let the
             lease end.
-        put_off: stores a failure that has a cause.
+        put_off: stores a failure that has a cause; ``None``: each lease ends after an error.
         longest_rest_s: longest pause of a tenant after a batch. The pause is as long as the
             batch took, so that half of the time is left to others.
         channel, poll_s: as in :class:`WorkLoop`.
@@ -183,7 +181,7 @@ class LeasedWork:
     places: int | None = None
     batch: int = 1
     do: Callable[[UUID, Sequence[asyncpg.Record]], Awaitable[None]]
-    blame: Callable[[Exception], Blame | None] = lambda _: None
+    blame: Callable[[Exception], Blame | None] = blame_service
     put_off: PutOff | None = None
     longest_rest_s: float = 0.0
     channel: str = ""
@@ -293,7 +291,7 @@ class LeasedWork:
             return None
         except Exception as caught:
             blame = self.blame(caught)
-            if blame is None:
+            if blame is None or self.put_off is None:
                 raise
             error = caught
         if blame is Blame.ROW and len(rows) > 1:  # find the row that fails
@@ -304,6 +302,5 @@ class LeasedWork:
             pause_s = _next_pause_s(self._pauses.get(tenant_id, 0.0))
             if not self._pauses:
                 log.warning("work.paused", work=self.name, error=str(error))
-        assert self.put_off is not None, "errors are blamed, but nothing stores the failure"
         await self.put_off(tenant_id, rows, error, pause_s)
         return pause_s

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from bottega.errors import UnavailableError
 from bottega.leased_work import Blame, LeasedWork, WorkLoop
 from tests.waiting import until
 
@@ -197,3 +198,15 @@ async def test_what_comes_in_within_half_a_second_is_done_together() -> None:
     await until(lambda: len(times), lambda count: count == 3)
     assert times[2] - times[1] > 0.4
     running.cancel()
+
+
+async def test_a_loop_pauses_twice_as_long_while_its_service_is_down() -> None:
+    outcomes = iter((None, None, 7.0, None))
+
+    async def act() -> float:
+        if (left_s := next(outcomes)) is None:
+            raise UnavailableError("away")
+        return left_s
+
+    loop = WorkLoop("any", act)
+    assert [await loop.act_or_pause() for _ in range(4)] == [1, 2, 7, 1]

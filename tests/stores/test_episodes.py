@@ -275,7 +275,9 @@ async def test_episodes_are_found_by_filters(memory: EpisodicMemory) -> None:
 
 
 async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None:
-    made = sorted(await stored(memory, *[episode(str(n)) for n in range(7)]))  # at the same time
+    ends = [NOW - timedelta(days=n // 3) for n in range(7)]  # some at the same time
+    made = await stored(memory, *[episode(str(at), at=at) for at in ends])
+    in_order = [each for _, each in sorted(zip(ends, made, strict=True))]
     for descending in (False, True):
         seen: list[UUID | None] = []
         place = None
@@ -284,7 +286,7 @@ async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None
         ):
             seen += ids(page)
             place = (page[-1].at, page[-1].id or uuid4())
-        assert seen == sorted(made, reverse=descending)
+        assert seen == (in_order[::-1] if descending else in_order)
 
 
 async def test_a_new_episode_is_found_by_words_at_once(memory: EpisodicMemory) -> None:

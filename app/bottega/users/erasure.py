@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import Database
 from bottega.db.tables import episodes, idempotency_keys, runs, schedules, sessions, user_erasures
-from bottega.errors import NotFoundError, UnavailableError
-from bottega.leased_work import Blame, LeasedWork
+from bottega.errors import NotFoundError
+from bottega.leased_work import LeasedWork
 from bottega.objects import Objects
 from bottega.tenants import audit, erase
 from bottega.tenants.erase import (
@@ -110,7 +110,6 @@ class UserErasure:
             share=_OF_ONE_TENANT,
             places=_AT_ONCE,
             do=self._erase_some,
-            blame=_blamed,
             put_off=self._put_off,
             channel=CHANNEL,
         )
@@ -175,10 +174,6 @@ class UserErasure:
             for row in due:
                 later = update(user_erasures).where(_is(tenant_id, row["user_id"]))
                 await tx.execute(later.values(next_at=_later(LEASE_S)))
-
-
-def _blamed(error: Exception) -> Blame | None:
-    return Blame.SERVICE if isinstance(error, UnavailableError) else None
 
 
 def _later(seconds: float) -> Any:

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import BudgetBusyError, BudgetExhaustedError, ModelError, UnavailableError
-from bottega.leased_work import Blame, LeasedWork, Outage, Rows
+from bottega.leased_work import Blame, LeasedWork, Rows, blame_service
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.rows import CHANNEL, POLL_S
@@ -175,7 +175,8 @@ WHERE tenant_id = $1
 class EmbeddingWorker:
     """Worker for pending vectors; any number of processes may run it at a time.
 
-    Each public method does the work that is due, and returns the seconds until the next work.
+    Each public method does the work that is due, and returns the seconds until the next work; it
+    raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
     """
 
     def __init__(
@@ -183,7 +184,6 @@ class EmbeddingWorker:
     ) -> None:
         self._pool = pool
         self._embedders = embedders
-        self._outage = Outage("embedder.unavailable", clock)
         self.work = LeasedWork(
             pool=pool,
             name="embed",
@@ -255,15 +255,9 @@ class EmbeddingWorker:
 
     async def measure_daily(self) -> float:
         """Measure backgrounds that are a day old."""
-        if self._outage.left_s():
-            return self._outage.left_s()
         rows = await self._pool.fetch(_TO_MEASURE, 86_400.0)
-        try:
-            for row in rows:
-                await self._measure(row["id"], row["embedder"])
-        except (ModelError, UnavailableError) as error:
-            return self._outage.pause(error)
-        self._outage.end()
+        for row in rows:
+            await self._measure(row["id"], row["embedder"])
         return 1.0 if rows else float("inf")
 
     async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
@@ -327,8 +321,6 @@ class EmbeddingWorker:
         """Embed all searchable episodes with the current embedder, a page at a time.
 
         Then switch the tenant's queries to the current embedder, and delete the old vectors."""
-        if left_s := self._outage.left_s():
-            return left_s
         tenants = await self._pool.fetch(_OTHERS, "")
         if not tenants:
             return float("inf")  # there are no vectors, so the embedder is not loaded
@@ -337,9 +329,6 @@ class EmbeddingWorker:
             await self._embedders.paid_by(tenants[0]["id"]).embed(["."])
         except BudgetExhaustedError:
             return float("inf")  # the slow poll tries again
-        except (ModelError, UnavailableError) as error:
-            return self._outage.pause(error)
-        self._outage.end()
         name = self._embedders.current.name
         tenants = await self._pool.fetch(_OTHERS, name)
         for row in tenants:
@@ -385,6 +374,5 @@ class EmbeddingWorker:
 
 def _blamed(error: Exception) -> Blame | None:
     """Blame the episode's text if another text might succeed, otherwise the embedder."""
-    if isinstance(error, ModelError) and error.code in _OF_THE_TEXT:
-        return Blame.ROW
-    return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None
+    of_the_text = isinstance(error, ModelError) and error.code in _OF_THE_TEXT
+    return Blame.ROW if of_the_text else blame_service(error)

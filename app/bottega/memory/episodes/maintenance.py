@@ -30,8 +30,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import UnavailableError
-from bottega.leased_work import Blame, LeasedWork, Outage, Rows
+from bottega.leased_work import LeasedWork, Rows
 from bottega.memory.episodes.episode import (
     LONGEST_TEXT,
     Episode,
@@ -339,7 +338,6 @@ class EpisodeUpkeep:
     ) -> None:
         self._pool = pool
         self._objects = objects
-        self._outage = Outage("objects.unavailable", clock)
         self.work = LeasedWork(
             pool=pool,
             name="offload",
@@ -349,7 +347,6 @@ class EpisodeUpkeep:
             places=16,
             batch=8,
             do=self._offload,
-            blame=_blamed,
             put_off=self._put_off,
             channel=CHANNEL,
             poll_s=POLL_S,
@@ -371,17 +368,15 @@ class EpisodeUpkeep:
             await connection.execute(_POSTPONE, tenant_id, ids, pause_s)
 
     async def empty_trash(self) -> float:
-        """Delete objects to which no row refers."""
-        if left_s := self._outage.left_s():
-            return left_s
+        """Delete objects to which no row refers.
+
+        Raises:
+            UnavailableError: the object store cannot be reached.
+        """
         keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, 500)]
         if not keys:
             return float("inf")
-        try:
-            await self._objects.delete(keys)
-        except UnavailableError as error:
-            return self._outage.pause(error)
-        self._outage.end()
+        await self._objects.delete(keys)
         await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
         return 0.0
 
@@ -392,10 +387,6 @@ class EpisodeUpkeep:
             async with acting_as(self._pool, row["id"]) as connection:
                 await refresh_common(connection, row["id"])
         return 1.0 if rows else float("inf")
-
-
-def _blamed(error: Exception) -> Blame | None:
-    return Blame.SERVICE if isinstance(error, UnavailableError) else None
 
 
 # --- Equal tasks --------------------------------------------------------------------------------

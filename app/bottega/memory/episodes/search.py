@@ -12,9 +12,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.db.pages import PageItems, fetch_rows
-from bottega.memory.episodes.episode import Episode, EpisodeFilter
-from bottega.memory.episodes.rows import to_episode
+from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import Scope
 from bottega.memory.episodes.scoring import Candidate
 from bottega.memory.text.content import ContentWords
@@ -29,8 +27,7 @@ Place = tuple[datetime, UUID]
 
 ANY = EpisodeFilter()
 
-# Lists episodes by time, oldest or newest first. The last parameter is the largest number of rows.
-_LIST = {
+LIST = {
     descending: f"""
     SELECT * FROM read_episodes($1::jsonb, ARRAY(
         SELECT episode_list($1::jsonb, $2::jsonb, $3, $4, {descending}, $5)))
@@ -38,6 +35,8 @@ _LIST = {
     """  # noqa: S608 (texts of ours)
     for descending, order in ((False, "ASC"), (True, "DESC"))
 }
+"""List searchable episodes by end, then id; the key is true for the latest first. Arguments are
+those of :func:`listed`, and the largest number of rows."""
 _CANDIDATES = """
 SELECT * FROM search_episodes(
     $1::jsonb, $2::text[], $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
@@ -125,43 +124,20 @@ def vector_text(vector: "NDArray[np.float32]") -> str:
     return to_json(vector.tolist()).decode()
 
 
+def listed(
+    scope: Scope, where: EpisodeFilter, after: Place | None = None
+) -> tuple[str, str, datetime | None, UUID | None]:
+    """Return the arguments of :data:`LIST`, except the last one."""
+    at, episode_id = after or (None, None)
+    return scope.document, _conditions(where), at, episode_id
+
+
 def _conditions(where: EpisodeFilter) -> str:
     """Return the non-empty conditions as JSON for the SQL functions."""
     known = {name: value for name, value in asdict(where).items() if value}
     if where.min_trust == 1:  # all episodes have at least this trust
         del known["min_trust"]
     return to_json(known).decode()
-
-
-async def structured(
-    connection: asyncpg.Connection,
-    scope: Scope,
-    where: EpisodeFilter,
-    *,
-    limit: int,
-    descending: bool = False,
-) -> list[Episode]:
-    """Return at most ``limit`` matching episodes within the scope, by end, then id.
-
-    Archived, consolidated and deleted episodes are excluded.
-    """
-    given = scope.document, _conditions(where), None, None
-    return [*map(to_episode, await connection.fetch(_LIST[descending], *given, limit))]
-
-
-async def page(
-    connection: asyncpg.Connection,
-    scope: Scope,
-    where: EpisodeFilter,
-    *,
-    limit: int,
-    after: Place | None = None,
-    descending: bool = False,
-) -> PageItems[Episode]:
-    """Return a page of the episodes that :func:`structured` finds, after the position ``after``."""
-    given = scope.document, _conditions(where), *(after or (None, None))
-    found = await fetch_rows(connection, _LIST[descending], *given, limit=limit)
-    return PageItems(map(to_episode, found), more=found.more)
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:

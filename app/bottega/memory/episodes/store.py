@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from bottega import metrics
 from bottega.clock import Clock
 from bottega.db.engine import acting_as
-from bottega.db.pages import PageItems
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import NotFoundError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
@@ -278,13 +278,15 @@ class EpisodicMemory:
         limit: int,
         descending: bool = False,
     ) -> list[Episode]:
-        """Return the first ``limit`` episodes by end time, then id, without counting accesses."""
+        """Return the first ``limit`` searchable episodes by end time, then id.
+
+        Accesses are not counted."""
         if scope.reach is Reach.RUN:
             return []
+        given = search.listed(scope, where)
         async with acting_as(self.pool, tenant_id) as connection:
-            return await search.structured(
-                connection, scope, where, limit=limit, descending=descending
-            )
+            found = await connection.fetch(search.LIST[descending], *given, limit)
+        return [*map(rows.to_episode, found)]
 
     async def page(
         self,
@@ -297,10 +299,10 @@ class EpisodicMemory:
         descending: bool = False,
     ) -> PageItems[Episode]:
         """List a page of episodes after the position ``after``, by end time, then id."""
+        given = search.listed(scope, where, after)
         async with acting_as(self.pool, tenant_id) as connection:
-            return await search.page(
-                connection, scope, where, limit=limit, after=after, descending=descending
-            )
+            found = await fetch_rows(connection, search.LIST[descending], *given, limit=limit)
+        return PageItems(map(rows.to_episode, found), more=found.more)
 
     async def recent(
         self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY
