@@ -292,7 +292,7 @@ def test_calls_of_the_first_agent_are_observed() -> None:
         stored(
             [
                 {"tool": "set_plan", "result": "ok"},
-                {"tool": "fetch", "error": "no answer in 3 s"},
+                {"tool": "fetch", "error": "no answer in 3 s", "signature": NO_ANSWER},
                 {"tool": "inner", "agent": "helper", "task_id": "1", "result": ""},
                 {"agent": "helper", "task_id": "1", "answer": "done"},
                 {"tool": "helper", "result": "done"},

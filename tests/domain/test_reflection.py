@@ -1,6 +1,5 @@
 """Reflection: lessons from one finished run."""
 
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +31,7 @@ GIVEN = {
 
 def episode(*given: dict[str, Any], **changes: Any) -> Episode:
     trace = [
-        {"tool": "fetch", "error": "no answer in 3 s"},
+        {"tool": "fetch", "error": "no answer in 3 s", "signature": NO_ANSWER},
         {"tool": "slow", "result": "ok"},
         *[{"tool": "look", "result": "ok"}] * 4,
     ]
@@ -49,11 +48,7 @@ def test_rules_report_failures_remedies_and_costs() -> None:
     found = reflect(episode())
     assert found == {
         "failures": [{"tool": "fetch", "signature": NO_ANSWER, "then": "slow", "recovered": True}],
-        "insights": [
-            f"After fetch failed ({NO_ANSWER}), slow went well.",
-            "It went well with: slow, look, look, look, look.",
-            "look was called 4 times.",
-        ],
+        "insights": [f"After fetch failed ({NO_ANSWER}), slow went well."],
         "patterns": [{"uses": ["slow", "look", "look", "look", "look"]}],
         "performance": {
             "usage": {"input": 7, "output": 3},
@@ -62,17 +57,6 @@ def test_rules_report_failures_remedies_and_costs() -> None:
         },
         "by": "rules",
     }
-
-
-def test_run_without_a_trace_reports_its_error() -> None:
-    lost = Episode(
-        at=datetime(2026, 1, 1, tzinfo=UTC),
-        outcome=Outcome.FAILURE,
-        task={},
-        summary=episode().summary,
-        result={"error": {"code": "timeout", "message": "too long"}},
-    )
-    assert reflect(lost)["insights"] == ["It ended with timeout: too long"]
 
 
 def test_insights_of_a_model_are_bounded() -> None:

@@ -162,27 +162,6 @@ async def test_a_job_that_always_fails_ends_with_the_reason(
     assert await order(database, DEFAULT_TENANT) != ordered
 
 
-async def test_a_stopped_worker_hands_its_job_to_the_next(
-    database: Database, maintenance: Maintenance, done: Done
-) -> None:
-    ordered = await order(database, DEFAULT_TENANT)
-    reached = asyncio.Event()
-
-    async def hang(_: Job) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    done.before["validation"] = hang
-    stopped = asyncio.ensure_future(maintenance.leased().do_due())
-    await reached.wait()
-    stopped.cancel()
-    await asyncio.gather(stopped, return_exceptions=True)
-    del done.before["validation"]
-    await maintenance.leased().do_due()
-    assert done.done == list(NAMES)
-    assert (await job(database, ordered)).tries == 2
-
-
 async def test_a_worker_that_lost_its_lease_writes_nothing(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
 ) -> None:

@@ -242,29 +242,6 @@ class TestOne:
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
         assert (await add(cache, TENANT, again)).state is DEPRECATED
 
-    async def test_a_pattern_returns_when_its_replacements_are_gone(
-        self, database: Database, cache: PatternCache, clock: Hands
-    ) -> None:
-        one = await add(cache, TENANT, pattern(fingerprint="f"))
-        two = await add(cache, TENANT, pattern("another"))
-        three = await add(cache, TENANT, pattern("a third"))
-        merged = await merge(cache, TENANT, [one.key, two.key])
-        again = await merge(cache, TENANT, [merged.key, three.key])
-        clock.now = day(105)
-        await deprecate(cache, TENANT, again.key, "of no use")
-        clock.now = day(120)
-        before, since = [
-            await remember(
-                database.pool, *(make_episode("b", day(at)) for _ in range(5)), embedded=False
-            )
-            for at in (104, 110)
-        ]
-        for episodes, state in ((before, DEPRECATED), (since, CANDIDATE)):
-            found = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(episodes)))
-            assert (await add(cache, TENANT, found)).state is state
-        now = await cache.get(TENANT, one.key)
-        assert (now.version, now.lifecycle.replaced_by) == (2, None)
-
     async def test_pages(self, cache: PatternCache) -> None:
         added = [
             await add(cache, TENANT, pattern(str(n), category=category))

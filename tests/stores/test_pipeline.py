@@ -92,7 +92,7 @@ def tried(number: int, tools: str, outcome: Outcome, **more: Any) -> Episode:
     """Return a recent episode with these tool calls; a name in capitals failed."""
     trace = [
         {"step": step, "task_id": None, "tool": tool.lower()}
-        | ({"error": "no answer"} if tool.isupper() else {})
+        | ({"error": "no answer", "signature": f"no {tool}"} if tool.isupper() else {})
         for step, tool in enumerate(tools.split())
     ]
     fields: dict[str, Any] = {"task_type": "lookup", "domain": "shop", "trace": trace}

@@ -204,8 +204,8 @@ class EpisodeRecorder:
         self, agent: str | None, task_id: UUID | None, data: Data, name: str | None
     ) -> None:
         error = EventError.of(data)
-        self._erred(ToolError(error.code or "error", error.message or ""), name)
-        self._step(agent, task_id, error=error._asdict())
+        signature = self._erred(ToolError(error.code or "error", error.message or ""), name)
+        self._step(agent, task_id, error=error._asdict(), signature=signature)
 
     def _tool_ended(
         self, agent: str | None, task_id: UUID | None, ended: ToolEnded, *, failed: bool

@@ -51,13 +51,10 @@ def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[Foun
 
 
 def _sentences(episode: Episode) -> Iterable[str]:
-    """Return sentences of a reflection that may help; if rules wrote it, only those on failures."""
-    reflection = episode.reflection or {}
-    said = reflection.get("insights")
-    if not isinstance(said, list):
+    said = (episode.reflection or {}).get("insights")
+    if not isinstance(said, list):  # of an imported episode
         return []
-    most = len(reflection.get("failures") or ()) if reflection.get("by") == "rules" else 20
-    texts = [" ".join(each.split()) for each in said[:most] if isinstance(each, str)]
+    texts = [" ".join(each.split()) for each in said[:20] if isinstance(each, str)]
     return [cut(text, 300) for text in texts if text]
 
 

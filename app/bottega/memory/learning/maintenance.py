@@ -205,12 +205,6 @@ class Maintenance:
             log.info("maintenance.done", **said)
         except LostJobError:
             log.info("maintenance.lost", **said)
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(2):
-                    await self._write(job, error=job.error, wait_s=0.0)
-                    metrics.learning_jobs.labels("put_off").inc()
-            raise
         except Exception as error:
             known = isinstance(error, BottegaError) or is_transient(error)
             (log.warning if known else log.exception)(

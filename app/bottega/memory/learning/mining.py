@@ -22,7 +22,6 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from bottega.events.types import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from bottega.memory.patterns.evidence import Tally
 from bottega.memory.patterns.owners import owner_of, shared_texts
@@ -39,7 +38,6 @@ from bottega.memory.patterns.pattern import (
 )
 from bottega.memory.text.identities import told_arguments, told_line, without_identities
 from bottega.memory.text.injection import suspicious
-from bottega.memory.text.signature import failure_signature
 
 DISPATCH, FAN_OUT = "dispatch_subagent", "dispatch_subagents"
 PLUMBING = frozenset(
@@ -171,11 +169,11 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
     last = {step.get("task_id"): at for at, step in enumerate(trace) if "tool" not in step}
     for at, step in enumerate(trace):
         task_id, name = step.get("task_id"), step.get("tool")
+        ok, signature = "error" not in step, step.get("signature")
         if task_id is None:
             if name and name not in PLUMBING:
-                ok = "error" not in step
                 is_defined = "defined_by" not in step and (ok or name in defined)
-                yield TracedCall(name, ok, _signature(step), name in agents, is_defined)
+                yield TracedCall(name, ok, signature, name in agents, is_defined)
         elif (
             {DISPATCH, FAN_OUT} & set(own)
             and last.get(task_id) == at
@@ -183,21 +181,7 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
             and agent not in own
         ):
             # The end of an asynchronous sub-agent. No call of its parent reports this end.
-            yield TracedCall(agent, "error" not in step, _signature(step), is_agent=True)
-
-
-def _signature(step: Mapping[str, Any]) -> str | None:
-    """Return a failure's signature, as the run used it to retrieve recovery patterns."""
-    if "error" not in step:
-        return None
-    if isinstance(known := step.get("signature"), str):
-        return known
-    error = step["error"]
-    if isinstance(error, Mapping):
-        return failure_signature(
-            str(error.get("code")), str(error.get("message")), step.get("agent")
-        )
-    return failure_signature(TOOL_ERROR, str(error), step.get("tool"))
+            yield TracedCall(agent, ok, signature, is_agent=True)
 
 
 def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:

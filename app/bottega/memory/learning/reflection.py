@@ -4,7 +4,6 @@ Applications of patterns come from the episode itself. Rules or a model write th
 are only texts: they are no evidence about patterns.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
@@ -64,7 +63,7 @@ def reflect(episode: Episode) -> Reflection:
     ]
     well = [call.name for call in calls if call.ok] if episode.judged is Outcome.SUCCESS else []
     return {
-        "insights": _insights(episode, calls, failures, well),
+        "insights": [*map(_insight, failures)],
         "patterns": [{"uses": well[:MOST]}] if well else [],
         "failures": failures,
         "performance": _performance(episode, calls),
@@ -134,35 +133,12 @@ def went_well(episode: Episode) -> bool | None:
     return None if episode.judged is Outcome.UNKNOWN else episode.judged is Outcome.SUCCESS
 
 
-def _insights(
-    episode: Episode,
-    calls: Sequence[TracedCall],
-    failures: Sequence[Mapping[str, Any]],
-    well: Sequence[str],
-) -> list[str]:
-    said: list[str] = []
-    for each in failures:
-        if each["recovered"]:
-            text = f"After {each['tool']} failed ({each['signature']}), {each['then']} went well."
-        elif each["then"]:
-            text = f"After {each['tool']} failed ({each['signature']}), {each['then']} failed too."
-        else:
-            text = f"{each['tool']} failed ({each['signature']}), and nothing followed."
-        said.append(text)
-    if well:
-        said.append(f"It went well with: {', '.join(well[:MOST])}.")
-    error = episode.result.get("error")
-    if isinstance(error, Mapping) and not failures:
-        said.append(f"It ended with {error.get('code')}: {error.get('message')}")
-    said += [
-        f"{name} was called {times} times."
-        for name, times in sorted(Counter(call.name for call in calls).items())
-        if times >= 4
-    ]
-    for each in episode.metadata.get("patterns") or ():
-        if each.get("followed") is False and each.get("arm") in (Arm.USED, Arm.TRIAL):
-            said.append(f"It was given the pattern {each['id']}, and did not follow it.")
-    return [cut(text, LONGEST) for text in said[:MOST]]
+def _insight(failure: Mapping[str, Any]) -> str:
+    what = f"{failure['tool']} failed ({failure['signature']})"
+    if not failure["then"]:
+        return cut(f"{what}, and nothing followed.", LONGEST)
+    end = "went well" if failure["recovered"] else "failed too"
+    return cut(f"After {what}, {failure['then']} {end}.", LONGEST)
 
 
 def _usage(episode: Episode) -> dict[str, int]:

@@ -54,21 +54,7 @@ SELECT id FROM (
 ORDER BY rank, id LIMIT 1
 """
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
-# Number of episodes that ended after the pattern and the chain of its replacements were deprecated;
-# 0 if one of them is in use, or if a person deprecated one.
-_SINCE_DEPRECATED = """
-WITH RECURSIVE chain AS (
-    SELECT p.id, p.replaced_by, p.state, p.origin, p.updated_at FROM patterns p
-    WHERE p.tenant_id = $1 AND p.id = $2
-    UNION
-    SELECT p.id, p.replaced_by, p.state, p.origin, p.updated_at
-    FROM chain c JOIN patterns p ON p.tenant_id = $1 AND p.id = c.replaced_by),
-gone AS (
-    SELECT max(updated_at) AS at FROM chain
-    HAVING bool_and(state = 'DEPRECATED' AND NOT origin ? 'deprecated_by'))
-SELECT count(*) FROM gone
-JOIN episodes e ON e.tenant_id = $1 AND e.id = ANY ($3) AND e.at > gone.at
-"""
+_NEWER = "SELECT count(*) FROM episodes WHERE tenant_id = $1 AND id = ANY ($2) AND at > $3"
 # An episode that applied several of the patterns counts once.
 _POOL = f"""
 INSERT INTO pattern_applications (tenant_id, pattern_id, version, {application_rows.SAID})
@@ -106,10 +92,10 @@ class PatternStore:
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
-        An existing pattern with the same fingerprint stays unchanged. But if that pattern and all
-        its replacements are deprecated, it gets a new version as soon as enough of the sources
-        ended after the deprecation. A twin (a pattern in use with equal category, trust,
-        applicability and content) gets the new pattern's sources.
+        An existing pattern with the same fingerprint stays unchanged. But if the night deprecated
+        it, it gets a new version as soon as enough of the sources ended after that. A twin (a
+        pattern in use with equal category, trust, applicability and content) gets the new pattern's
+        sources.
 
         Raises:
             InvalidInputError: a condition is invalid; the pointer locates it.
@@ -132,13 +118,14 @@ class PatternStore:
         return await self._read(await self._insert(pattern))
 
     async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
-        """Add the sources to an existing pattern; revive it if it is deprecated and often found."""
         was = (await self.get_many([pattern_id], lock=True))[pattern_id]
         sources = found.evidence.mined_from
         is_twin = found.fingerprint is None or found.fingerprint != was.fingerprint
         if not is_twin:
-            since = await self._do(_SINCE_DEPRECATED, pattern_id, sources)
-            if since < LEAST_APPLICATIONS:
+            if was.state is not PatternState.DEPRECATED or was.lifecycle.replaced_by is not None:
+                return
+            newer = await self._do(_NEWER, sources, was.updated_at)
+            if "deprecated_by" in was.origin or newer < LEAST_APPLICATIONS:
                 return
             await self.write(started_over(was))
         await self._do(application_rows.SOURCES, pattern_id, sources)
