@@ -10,7 +10,7 @@ from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.fake_model import gated, text
+from tests.fake_model import gated, http_error, text
 from tests.waiting import until
 
 QUESTION = 'It\'s "$HOME" `x` \\n\n🙂 and 2 * 3?'
@@ -91,3 +91,36 @@ async def test_many_runs_are_cancelled_retried_and_saved(console: Console) -> No
     await expect(page.get_by_text("2 of 2 cancelled")).to_be_visible()
     await expect(page.get_by_role("cell", name="cancelled")).to_have_count(2)
     go_on.set()
+
+
+async def test_several_states_are_chosen_and_back_leads_to_the_same_place(console: Console) -> None:
+    console.model.decide = lambda _: text("done")
+    client = console.server.client
+    await console.define()
+    body = {"agent": "clerk", "input": "?"}
+    await asyncio.gather(*(client.post("/v1/runs?wait=30", json=body) for _ in range(60)))
+    console.model.script(http_error(400))
+    failed = (await client.post("/v1/runs?wait=30", json=body)).json()
+    page = await console.open("runs?status=failed")
+    rows = page.locator("tbody tr")
+    await expect(rows).to_have_count(1)
+    await page.locator(".several summary").press("Enter")
+    await page.get_by_role("checkbox", name="completed").check()
+    await expect(rows).to_have_count(50)
+    await expect(page.get_by_role("link", name="?", exact=True).first).to_be_visible()
+    assert await violations(page) == []
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("checkbox", name="completed")).to_be_hidden()
+    await page.get_by_role("button", name="Show more").click()
+    await expect(rows).to_have_count(61)
+    await rows.last.scroll_into_view_if_needed()
+    top = await page.evaluate("scrollY")
+    assert top > 500
+    await rows.last.get_by_role("link").click()
+    await expect(page.get_by_role("heading", name="clerk").first).to_be_visible()
+    assert await page.evaluate("scrollY") == 0
+    await page.go_back()
+    await expect(rows).to_have_count(61)
+    await page.wait_for_function(f"Math.abs(scrollY - {top}) < 2")
+    assert "status=completed%2Cfailed" in page.url
+    assert failed["id"] in (await rows.first.get_by_role("link").get_attribute("href") or "")

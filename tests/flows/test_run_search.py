@@ -13,7 +13,7 @@ from tests.waiting import until
 
 async def found(bottega: Running, **query: Any) -> list[str]:
     """Return the questions of the runs that a search finds, newest last."""
-    answer = await bottega.client.get(f"/v1/runs?{urlencode(query)}")
+    answer = await bottega.client.get(f"/v1/runs?{urlencode(query, doseq=True)}")
     assert answer.status_code == 200, answer.text
     return [run["question"] for run in answer.json()["items"]]
 
@@ -90,6 +90,10 @@ async def test_runs_are_found_by_how_they_ended(guest: Running, guest_model: Fak
     assert await found(guest, rated="false") == ["good", "bad"]
     assert await found(guest, error_code=code) == ["broken"]
     assert await found(guest, error_code="other") == []
+    assert await found(guest, status=["failed", "completed"], q="b") == ["bad", "broken"]
+    assert await found(guest, status=["failed", "waiting"]) == ["broken"]
+    assert await found(guest, agent=["clerk", "nobody"], outcome="FAILURE") == ["bad"]
+    assert await found(guest, agent=["nobody", "other"]) == []
     assert await found(guest, outcome="FAILURE", metadata="team:a") == ["bad"]
     assert await found(guest, outcome="FAILURE", metadata="team:b") == []
     assert await found(guest, version=1) == ["good", "bad", "broken"]

@@ -331,6 +331,7 @@ class RunSearch:
     """Conditions that no index serves; ``None`` means any.
 
     Attributes:
+        statuses, agents: several values, one of which a run has; empty: any.
         text: part of the question, whatever its case and accents.
         error_code: code of the run's error.
         outcome: outcome by :func:`outcome_of`.
@@ -341,6 +342,8 @@ class RunSearch:
         rated: a person gave feedback.
     """
 
+    statuses: Sequence[str] = ()
+    agents: Sequence[str] = ()
     text: str | None = None
     error_code: str | None = None
     outcome: OutcomeValue | None = None
@@ -493,6 +496,9 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
     def own(table: Table, *columns: Any) -> Select[Any]:
         return select(*columns).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
 
+    for column, values in ((run.status, wanted.statuses), (run.agent, wanted.agents)):
+        if values:
+            yield column.in_(values)
     if wanted.text is not None:
         yield func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
     if wanted.error_code is not None:

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
+import { queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
 
 const run = (id, error, agent = "clerk") => ({ id, agent, status: "failed", error });
 
@@ -21,4 +22,20 @@ test("failures of the same cause are one group, the largest first", () => {
   assert.deepEqual(groups.map((each) => [each.code, each.runs.length, each.agents]),
     [["timeout", 2, ["b", "clerk"]], ["tool_policy", 1, ["clerk"]]]);
   assert.equal(groupsOf([{ id: 1, agent: "a", status: "timeout", error: null }])[0].code, "timeout");
+});
+
+test("a queue that stands still says since when, why, and what to do", () => {
+  const scheduler = (used, waiting) => ({ workers: [{ pool: { runs: 2 } }],
+    runs: waiting ? [{ priority: 2, queued: waiting, oldest_at: "2026-01-01T00:00:00Z" }] : [],
+    quotas: [{ name: "concurrent_runs", used: `${used}`, limit: "5" }, { name: "queued_runs", used: `${waiting}`,
+      limit: "10" }] });
+  const late = Date.parse("2026-01-01T00:05:00Z");
+  assert.equal(queueTrouble(scheduler(5, 0), late), null);
+  assert.equal(queueTrouble(scheduler(5, 3), Date.parse("2026-01-01T00:00:02Z")), null);
+  assert.match(queueTrouble(scheduler(5, 3), late).text, /^3 runs wait in the queue, since 5 runs are under way.*BOTTEGA_CO/);
+  assert.match(queueTrouble(scheduler(2, 1), late).text, /^A run waits in the queue, since the worker has not claimed/);
+  const full = queueTrouble(scheduler(5, 10), late);
+  assert.match(full.text, /^The queue is full: 10 of 10 runs wait \(limit queued_runs\), and new ones are refused/);
+  assert.deepEqual([full.isFull, full.since], [true, "2026-01-01T00:00:00Z"]);
+  assert.match(queueTrouble({ ...scheduler(0, 1), workers: [] }, late).text, /no worker is up. Start one/);
 });

@@ -484,16 +484,20 @@ def _may_be_keys(values: Sequence[bytes]) -> bool:
 
 
 _SEARCHED = f"Searches the newest {read.SEARCHED_RUNS:,} runs that the other filters find."
+_SEVERAL = f"Given several times, a run needs one of them. {_SEARCHED}"
 
 
 class RunQuery(ViewQuery):
     """Query parameters of the list of runs."""
 
-    status: Status | None = None
+    status: Annotated[list[Status], Query(default_factory=list, max_length=7, description=_SEVERAL)]
     waiting_for: Annotated[
         WaitReason | None, Query(description="Only runs that wait for this reason.")
     ] = None
-    agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
+    agent: Annotated[
+        list[Annotated[str, Field(pattern=NAME_PATTERN)]],
+        Query(default_factory=list, max_length=20, description=_SEVERAL),
+    ]
     session_id: SessionName | None = None
     user: QueriedUser = None
     parent_run_id: Annotated[
@@ -556,6 +560,8 @@ class RunQuery(ViewQuery):
 
     def filters(self) -> read.RunFilter:
         search = read.RunSearch(
+            statuses=_several(self.status),
+            agents=_several(self.agent),
             text=self.q,
             error_code=self.error_code,
             outcome=self.outcome,
@@ -567,9 +573,9 @@ class RunQuery(ViewQuery):
         )
         return read.RunFilter(
             search=None if search == read.RunSearch() else search,
-            status=self.status,
+            status=_only(self.status),
             waiting_for=self.waiting_for,
-            agent=self.agent,
+            agent=_only(self.agent),
             session_id=self.session_id,
             user=self.user,
             parent_run_id=self.parent_run_id,
@@ -578,6 +584,16 @@ class RunQuery(ViewQuery):
             metadata=pairs_of(self.metadata),
             draft=self.draft,
         )
+
+
+def _only(values: Sequence[str]) -> str | None:
+    """Return the value of a filter that has one; ``None``: it has none, or several."""
+    return values[0] if len(values) == 1 else None
+
+
+def _several(values: Sequence[str]) -> Sequence[str]:
+    """Return the values of a filter that has several; else none."""
+    return tuple(values) if len(values) > 1 else ()
 
 
 def _path(run: Mapping[str, Any]) -> str:

@@ -110,11 +110,13 @@ const word = (value) => encodeURIComponent(value)
 export const url = (texts, ...values) => texts.reduce((before, text, number) => before + word(values[number - 1])
   + text);
 
-/** A path with those parameters that have a value. */
+/** A path with those parameters that have a value; a list stands for several values. */
 export function withQuery(path, parameters) {
   const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(parameters)) {
-    if (value !== undefined && value !== null && value !== "") query.append(name, value);
+  for (const [name, values] of Object.entries(parameters)) {
+    for (const value of [values].flat()) {
+      if (value !== undefined && value !== null && value !== "") query.append(name, value);
+    }
   }
   const text = query.toString();
   return text ? `${path}${path.includes("?") ? "&" : "?"}${text}` : path;

@@ -14,8 +14,9 @@ import { Runs } from "./pages/runs.js";
 import { useData } from "./load.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
+import { pending } from "./parts/pending.js";
 import { dates, theme } from "./preferences.js";
-import { route, title } from "./router.js";
+import { route, scrollBack, title } from "./router.js";
 import { DemoModel } from "./setup/model.js";
 
 const REVIEW = "read approve";
@@ -134,6 +135,7 @@ function Connection() {
  */
 function Waiting({ name }) {
   const found = useData(needsKey.value ? null : "/v1/interrupts?status=pending", { everyMs: WAITING_EVERY_MS });
+  useEffect(() => void (pending.value = found), [found.data, found.error]);
   const { items = [], next_cursor: more } = found.data ?? {};
   const number = items.length ? `${items.length}${more ? "+" : ""}` : "";
   useEffect(() => {
@@ -154,7 +156,7 @@ function App() {
   useEffect(() => {
     // A tab keeps the focus, else the next arrow key would be lost.
     if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true });
-    scrollTo(0, 0);
+    scrollBack();
     document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [at.path.join("/")]);
   const next = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length];

@@ -51,7 +51,7 @@ export async function comeBack() {
   if (!code && !error) return;
   const started = JSON.parse(sessionStorage.getItem(STARTED) ?? "{}");
   sessionStorage.removeItem(STARTED); // a code works once
-  history.replaceState(null, "", `${HERE.pathname}${started.hash ?? ""}`);
+  history.replaceState(history.state, "", `${HERE.pathname}${started.hash ?? ""}`);
   dispatchEvent(new HashChangeEvent("hashchange")); // the router started with another address
   // Some providers leave the state out of an error.
   if (!started.state || (state ?? (error

@@ -3,7 +3,48 @@ import { computed, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
 const hash = signal(location.hash);
+
+/** What a reader left behind at each entry of the browser's history: `{top, pages: {path: number}}`. */
+const places = new Map();
+let entries = history.state?.entry ?? 0;
+/** How far down the reader was at the entry to which the way back leads, until the page is scrolled there. */
+let goal = 0;
+history.scrollRestoration = "manual";
+history.replaceState({ entry: entries }, "");
+
+/** The place of what is shown now. */
+export function place() {
+  const { entry } = history.state;
+  if (!places.has(entry)) places.set(entry, { top: 0, pages: {} });
+  return places.get(entry);
+}
+
+addEventListener("scroll", () => void (goal || (place().top = scrollY)), { passive: true });
+addEventListener("popstate", () => {
+  if (history.state === null) history.replaceState({ entry: ++entries }, ""); // a link, not the way back
+  goal = page() === location.hash.split("?")[0] ? 0 : place().top;
+});
 addEventListener("hashchange", () => (hash.value = location.hash));
+
+const ACTS = ["wheel", "keydown", "pointerdown"];
+const PATIENCE_MS = 3000;
+
+/** Scroll to where the reader was, once the page is that long again; a reader who acts meanwhile is left alone. */
+export function scrollBack() {
+  scrollTo(0, 0);
+  const until = performance.now() + PATIENCE_MS;
+  const stop = new AbortController();
+  stop.signal.onabort = () => (goal = 0);
+  for (const each of ACTS) addEventListener(each, () => stop.abort(), { signal: stop.signal });
+  const look = () => {
+    if (stop.signal.aborted) return;
+    const isThere = document.documentElement.scrollHeight >= goal + innerHeight;
+    if (!isThere && performance.now() < until) return void requestAnimationFrame(look);
+    scrollTo(0, goal);
+    stop.abort();
+  };
+  look();
+}
 
 /** Decode a word of an address; a word that ends in the middle of an encoded character stays as it is. */
 function word(text) {
@@ -52,7 +93,7 @@ export async function follow(answer, pathOf) {
 
 export function go(path, query = {}, { replace = false } = {}) {
   const address = to(path, query);
-  if (replace) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
+  if (replace) history.replaceState(history.state, "", address);
+  else history.pushState({ entry: ++entries }, "", address);
   hash.value = location.hash;
 }

@@ -1,5 +1,5 @@
 /** A conversation with an agent as it is in the form, before it is stored. */
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { url } from "../api.js";
 import { excerpt } from "../format.js";
@@ -7,27 +7,9 @@ import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
-import { watch } from "../run/live.js";
-import { RunState } from "../run/state.js";
+import { useRunState } from "../run/use_run.js";
 
 const MODELS = { demo: "Demo model: tools are not called", real: "Its own model: tools are called" };
-
-/** A run of a draft as its events come; `onEnd` gets its state. */
-function useDraftRun(id, onEnd) {
-  const [, redraw] = useState(0);
-  const state = useMemo(() => new RunState(), [id]);
-  const atEnd = useRef(onEnd);
-  atEnd.current = onEnd;
-  useEffect(() => {
-    if (!id) return undefined;
-    const onEvents = (events) => {
-      for (const event of events) state.apply(event);
-      redraw((n) => n + 1);
-    };
-    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && atEnd.current(state) });
-  }, [id]);
-  return state;
-}
 
 /**
  * `draft`: the agent's content; `name`: of the agent; `asked`: `{definition, input, model}` that the page asks by
@@ -41,7 +23,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const [postOnce] = usePostOnce();
-  const state = useDraftRun(open, (ended) => {
+  const [state] = useRunState(open, (ended) => {
     const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error,
       calls: callsOf(ended) };
     setTurns((old) => [...old, answer]);

@@ -1,9 +1,9 @@
 /** A conversation with an agent: what was said in a session, the answer as it comes, decisions. */
 import { signal } from "@preact/signals";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { newId, post, url, withQuery } from "../api.js";
-import { excerpt, plain } from "../format.js";
+import { plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
@@ -12,9 +12,10 @@ import { Conversations } from "../parts/conversations.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { Markdown } from "../parts/markdown.js";
+import { Readable, ToolCall } from "../parts/readable.js";
 import { see } from "../parts/seen.js";
-import { watch } from "../run/live.js";
-import { isFinal, RunState } from "../run/state.js";
+import { isFinal } from "../run/state.js";
+import { useRunState } from "../run/use_run.js";
 import { go } from "../router.js";
 
 export function Chat({ query }) {
@@ -51,23 +52,6 @@ const AgentField = ({ page, wanted }) => page.next_cursor
   : html`<select name="agent">${page.items.map((each) => html`<option value=${each.name}
     selected=${each.name === wanted}>${each.name}</option>`)}</select>`;
 
-/** The last run of a session while it is not over, with its state as events come. */
-function useRun(id, onEnd) {
-  const [, redraw] = useState(0);
-  const state = useMemo(() => new RunState(), [id]);
-  const atEnd = useRef(onEnd);
-  atEnd.current = onEnd; // that of the last drawing: paths may have changed since the run began
-  useEffect(() => {
-    if (!id) return undefined;
-    const onEvents = (events) => {
-      for (const event of events) state.apply(event);
-      redraw((n) => n + 1);
-    };
-    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && atEnd.current(id, state) });
-  }, [id]);
-  return state;
-}
-
 function Conversation({ session, agent: wanted, user: named, exists }) {
   const [isKnown, setIsKnown] = useState(exists); // a run was accepted, so there is such a session
   const [over, setOver] = useState(new Set()); // ended runs whose messages were read
@@ -92,7 +76,7 @@ function Conversation({ session, agent: wanted, user: named, exists }) {
     const isRead = await said.reload();
     if (isRead || !isFinal(status)) setOver((old) => new Set(old).add(id));
   };
-  const state = useRun(open, reload);
+  const [state] = useRunState(open, (ended) => reload(open, ended));
   useEffect(() => void (latest && latest.id !== sent?.id && said.reload()), [latest?.id]); // somebody else's
   useEffect(() => () => see(session), []);
   useEffect(() => see(session), [latest?.id, latest?.status]);
@@ -199,15 +183,14 @@ function inSteps(messages) {
 }
 
 function Said({ message }) {
-  if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p><pre
-    class="value">${message.content}</pre>`;
+  if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p>
+    <${Readable} value=${message.content} />`;
   return html`<div class=${`said ${message.role} ${message.discarded ? "discarded" : ""}`}>
     ${message.content && (message.role === "assistant" ? html`<${Markdown} text=${message.content} />`
       : html`<pre class="text">${message.content}</pre>`)}
     ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url}
       part=${part} />`)}
-    ${message.tool_calls?.map((call) => html`<p class="small soft">calls <code>${call.name}</code> <code>
-      ${excerpt(JSON.stringify(call.arguments), 120)}</code></p>`)}
+    ${message.tool_calls?.map((call) => html`<${ToolCall} key=${call.id} call=${call} />`)}
     <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} />
       </p></div>`;
 }

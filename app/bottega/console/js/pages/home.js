@@ -4,17 +4,20 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ROOT, withQuery } from "../api.js";
 import { LABEL_SOURCES } from "../en.js";
 import { count, excerpt, money, tokens } from "../format.js";
+import { queueTrouble } from "../health/queue.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { pending } from "../parts/pending.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
 import { causeOf } from "../run/diagnosis.js";
 import { NextSteps } from "../setup/next.js";
 
-const EVERY_MS = 5000, PART_EVERY_MS = 10_000, BAD_EVERY_MS = 60_000, DAY_MS = 86_400_000;
+const EVERY_MS = 5000, SCHEDULER_EVERY_MS = 10_000, COUNTS_EVERY_MS = 30_000, BAD_EVERY_MS = 60_000;
+const DAY_MS = 86_400_000;
 /** What the demo calls its own agents, and the team that it starts first. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
   input: "Build a todo app." } };
@@ -25,57 +28,53 @@ curl -s "${location.origin}${ROOT}/v1/runs?wait=60" -H 'content-type: applicatio
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
 
-/**
- * Read what a page shows again when the latest runs are other ones, or in another state; else one part after the
- * other, so that a page at rest asks for little.
- */
-function useChanges(latest, parts) {
-  const state = JSON.stringify(latest.data?.items.map(({ id, status }) => [id, status]));
-  const kept = useRef({ state, parts, turn: 0 });
-  kept.current.parts = parts;
+/** Read parts of a page again when the latest runs, the scheduler's figures or what waits for people change. */
+function useChanges(last, scheduler, parts) {
+  const { quotas, runs } = scheduler.data ?? {};
+  const state = JSON.stringify([last.data?.items.map(({ id, status }) => [id, status]), quotas, runs,
+    pending.value.data?.items.map(({ id }) => id)]);
+  const isFirst = useRef(true);
   useEffect(() => {
-    const isFirst = kept.current.state === undefined;
-    kept.current.state = state;
-    if (!isFirst) for (const each of parts) each.reload();
+    if (isFirst.current) isFirst.current = !last.data;
+    else for (const each of parts) each.reload();
   }, [state]);
-  useEffect(() => {
-    const timer = setInterval(() => {
-      const { parts: all, turn } = kept.current;
-      kept.current.turn = turn + 1;
-      if (document.visibilityState === "visible") all[turn % all.length].reload();
-    }, PART_EVERY_MS);
-    return () => clearInterval(timer);
-  }, []);
 }
 
+/** How many runs are in a state: by the scheduler, which tells it exactly, or by a list of them. */
+function useNumber(status, scheduler, quota) {
+  const listed = useData(may("read") ? null : recent(status), { everyMs: COUNTS_EVERY_MS });
+  const exact = scheduler.data?.quotas.find(({ name }) => name === quota);
+  return exact ? count(Number(exact.used)) : atLeast(listed.data);
+}
+
+const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
+
 export function Home() {
-  const running = useData(recent("running"));
-  const queued = useData(recent("queued"));
+  const reads = may("read");
+  const scheduler = useData(reads ? "/v1/scheduler" : null, { everyMs: SCHEDULER_EVERY_MS });
+  const running = useNumber("running", scheduler, "concurrent_runs");
+  const queued = useNumber("queued", scheduler, "queued_runs");
   const failed = useData(recent("failed", 50));
   const day = new Date(Date.now() - DAY_MS).toISOString().slice(0, 13);
   const bad = useData(withQuery("/v1/runs", { status: "completed", outcome: "FAILURE", limit: 50, order: "desc",
     created_after: `${day}:00:00Z` }), { everyMs: BAD_EVERY_MS });
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
-  const waits = useData("/v1/interrupts?status=pending&limit=100");
-  const reads = may("read");
+  const waits = pending.value;
   const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null);
-  const scheduler = useData(reads ? "/v1/scheduler" : null);
-  useChanges(last, [running, queued, failed, waits, ...(reads ? [usage, scheduler] : [])]);
+  useChanges(last, scheduler, [failed, ...(reads ? [usage] : [])]);
   const today = usage.data?.items[0];
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
   const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read
   const workers = scheduler.data?.workers ?? [];
   const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
-  const full = scheduler.data?.quotas.find(({ name, used, limit }) => name === "queued_runs" && limit != null
-    && Number(used) >= limit);
-  const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
+  const trouble = scheduler.data && queueTrouble(scheduler.data, Date.now());
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
     <${NextSteps} hasRun=${last.data && last.data.items.length > 0} />
     <${Figures}>
-      <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
-      <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
+      <${Figure} name="Running" value=${running} href=${to(["runs"], { status: "running" })} />
+      <${Figure} name="Queued" value=${queued} href=${to(["runs"], { status: "queued" })} />
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["approvals"])} />
       ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"}
         note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
@@ -83,11 +82,10 @@ export function Home() {
         : none("0")} />
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
-    ${full && html`<p class="note bad" role="alert">The queue is full: ${count(Number(full.used))} of
-      ${count(Number(full.limit))} runs wait, and new ones are refused. <${Link}
-        path=${["operations"]}>Workers and queue<//></p>`}
-    ${scheduler.data && !workers.length && html`<p class="note bad"
-      role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
+    ${trouble && html`<p class=${`note ${trouble.isFull || !workers.length ? "bad" : ""}`} role="alert">${trouble.text}
+      ${trouble.since && html` The oldest waits since <${Time} at=${trouble.since} />.`} <${Link}
+        path=${["operations"]}>Workers and queue<//> <${Link} path=${["runs"]}
+        query=${{ status: "running" }}>Runs under way<//></p>`}
     <div class="columns">
       <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["approvals"]}>All<//>`}>
         <${Loaded} from=${waits} what="decisions">${(page) => page.items.length

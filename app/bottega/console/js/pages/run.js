@@ -1,5 +1,5 @@
 /** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, ROOT, url } from "../api.js";
 import { LINK_STATES } from "../en.js";
@@ -18,36 +18,16 @@ import { programsOf, requestOf } from "../run/copy_as.js";
 import { EventList } from "../run/events.js";
 import { Flows } from "../run/flows.js";
 import { Graph } from "../run/graph.js";
-import { watch } from "../run/live.js";
 import { Playback } from "../run/playback.js";
-import { isFinal, RunState } from "../run/state.js";
+import { isFinal } from "../run/state.js";
 import { Steer } from "../run/steer.js";
 import { Answer, Diagnosis, Question, textOf } from "../run/story.js";
 import { TaskDetail } from "../run/task.js";
 import { Timeline } from "../run/timeline.js";
+import { useRunState } from "../run/use_run.js";
 import { follow, go, useTitle } from "../router.js";
 
 const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
-
-/**
- * The run's state, as its events come; and how it is connected.
- *
- * @param {string} id
- * @returns {[RunState, string]}
- */
-function useRunState(id) {
-  const [, redraw] = useState(0);
-  const state = useMemo(() => new RunState(), [id]);
-  const [link, setLink] = useState("connecting");
-  useEffect(() => {
-    const onEvents = (events) => {
-      for (const event of events) state.apply(event);
-      redraw((n) => n + 1);
-    };
-    return watch(id, { onEvents, onState: setLink });
-  }, [id]);
-  return [state, link];
-}
 
 const LOG_MS = 3000;
 
@@ -56,6 +36,7 @@ export function Run({ id, query }) {
   const run = useData(url`/v1/runs/${id}`);
   const graph = useData(run.data?.graph ? url`/v1/runs/${id}/graph` : null);
   const [played, setPlayed] = useState(null);
+  const detail = useRef(null);
   const state = played ?? live;
   const tab = query.tab ?? "timeline";
   const set = (change) => go(["runs", id], { ...query, ...change }, { replace: true });
@@ -87,7 +68,10 @@ export function Run({ id, query }) {
   if (!run.data || isUnread) return html`<${Loading} what="the run" />`;
   const now = played ? played.now : moves ? Date.now() : live.endedAt;
   const chosen = state.tasks.get(query.task) ?? state.tasks.values().next().value;
-  const choose = (task) => set({ task });
+  const choose = (task) => {
+    set({ task, call: "" });
+    detail.current?.scrollIntoView({ block: "nearest" });
+  };
   const answer = state.output || (played ? "" : textOf(run.data.output));
   return html`
     <div class="head">
@@ -128,7 +112,8 @@ export function Run({ id, query }) {
           ${tab === "events" && html`<${EventList} events=${state.events} last=${state.last} follow=${moves} />`}
         </div>
       <//>
-      <${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} />
+      <div ref=${detail}><${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} tab=${query.detail}
+        call=${Number(query.call) || null} onChange=${set} /></div>
     </div>`;
 }
 

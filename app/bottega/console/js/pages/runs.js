@@ -5,7 +5,7 @@ import { withQuery } from "../api.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";
 import { Bulk } from "../parts/bulk.js";
-import { Filter, Pages } from "../parts/lists.js";
+import { Choices, Filter, Pages, severalOf } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { go } from "../router.js";
 
@@ -13,8 +13,12 @@ const STATUSES = ["queued", "running", "waiting", "completed", "failed", "timeou
 const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED", "UNKNOWN"];
 const FILTERS = ["q", "status", "agent", "user", "session_id", "outcome", "error_code", "version", "retrying", "rated"];
 
+/** Filters that take several values. */
+const SEVERAL = ["status", "agent"];
+
 export function Runs({ query }) {
-  const wanted = Object.fromEntries(FILTERS.map((name) => [name, query[name]]));
+  const wanted = Object.fromEntries(FILTERS.map((name) => [name, SEVERAL.includes(name) ? severalOf(query[name])
+    : query[name]]));
   const path = withQuery("/v1/runs", { ...wanted, order: "desc" });
   const set = (change) => go(["runs"], { ...query, ...change }, { replace: true });
   const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} ...${rest}
@@ -28,8 +32,10 @@ export function Runs({ query }) {
     <div class="head"><h1>Runs</h1></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}>
       ${field("q", "Question contains", { kind: "grow", type: "search", maxlength: 500 })}
-      ${choice("status", "Status", STATUSES.map((each) => [each]))}
-      ${field("agent", "Agent")} ${field("user", "User")} ${field("session_id", "Session")}
+      <${Choices} label="Status" values=${STATUSES} chosen=${wanted.status}
+        onChange=${(text) => set({ status: text })} />
+      ${field("agent", "Agents", { placeholder: "any; commas between" })} ${field("user", "User")}
+      ${field("session_id", "Session")}
     </form>
     <details open=${["outcome", "error_code", "version", "retrying", "rated"].some((name) => query[name])}>
       <summary>More filters</summary>

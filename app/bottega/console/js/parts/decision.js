@@ -9,20 +9,17 @@ import { Button, Link, Time, Value } from "./basics.js";
 import { largeArguments } from "./approval_facts.js";
 import { Dialog } from "./dialog.js";
 import { useKeys } from "./keys.js";
+import { Readable } from "./readable.js";
 
 /** Keyboard shortcuts work only after this time, so that a key meant for the item before does nothing. */
 const SETTLED_MS = 400;
 
 /** Arguments by name, those marked of which there are facts, and the facts about the whole call. */
 function Arguments({ of, facts }) {
-  const isPlain = of && typeof of === "object" && !Array.isArray(of) && Object.keys(of).length > 0;
-  return html`${isPlain ? html`<dl class="arguments">${Object.entries(of).map(([name, value]) => {
-    const own = facts.filter((each) => each.name === name);
-    return html`<div key=${name} class=${own.length ? "flagged" : ""}><dt>${name}</dt>
-      <dd>${typeof value === "object" ? html`<${Value} value=${value} />` : html`<code>${String(value)}</code>`}
-        ${own.map((each) => html`<${Fact} of=${each} />`)}</dd></div>`;
-  })}</dl>` : html`<${Value} value=${of} />`}
-  ${facts.filter(({ name }) => name === null).map((each) => html`<p class="flagged"><${Fact} of=${each} /></p>`)}`;
+  const about = (name) => facts.filter((each) => each.name === name);
+  return html`<${Readable} value=${of} isMarked=${(name) => about(name).length > 0}
+    about=${(name) => about(name).map((each) => html`<${Fact} of=${each} />`)} />
+  ${about(null).map((each) => html`<p class="flagged"><${Fact} of=${each} /></p>`)}`;
 }
 
 const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="fact">${text}</strong>

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { get, withQuery } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { place } from "../router.js";
 import { Button, Failure, Loaded } from "./basics.js";
 import { Export } from "./export.js";
 
@@ -27,11 +28,10 @@ const never = () => false;
  */
 export function usePages(path, { of = "items", isEnough = always, ...options } = {}) {
   const paged = withQuery(path, { limit: LIMIT });
-  const wanted = useRef({ paged, pages: 1 });
-  if (wanted.current.paged !== paged) wanted.current = { paged, pages: 1 };
+  const kept = place().pages; // of this entry of the history, so that the way back leads to as many
   const readAll = async () => {
     let answer = await get(paged);
-    for (let number = 1; answer.next_cursor && (number < wanted.current.pages || !isEnough(answer)); number++) {
+    for (let number = 1; answer.next_cursor && (number < (kept[paged] ?? 1) || !isEnough(answer)); number++) {
       const page = await get(withQuery(paged, { cursor: answer.next_cursor }));
       answer = { ...page, [of]: [...answer[of], ...page[of]] };
     }
@@ -39,7 +39,7 @@ export function usePages(path, { of = "items", isEnough = always, ...options } =
   };
   const found = useData(paged, { ...options, from: readAll });
   const more = () => {
-    wanted.current.pages += 1;
+    kept[paged] = (kept[paged] ?? 1) + 1;
     return found.reload();
   };
   return { ...found, more };
@@ -69,6 +69,28 @@ export function Filter({ label, value, onChange, kind = "", leaves = false, ...r
     onKeyDown=${(e) => leaves && ["Enter", "Escape"].includes(e.key) && setTimeout(() => e.target.blur())}
     onInput=${(e) => setTyped(e.target.value)}
     onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
+}
+
+/** The values of a filter in an address: several have commas between them. */
+export const severalOf = (text) => (text ?? "").split(",").map((each) => each.trim()).filter(Boolean);
+
+/** Several of some values, behind what names those chosen; `onChange` gets their text for an address. */
+export function Choices({ label, values, chosen, onChange }) {
+  const box = useRef(null);
+  const close = () => void (box.current.open = false);
+  const turn = (value, isOn) => onChange(values.filter((each) => (each === value ? isOn : chosen.includes(each)))
+    .join(","));
+  const onKeyDown = (event) => {
+    if (event.key !== "Escape") return;
+    close();
+    box.current.querySelector("summary").focus();
+  };
+  return html`<details class="several" ref=${box} onKeyDown=${onKeyDown}
+    onFocusOut=${(e) => e.relatedTarget && !box.current.contains(e.relatedTarget) && close()}>
+    <summary><span class="small soft">${label}</span> ${chosen.join(", ") || "any"}</summary>
+    <fieldset class="choices"><legend class="hidden">${label}</legend>${values.map((each) => html`<label class="check"
+      key=${each}><input type="checkbox" checked=${chosen.includes(each)}
+      onChange=${(e) => turn(each, e.target.checked)} /> ${each}</label>`)}</fieldset></details>`;
 }
 
 /** A button that asks once more before it acts; `needs` as of a button. */

@@ -1,9 +1,10 @@
 /** The prompt of one model call: what the model got, and where each part of it came from. */
 import { url, withQuery } from "../api.js";
-import { count, excerpt } from "../format.js";
+import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Loaded, Value } from "../parts/basics.js";
+import { Readable, ToolCall } from "../parts/readable.js";
 
 const ORIGINS = {
   agent: "its own instructions", graph: "order of its sub-agents", context: "from another agent", memory: "from memory",
@@ -41,13 +42,14 @@ export function Prompt({ run, task, call, onChoose }) {
 
 const params = (given) => Object.entries(given).map(([name, value]) => ` · ${name} ${JSON.stringify(value)}`).join("");
 
-const Piece = ({ message }) => html`<div class=${`message ${message.role}`}>
-  <p class="small soft"><strong>${message.role}</strong> · ${ORIGINS[message.origin]}
-    ${message.source ? ` ${message.source}, version ${message.version}` : ""}${message.name ? ` ${message.name}` : ""}
-    </p>
-  ${message.content && html`<pre class="text">${message.content}</pre>`}
-  ${message.parts.filter((part) => part.type !== "text").map((part) => html`<p class="small">[${part.type}]</p>`)}
-  ${message.tool_calls.map(
-    (call) => html`<p class="small">calls <code>${call.name}</code> <code>
-      ${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
+const originOf = ({ origin, source, version, name }) => [ORIGINS[origin],
+  source && `${source}, version ${version}`, name].filter(Boolean).join(" ");
+
+/** A message; `about`: where it came from. */
+export const Piece = ({ message, about = originOf(message) }) => html`<div class=${`message ${message.role}`}>
+  <p class="small soft"><strong>${message.role}</strong>${about && ` · ${about}`}</p>
+  ${message.content && (message.role === "tool" ? html`<${Readable} value=${message.content} />`
+    : html`<pre class="text">${message.content}</pre>`)}
+  ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<p class="small">[${part.type}]</p>`)}
+  ${message.tool_calls?.map((call) => html`<${ToolCall} key=${call.id} call=${call} />`)}
 </div>`;

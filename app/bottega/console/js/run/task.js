@@ -4,32 +4,29 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { post, url, withQuery } from "../api.js";
 import { duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
-import { Button, Copy, Empty, Panel, Status, Tabs, Value, permitted } from "../parts/basics.js";
+import { Button, Copy, Empty, Panel, Status, Tabs, Value, chosenOf, permitted } from "../parts/basics.js";
 import { Pages } from "../parts/lists.js";
+import { Readable } from "../parts/readable.js";
 import { may } from "../person.js";
 import { Fork } from "./fork.js";
-import { Prompt } from "./prompt.js";
+import { Piece, Prompt } from "./prompt.js";
 import { isFinal } from "./state.js";
 
-export function TaskDetail({ run, state, task, now }) {
-  const [tab, setTab] = useState("text");
-  const [chosen, setChosen] = useState({ of: null, call: null });
-  const call = chosen.of === task?.key ? chosen.call : null;
-  const setCall = (number) => setChosen({ of: task.key, call: number });
-  const showPrompt = (number) => {
-    setCall(number);
-    setTab("prompt");
-  };
+/** `tab` and `call` are those of the address; `onChange` gets other ones. */
+export function TaskDetail({ run, state, task, now, tab: wanted, call, onChange }) {
+  const setCall = (number) => onChange({ call: number });
+  const showPrompt = (number) => onChange({ detail: "prompt", call: number });
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
   const tabs = permitted([["text", "Text"], ["prompt", "Prompt", "read"], ["calls", `Model calls ${task.calls.length}`],
     ["tools", `Tools ${task.tools.length}`],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]]);
+  const tab = chosenOf(tabs, wanted);
   const actions = html`<${Status} value=${task.status} /><${Fork} key=${`fork ${task.key}`} run=${run} state=${state}
     task=${task} /><${CancelTask} key=${task.key} run=${run} task=${task} />`;
   return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${actions}>
     <p class="small soft numbers">${duration(task.startedAt
       && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
-    <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
+    <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${(name) => onChange({ detail: name })} label="Details of the agent" />
     <div class="body" role="tabpanel" aria-label=${tab}>
       ${tab === "text" && html`<${Text} task=${task} />`}
       ${tab === "prompt" && html`<${Prompt} run=${run} task=${task} call=${call} onChoose=${setCall} />`}
@@ -80,13 +77,17 @@ const Calls = ({ task, onPrompt }) => task.calls.length === 0
           || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table>
             </div>`;
 
+/** More calls than these are closed at first. */
+const FEW = 6;
+
 const Tools = ({ task, state }) => task.tools.length === 0
   ? html`<${Empty} title="No tool call." />`
-  : task.tools.map((tool) => html`<details class="tool" key=${`${tool.call}:${tool.id}`}>
+  : task.tools.map((tool) => html`<details class="tool" key=${`${tool.call}:${tool.id}`}
+      open=${task.tools.length < FEW}>
       <summary><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">
         ${duration(tool.to && tool.to - tool.from)}</span></summary>
-      <h4>Arguments</h4><${Value} value=${tool.arguments} />
-      <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Value}
+      ${Object.keys(tool.arguments ?? {}).length > 0 && html`<h4>Arguments</h4><${Readable} value=${tool.arguments} />`}
+      <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Readable}
         value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq })
           : "–")} />
     </details>`);
@@ -105,12 +106,7 @@ function Messages({ run, task }) {
   const path = withQuery(url`/v1/runs/${run.id}/messages`, { task_id: task.id });
   return html`<${Pages} path=${path} what="messages" everyMs=${isFinal(task.status) ? 0 : 3000}>
     ${(items) => items.length
-    ? items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
-        <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}
-          ${each.source ? ` · from ${each.source}` : ""}</p>
-        ${each.content && html`<pre class="text">${each.content}</pre>`}
-        ${each.tool_calls?.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>
-          ${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
-      </div>`)
+    ? items.map((each) => html`<${Piece} key=${`${each.seq}:${each.role}`} message=${each}
+      about=${[each.name, each.source && `from ${each.source}`].filter(Boolean).join(" · ")} />`)
     : html`<${Empty} title="No messages yet." />`}<//>`;
 }

@@ -1,0 +1,41 @@
+/** Why runs wait in the queue, in one sentence. Pure. */
+import { count } from "../format.js";
+
+/** Runs that wait for less time are no sign of anything. */
+const SOON_MS = 10_000;
+
+const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);
+const named = (quotas, name) => {
+  const { used = 0, limit = null } = quotas.find((each) => each.name === name) ?? {};
+  return { used: Number(used), limit: limit === null ? Infinity : Number(limit) };
+};
+
+/** What keeps runs in the queue, and what can be done about it: `[cause, what]`. */
+function causeOf(workers, runs) {
+  if (!workers.length) return ["no worker is up", "Start one with bottega worker."];
+  if (runs.used >= runs.limit) return [`${count(runs.used)} runs are under way, and no more may be at once (limit
+    concurrent_runs)`, "Cancel runs that take too long, or have the operator raise BOTTEGA_CONCURRENT_RUNS."];
+  return [`the ${workers.length === 1 ? "worker has" : `${count(workers.length)} workers have`} not claimed them, with
+    ${count(sum(workers, ({ pool }) => pool.runs))} runs under way`,
+  "Start another worker, or cancel runs that take too long."];
+}
+
+/**
+ * `{text, isFull, since}`; null: nothing is wrong. `since`: time of the oldest run that waits.
+ *
+ * @param {any} scheduler as of `GET /v1/scheduler`
+ * @param {number} now ms
+ */
+export function queueTrouble({ workers, runs: queued, quotas }, now) {
+  const number = sum(queued, (each) => each.queued);
+  const since = queued.map((each) => each.oldest_at).sort()[0] ?? null;
+  const waiting = named(quotas, "queued_runs");
+  const isFull = waiting.used >= waiting.limit;
+  if (workers.length && !isFull && (!since || now - Date.parse(since) < SOON_MS)) return null;
+  const [cause, what] = causeOf(workers, named(quotas, "concurrent_runs"));
+  const full = isFull ? `The queue is full: ${count(waiting.used)} of ${count(waiting.limit)} runs wait (limit
+    queued_runs), and new ones are refused with HTTP 429, since ${cause}.`
+    : number ? `${number === 1 ? "A run waits" : `${count(number)} runs wait`} in the queue, since ${cause}.`
+      : `New runs will wait in the queue, since ${cause}.`;
+  return { text: `${full} ${what}`.replace(/\s+/g, " "), isFull, since };
+}
