@@ -511,7 +511,7 @@ async def probes(provider: LLMProvider) -> AsyncIterator[Probed]:
         yield Probed(kind, problem, monotonic() - began)
 
 
-async def _ask(
+async def _call_model(
     provider: LLMProvider,
     question: str,
     *tools: ToolSchema,
@@ -527,12 +527,12 @@ async def _ask(
 
 
 async def _text(provider: LLMProvider) -> str | None:
-    answer = await _ask(provider, "Say hello.")
+    answer = await _call_model(provider, "Say hello.")
     return None if answer.content.strip() else "the answer has no text"
 
 
 async def _tool(provider: LLMProvider) -> str | None:
-    answer = await _ask(provider, "What is 17 plus 25? Use the tool add.", _TOOL)
+    answer = await _call_model(provider, "What is 17 plus 25? Use the tool add.", _TOOL)
     if not answer.tool_calls:
         return "the model called no tool"
     call = answer.tool_calls[0]
@@ -543,13 +543,13 @@ async def _tool(provider: LLMProvider) -> str | None:
 
 async def _stream(provider: LLMProvider) -> str | None:
     pieces: list[str] = []
-    await _ask(provider, "Count from one to twenty in words.", pieces=pieces)
+    await _call_model(provider, "Count from one to twenty in words.", pieces=pieces)
     return None if len(pieces) > 1 else "the text came in one piece"
 
 
 async def _schema(provider: LLMProvider) -> str | None:
     options = ModelOptions(max_output_tokens=_MOST_TOKENS, output_schema=_SCHEMA)
-    answer = await _ask(provider, "Name the capital of France as JSON.", options=options)
+    answer = await _call_model(provider, "Name the capital of France as JSON.", options=options)
     try:
         value = from_json(answer.content)
     except ValueError:

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs.pins import PinCache
-from bottega.runs.submit import NewRun, OnceKey, submit
+from bottega.runs.submit import OnceKey, RunRequest, submit
 from bottega.settings import Settings
 from tests.service import Running, running
 
@@ -112,7 +112,7 @@ class Interrupted:
 async def test_a_change_between_reading_and_accepting_is_pinned(
     server_: Running, other: httpx2.AsyncClient
 ) -> None:
-    new = NewRun.of(
+    new = RunRequest.of(
         {"mode": "orchestrated", "agent": "root", "input": "x", "priority": 5, "metadata": {}},
         timeout_s=60,
         queue_timeout_s=60,

@@ -18,7 +18,7 @@ from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs.pins import PinCache
 from bottega.runs.retry import retry
-from bottega.runs.submit import NewRun, submit
+from bottega.runs.submit import RunRequest, submit
 from bottega.settings import Settings
 from bottega.tenants import erase
 from tests.fake_model import FakeModel, calls, gated, gated_within, text
@@ -276,7 +276,7 @@ async def test_a_run_accepted_at_the_same_time_is_deleted(
     old = await start(bottega.client, session_id="s")
     await watch(bottega.port, old)
     database = bottega.service.database
-    new = NewRun.of(
+    new = RunRequest.of(
         {"mode": "orchestrated", "agent": "coordinator", "session_id": "s", "input": "secret"}
         | {"priority": 5, "metadata": {}, "user": RUN["user"]},
         timeout_s=60,

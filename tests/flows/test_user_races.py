@@ -9,7 +9,7 @@ import pytest
 from bottega.db.sessions import driver_of
 from bottega.errors import UnavailableError
 from bottega.runs.pins import PinCache
-from bottega.runs.submit import NewRun, submit
+from bottega.runs.submit import RunRequest, submit
 from bottega.tenants import erase
 from bottega.users import erasure
 from tests.fake_model import FakeModel, gated, text
@@ -110,7 +110,7 @@ async def test_a_run_that_is_accepted_at_the_same_time_is_erased(
     client, tenant = bottega.client, await tenant_of(bottega)
     assert (await client.post("/v1/agents", json=AGENT)).status_code == 201
     assert (await client.post("/v1/sessions", json={"user": "late.l"})).status_code == 201
-    new = NewRun.of(
+    new = RunRequest.of(
         {"mode": "orchestrated", "agent": "solo", "user": "late.l", "input": "late", "priority": 5}
         | {"metadata": {}},
         timeout_s=60,

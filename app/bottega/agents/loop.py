@@ -197,7 +197,7 @@ class QueryLoop:
             outcome = await fire(query, AgentEvent.BEFORE_LLM_CALL)
             if outcome.decision is HookDecision.STOP:
                 return FinalAnswer(outcome.value, HOOK_STOP)
-        message = await self._ask()
+        message = await self._next_message()
         deferred: list[StandardMessage] = []
         if AgentEvent.AFTER_LLM_CALL in agent.hooks:
             outcome = await self._reviewed(AgentEvent.AFTER_LLM_CALL, message, deferred)
@@ -228,7 +228,7 @@ class QueryLoop:
             self.agent.conversation_history += deferred
             raise
 
-    async def _ask(self) -> AssistantMessage:
+    async def _next_message(self) -> AssistantMessage:
         """Compose the prompt, get the model's next message and count its usage.
 
         The recorder replays a recorded answer, or calls :meth:`_invoke`.

@@ -125,13 +125,13 @@ class SubAgentWrapper(ToolBase):
             agent = self.agent.copy_for_call() if self.stateless else self.agent
             if call is None:
                 return _result(tool_call, await agent.execute_query_async(text))
-            return await _ask(agent, text, call, tool_call)
+            return await _query_agent(agent, text, call, tool_call)
 
     def _turn(self) -> AbstractAsyncContextManager[object]:
         return nullcontext() if self.stateless else self.agent.turn()
 
 
-async def _ask(
+async def _query_agent(
     agent: CallableAgent, text: str, call: CurrentCall, tool_call: ToolCall
 ) -> ToolResult:
     """Query ``agent`` as part of the calling query; add its usage to the calling query."""

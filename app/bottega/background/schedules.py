@@ -43,7 +43,7 @@ from bottega.files.store import touch
 from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.runs.pins import PinCache
 from bottega.runs.sessions import hold_owner
-from bottega.runs.submit import NewRun, submit
+from bottega.runs.submit import RunRequest, submit
 
 _NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
 _FIELD = rf"(?:[0-9*,/-]|{_NAMES}){{1,100}}"
@@ -315,7 +315,7 @@ async def _tell(connection: AsyncConnection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The server's defaults for runs; see :meth:`NewRun.of`."""
+    """The server's defaults for runs; see :meth:`RunRequest.of`."""
 
     timeout_s: float
     queue_timeout_s: float
@@ -373,7 +373,7 @@ class Ticker:
         try:
             changes["next_at"] = next_tick(row["cron"], row["timezone"], row["now"])
             async with tx.begin_nested():
-                new = NewRun.of(
+                new = RunRequest.of(
                     wanted,
                     **asdict(self._limits),
                     principal=f"schedule:{row['name']}",

@@ -49,10 +49,10 @@ class Chat:
                 self._answer(run["id"], ours=False)
             for text in first:
                 self._note(f"{PROMPT}{text}")
-                self._ask(text)
+                self._send(text)
             while True:
                 if text := self._typed():
-                    self._ask(text)
+                    self._send(text)
         except (_Left, KeyboardInterrupt):
             self._note(f"Left. Go on with: {self.again}")
         return self._status
@@ -76,7 +76,7 @@ class Chat:
         except (EOFError, KeyboardInterrupt):
             raise _Left from None
 
-    def _ask(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         whose = {} if self.user is None else {"user": self.user}
         run = self.server.start(self.agent, input=text, session_id=self.session, **whose)
         self._answer(run["id"], ours=True)

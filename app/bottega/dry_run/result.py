@@ -291,7 +291,7 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
             return _answer(plan, graph, None, notes, refused.detail, course, {})
         try:
             if plan["agent"]:
-                error = await _ask(notes, team.roots[plan["agent"]], plan["input"])
+                error = await _query_agent(notes, team.roots[plan["agent"]], plan["input"])
             else:
                 error = await trial.ask_all(plan["content"], graph, team, course)
         except TooMuchError as reason:
@@ -300,7 +300,7 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
     return _answer(plan, graph, team, notes, error, course, trial.ends)
 
 
-async def _ask(notes: Notes, agent: BaseAgent, question: str) -> str | None:
+async def _query_agent(notes: Notes, agent: BaseAgent, question: str) -> str | None:
     """Ask an agent; return its error's text; ``None``: it answered."""
     return (await agent.execute_query_async(question, recorder=notes)).error
 

@@ -388,7 +388,7 @@ class JournalRecorder(Recorder):
         with self.loops.admission(query) as admitted:
             async with self._admission(query) as permit:
                 admitted()
-                return await self._ask(query, partial(invoke, permit))
+                return await self._recorded_call(query, partial(invoke, permit))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[Permit | None]:
         """Reserve the call's tokens. An asynchronous task does so itself, in its own budget too."""
@@ -406,7 +406,7 @@ class JournalRecorder(Recorder):
         above = (path[:length] for length in range(1, len(path) + 1))
         return [account for each in above for account in self.node_accounts.get(each, ())]
 
-    async def _ask(
+    async def _recorded_call(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
         about = {"call": query.model_calls, "attempt": self.journal.attempt}

@@ -597,7 +597,7 @@ class OpenInterrupts:
                 return Resolution(resolution)
         if interrupt.server is not None and self._is_too_many(str(interrupt_id)):
             return Resolution({})
-        self._ask(query, tool_call, interrupt, interrupt_id)
+        self._record_interrupt(query, tool_call, interrupt, interrupt_id)
         decided = await self._wait(query, interrupt_id, kind)
         about = {"kind": kind, "call": query.model_calls, "tool_call_id": tool_call.id}
         self._tasks.add(
@@ -620,7 +620,7 @@ class OpenInterrupts:
         self._questions.add(interrupt_id)
         return False
 
-    def _ask(
+    def _record_interrupt(
         self, query: Query, tool_call: ToolCall, interrupt: Interrupt, interrupt_id: UUID
     ) -> None:
         asked = {

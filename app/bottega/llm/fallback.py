@@ -4,7 +4,7 @@ A call passes these methods, from the outermost to the innermost:
 
 - :meth:`FallbackProvider.invoke` reserves and pays the call, and tries the models in order.
 - ``FallbackProvider._try`` makes one try at one model, behind the model's gate.
-- ``_ask`` makes the same try without the gate, and returns a model's error as a value.
+- ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
 - :meth:`OpenServer.invoke` uses the current secrets, and tries once more if the key was replaced.
 - ``_Client.invoke`` counts the running calls of one version of the secrets.
 - :meth:`ModelProvider.invoke` sends the request.
@@ -434,7 +434,7 @@ class FallbackProvider:
         """
         gate = served.gate
         if gate is None:
-            return await _ask(served, call)
+            return await _try_server(served, call)
         if entry is None:
             tokens = gate.tokens(call.messages, call.tools, call.options)
             wait_s = min(AT_ONCE_S, self.patience_s) if is_last else 0.0
@@ -444,7 +444,7 @@ class FallbackProvider:
                 return error
         answer: AssistantMessage | ModelError | None = None
         try:
-            answer = await _ask(served, call)
+            answer = await _try_server(served, call)
         finally:
             gate.leave(entry, answer)
         return answer
@@ -484,7 +484,7 @@ def _in_order(
     return [ready, *((each, None) for each in left if each is not ready.served)]
 
 
-async def _ask(served: ServedModel, call: _Call) -> AssistantMessage | ModelError:
+async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | ModelError:
     """Make one try without a gate; return a model's error, or the refusal of an invalid input."""
     try:
         answer = await served.server.invoke(

@@ -97,7 +97,9 @@ class _StructuredModel:
         self._model = model or ""
         self._timeout_s = timeout_s
 
-    async def _ask(self, run: RunKey, name: str, system: str, text: str, form: type[T]) -> T:
+    async def _answer_in_form(
+        self, run: RunKey, name: str, system: str, text: str, form: type[T]
+    ) -> T:
         tool = ToolSchema("answer", "Give your answer.", form.model_json_schema())
         messages: list[StandardMessage] = [
             SystemMessage(content=f"{system} Answer by one call of the tool `answer`."),
@@ -153,7 +155,7 @@ class ModelAnalyst(_StructuredModel):
             ModelError: there is no answer, or the answer is not readable.
         """
         asked = task[:16_000]
-        return (await self._ask(run, ANALYSIS, _ANALYSE, asked, _Analysis)).model_dump()
+        return (await self._answer_in_form(run, ANALYSIS, _ANALYSE, asked, _Analysis)).model_dump()
 
     async def reflect(self, run: RunKey, about: Mapping[str, Any]) -> Sequence[str]:
         """Return the insights of an episode.
@@ -162,7 +164,7 @@ class ModelAnalyst(_StructuredModel):
             ModelError: there is no answer, or the answer is not readable.
         """
         asked = to_json(about).decode()
-        return (await self._ask(run, REFLECTION, _REFLECT, asked, _Insights)).insights
+        return (await self._answer_in_form(run, REFLECTION, _REFLECT, asked, _Insights)).insights
 
 
 class Judge(_StructuredModel):
@@ -182,7 +184,9 @@ class Judge(_StructuredModel):
             ModelError: there is no answer, or the answer is not readable.
         """
         system = f"{_JUDGE}\n\nCriteria:\n{criteria}\n\n{_NOT_CRITERIA}"
-        verdict = await self._ask(run, JUDGEMENT, system, to_json(result).decode(), _Verdict)
+        verdict = await self._answer_in_form(
+            run, JUDGEMENT, system, to_json(result).decode(), _Verdict
+        )
         return verdict.passed, verdict.reason
 
 

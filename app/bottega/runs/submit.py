@@ -98,7 +98,7 @@ RUN_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class NewRun:
+class RunRequest:
     """A request for a run.
 
     Attributes:
@@ -165,7 +165,7 @@ class NewRun:
         queue_timeout_s: float,
         memory: str,
         principal: str | None,
-    ) -> "NewRun":
+    ) -> "RunRequest":
         """Build it from a validated body of ``POST /v1/runs``.
 
         Args:
@@ -189,7 +189,7 @@ class NewRun:
         return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, **own})
 
 
-_FIELDS = tuple(field.name for field in fields(NewRun))
+_FIELDS = tuple(field.name for field in fields(RunRequest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ async def submit(
     pool: asyncpg.Pool | asyncpg.Connection,
     pins: PinCache,
     tenant_id: UUID,
-    new: NewRun,
+    new: RunRequest,
     once: OnceKey | None = None,
     limits: StoredLimits = NO_LIMITS,
 ) -> dict[str, Any]:
@@ -255,7 +255,7 @@ async def _checked(
     pool: asyncpg.Pool | asyncpg.Connection,
     pins: PinCache,
     tenant_id: UUID,
-    new: NewRun,
+    new: RunRequest,
     limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
     """Return a run's values with its pinned versions, and the epoch of these versions."""
@@ -282,7 +282,7 @@ async def _checked(
     return values | {"pinned": pinned, "memory": memory, "memory_used": used}, found.epoch
 
 
-def _memory_used(new: NewRun, wanted: MemoryScope | None, *, shared: bool) -> str:
+def _memory_used(new: RunRequest, wanted: MemoryScope | None, *, shared: bool) -> str:
     scope = scope_of_run(
         wanted, user=new.user, session_id=new.session_id, agent=new.agent, shared=shared
     )

@@ -168,7 +168,7 @@ class ChildTask:
                 configure(helper)
                 return helper
 
-            return await _ask(swarm, parent, handle, made)
+            return await _query_with_retries(swarm, parent, handle, made)
 
         return work
 
@@ -270,7 +270,7 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
     return agent
 
 
-async def _ask(
+async def _query_with_retries(
     swarm: Swarm, parent: Query, handle: SubagentHandle, made: Callable[[], BaseAgent]
 ) -> SubagentOutcome:
     """Query new agents until one succeeds, or no retry is left."""

@@ -68,7 +68,7 @@ class TenantPlaces:
             tenant = queue.turn
             if self.source is None or not isinstance(tenant, UUID) or self._take(tenant):
                 return True
-            self._ask(queue, tenant, min(free, queue.ready_of(tenant)))
+            self._request_places(queue, tenant, min(free, queue.ready_of(tenant)))
             queue.block(tenant)
         return False
 
@@ -93,7 +93,7 @@ class TenantPlaces:
             return True
         return self.source is not None and self.source.take(tenant)
 
-    def _ask(self, queue: TakeQueue, tenant: UUID, wanted: int) -> None:
+    def _request_places(self, queue: TakeQueue, tenant: UUID, wanted: int) -> None:
         asks = self._asks.setdefault(tenant, set())
         for _ in range(wanted - len(asks)):
             asks.add(asyncio.get_running_loop().create_task(self._get(queue, tenant)))

@@ -313,7 +313,7 @@ class KeyCache:
 
     async def _look_whether_open(self) -> None:
         asked_at = self._ticks()
-        row = await self._ask(_REQUIRED)
+        row = await self._fetch(_REQUIRED)
         self._learn(row is None or row["required"], asked_at)
 
     def _learn(self, required: bool, asked_at: float) -> None:
@@ -401,9 +401,9 @@ class KeyCache:
             return await use_once(connection, token)
 
     async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
-        ask = self._ask_as_stranger if stranger else self._ask
+        fetch = self._fetch_for_stranger if stranger else self._fetch
         asked_at = self._ticks()
-        row = await ask("SELECT * FROM find_key($1)", key_hash)
+        row = await fetch("SELECT * FROM find_key($1)", key_hash)
         if row is None:
             self._entries.pop(place, None)
             self._refused[place] = None
@@ -417,18 +417,18 @@ class KeyCache:
             entry.key, entry.checked_at = Key.of(row), asked_at
 
     @repeated
-    async def _ask(self, query: str, *arguments: object) -> asyncpg.Record | None:
+    async def _fetch(self, query: str, *arguments: object) -> asyncpg.Record | None:
         async with self._pool.acquire(timeout=_PATIENCE_S) as connection:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
 
-    async def _ask_as_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
+    async def _fetch_for_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
         """Run a query for an unknown key; only few run at once, to limit the database's load."""
         if self._strangers_waiting >= _STRANGERS_WAITING:
             raise UnavailableError("too many unknown keys are being looked up: try again")
         self._strangers_waiting += 1
         try:
             async with self._strangers:
-                return await self._ask(query, *arguments)
+                return await self._fetch(query, *arguments)
         finally:
             self._strangers_waiting -= 1
 

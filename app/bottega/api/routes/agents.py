@@ -31,7 +31,7 @@ from bottega.api.shared.definitions import (
 )
 from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
 from bottega.api.shared.idempotency import OnceDep
-from bottega.api.shared.new_runs import submit
+from bottega.api.shared.new_runs import start_run
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.definitions import store
@@ -200,7 +200,7 @@ async def create_draft_run(
             stored = await prepare(caller, name, body.definition)
         definition = stored | {"success_check": []}
         draft = {"agent": name, "definition": definition, "model": body.model}
-        run = await submit(service, principal, asked, await once.key_with_hash(), draft=draft)
+        run = await start_run(service, principal, asked, await once.key_with_hash(), draft=draft)
     except InvalidInputError as error:
         if error.pointer is not None and not error.pointer.startswith("/input"):
             error.pointer = f"/definition{error.pointer.removeprefix('/agent')}"

@@ -325,7 +325,7 @@ async def create(
         return await batches.get(tx, tenant, batch_id)
 
 
-def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit.NewRun:
+def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit.RunRequest:
     budget = body.budget or BatchBudget()
     asked = {
         **body.model_dump(include={"agent", "graph", "priority", "webhook_url"}),
@@ -336,7 +336,7 @@ def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit
         "cost_budget": None if budget.cost is None else budget.cost.model_dump(),
         "batch": {"concurrency": body.concurrency, "on_error": body.on_error, "total": total},
     }
-    return submit.NewRun.of(
+    return submit.RunRequest.of(
         asked,
         timeout_s=submit.RUN_TIMEOUT_S,
         queue_timeout_s=service.settings.queue_timeout_s,

@@ -44,7 +44,7 @@ from bottega.api.shared.deps import (
     Transaction,
 )
 from bottega.api.shared.idempotency import HEADER, OnceDep, is_key
-from bottega.api.shared.new_runs import submit
+from bottega.api.shared.new_runs import start_run
 from bottega.api.shared.pages import (
     LINK,
     MessagePart,
@@ -606,7 +606,7 @@ async def _create_directly(request: Request, body: NewRun) -> Response:
     principal.need("run")
     key = request.headers.get(idempotency.HEADER)
     once = None if key is None else await idempotency.once_key(request, key)
-    run = await submit(request.scope["app"].state.service, principal, body, once)
+    run = await start_run(request.scope["app"].state.service, principal, body, once)
     content = Run.model_validate(run).model_dump_json()
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
@@ -621,7 +621,7 @@ async def create(
     response: Response,
     wait: Annotated[float, Query(ge=0, le=60.0, description="Seconds to wait for the end.")] = 0,
 ) -> Any:
-    run = await submit(service, principal, body, await once.key_with_hash())
+    run = await start_run(service, principal, body, await once.key_with_hash())
     response.headers["Location"] = _path(run)
     if not wait:
         return run

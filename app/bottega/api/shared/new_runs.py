@@ -53,7 +53,7 @@ async def check_webhook(
         raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
 
 
-async def submit(
+async def start_run(
     service: Service,
     principal: Principal,
     body: NewRun,
@@ -114,7 +114,7 @@ async def _prepared(
     body: NewRun,
     channel: str | None,
     draft: dict[str, Any] | None,
-) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
+) -> AsyncIterator[tuple[submitting.RunRequest, StoredInput]]:
     """Check the body; yield the run to submit and its input, whose files are stored meanwhile."""
     tenant, settings = principal.tenant_id, service.settings
     owner = Owner(acts_for(principal, body.user).user, body.session_id)
@@ -134,7 +134,7 @@ async def _prepared(
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
         asked["draft"] = draft
         asked["user"] = owner.user
-        new = submitting.NewRun.of(
+        new = submitting.RunRequest.of(
             asked,
             timeout_s=submitting.RUN_TIMEOUT_S,
             queue_timeout_s=settings.queue_timeout_s,

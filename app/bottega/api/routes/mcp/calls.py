@@ -26,7 +26,7 @@ from bottega.api.routes.openai.answers import event, output_text
 from bottega.api.routes.stream import event_stream
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.runs import NewRun
-from bottega.api.shared.new_runs import submit
+from bottega.api.shared.new_runs import start_run
 from bottega.api.shared.run_control import decide
 from bottega.api.shared.run_follower import (
     HEARTBEAT,
@@ -436,7 +436,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     Raises:
         RpcError: there is no such tool, or no such call to continue.
         InvalidInputError: wrong arguments.
-        BottegaError: see :func:`bottega.api.shared.new_runs.submit`.
+        BottegaError: see :func:`bottega.api.shared.new_runs.start_run`.
     """
     name = message.params.get("name")
     if not isinstance(name, str):
@@ -447,7 +447,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
         raise message.refusal(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
     text = await input_of(message.params.get("arguments"), found[0])
     acting = acts_for(principal, message.user, None)
-    run = await submit(
+    run = await start_run(
         service, principal, checked(NewRun, _run_of(message, acting.user, name, text))
     )
     return RunFollower(service, principal, UUID(str(run["id"])), 0, kind=None)

@@ -38,7 +38,7 @@ from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import NewMessage
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.headers import sent
-from bottega.api.shared.new_runs import submit
+from bottega.api.shared.new_runs import start_run
 from bottega.api.shared.pages import storable
 from bottega.api.shared.run_control import decide, stored_message
 from bottega.api.shared.run_follower import RunFollower, checked
@@ -78,7 +78,7 @@ async def start_or_resume(
     If a new run is started, the waiting runs that the request leaves without results are cancelled.
 
     Raises:
-        BottegaError: see :func:`body_of` and :func:`submit`; ``pointer`` names a field of the
+        BottegaError: see :func:`body_of` and :func:`start_run`; ``pointer`` names a field of the
             client's request.
     """
     waiting = await _waiting(service, acting, request, place)
@@ -226,7 +226,7 @@ async def _started(
     try:
         with body.named_as_sent():
             before = fork if place.fork_of else None
-            run = await submit(service, acting.principal, new, channel=CHANNEL, before=before)
+            run = await start_run(service, acting.principal, new, channel=CHANNEL, before=before)
     except ConflictError as error:
         if error.code != "session_user":
             raise
