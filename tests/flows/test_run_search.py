@@ -92,7 +92,7 @@ async def test_runs_are_found_by_how_they_ended(guest: Running, guest_model: Fak
     assert await found(guest, error_code="other") == []
     assert await found(guest, status=["failed", "completed"], q="b") == ["bad", "broken"]
     assert await found(guest, status=["failed", "waiting"]) == ["broken"]
-    assert await found(guest, agent=["", "nobody"], outcome="FAILURE") == ["bad"]
+    assert await found(guest, agent=["a", "nobody"], outcome="FAILURE") == ["bad"]
     assert await found(guest, agent=["nobody", "other"]) == []
     assert await found(guest, outcome="FAILURE", metadata="team:a") == ["bad"]
     assert await found(guest, outcome="FAILURE", metadata="team:b") == []
