@@ -153,32 +153,33 @@ class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
         few = [Group(Arm.USED, True, 20, 1, 20), Group(Arm.USED, False, 1, 0, 1)]
-        after = validated(pattern(VALIDATED, before), few, NOW)[0].evidence
+        after = validated(pattern(VALIDATED, before), few, NOW).now.evidence
         assert (after.confidence, after.p_value) == (0.9, 0.001)
         assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
         assert after.uplift == 0.5
 
     def test_validation_without_news_keeps_its_time(self) -> None:
         some = [group(Arm.USED, True, 9)]
-        once, _ = validated(pattern(CANDIDATE), some, NOW)
+        once = validated(pattern(CANDIDATE), some, NOW).now
         assert once.evidence.validated_at == NOW
-        assert validated(once, some, datetime(2027, 1, 1, tzinfo=UTC))[0] == once
+        assert validated(once, some, datetime(2027, 1, 1, tzinfo=UTC)).now == once
 
     def test_pattern_without_applications_counts_as_not_validated(self) -> None:
         new = pattern(CANDIDATE)
-        assert validated(new, [], NOW)[0] == new
+        assert validated(new, [], NOW).now == new
 
     def test_savings_are_measured_against_runs_without_the_pattern(self) -> None:
         used = group(Arm.USED, True, 4, timed=2, seconds=6.0, counted=4, tokens=400.0)
         other = group(Arm.WITHHELD, True, 2, timed=1, seconds=5.0)
-        found = validated(pattern(VALIDATED), [used, other], NOW)[0].evidence
+        found = validated(pattern(VALIDATED), [used, other], NOW).now.evidence
         assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
 
     def test_looks_count_the_present_series_and_the_verdict_what_is_recent(self) -> None:
         old = Group(Arm.TRIAL, True, 20, 20, 0)
         new = replace(pattern(VALIDATED), evidence=Evidence())
-        after, says = validated(new, [old], NOW)
-        assert (after.lifecycle.looks, says.applications, says.decision) == (0, 20, None)
+        found = validated(new, [old], NOW)
+        assert (found.now.lifecycle.looks, found.now.lifecycle.decision) == (0, None)
+        assert found.lately.given.n == 20
 
 
 def test_a_pooled_difference_does_not_mix_patterns() -> None:

@@ -285,7 +285,7 @@ class TestUpdate:
         assert now.evidence == Evidence()
         assert now.lifecycle.uses == was.lifecycle.uses == 20
         [found] = await cache.validate(TENANT, [was.key])
-        assert found.verdict is Verdict.INSUFFICIENT_EVIDENCE
+        assert found.lately.verdict is Verdict.INSUFFICIENT_EVIDENCE
 
     @pytest.mark.parametrize(
         "changes", [{"summary": "New."}, {"name": "New"}, {"guide": Guide(how="New.")}]
@@ -307,11 +307,11 @@ class TestUpdate:
         now = await update(cache, TENANT, was.key, 1, {"detail": "New."})
         assert (now.version, now.state) == (2, VALIDATED)
         [found] = await cache.validate(TENANT, [was.key])
-        assert (found.good, found.applications) == (19, 21)
+        assert found.lately.given == (19, 21)
         # A later outcome of a run that was given version 1 is not a second application.
         assert await record(cache, TENANT, [replace(late[0], good=BAD)]) == 1
         [found] = await cache.validate(TENANT, [was.key])
-        assert (found.good, found.applications) == (18, 21)
+        assert found.lately.given == (18, 21)
         assert len(await counts(owner)) == 21 + 8
 
     async def test_an_update_without_changes_makes_no_version(self, cache: PatternCache) -> None:
@@ -465,7 +465,7 @@ class TestApplications:
             await record(cache, TENANT, applied(added, [GOOD], arm))
         assert (await cache.get(TENANT, added.key)).lifecycle.uses == 0
         [found] = await cache.validate(TENANT)
-        assert found.applications == 0
+        assert found.lately.given.n == 0
 
     async def test_a_harmful_pattern_goes_into_review(self, cache: PatternCache) -> None:
         was = await promoted(cache)
@@ -515,7 +515,8 @@ class TestValidation:
         added = await add(cache, TENANT, pattern())
         await record(cache, TENANT, applied(added, [GOOD] * 5))
         [found] = await cache.validate(TENANT, [added.key])
-        assert (found.verdict, found.state, found.decision) == (Verdict.VALIDATED, CANDIDATE, None)
+        assert found.lately.verdict is Verdict.VALIDATED
+        assert (found.now.state, found.now.lifecycle.decision) == (CANDIDATE, None)
         now = (await cache.get(TENANT, added.key)).evidence
         assert now.p_value == pytest.approx(0.03125)
         assert now.confidence == pytest.approx(0.760, abs=5e-4)
@@ -537,7 +538,7 @@ class TestValidation:
         for n in range(8, 15):
             await record(cache, TENANT, tried[n : n + 1])
             [found] = await cache.validate(TENANT)
-            assert (found.state, found.decision) == (CANDIDATE, decision)
+            assert (found.now.state, found.now.lifecycle.decision) == (CANDIDATE, decision)
         rows = await owner.fetch("SELECT * FROM patterns")
         clock.now += timedelta(hours=1)
         await cache.validate(TENANT)
@@ -568,9 +569,9 @@ class TestValidation:
         was = await promoted(cache)
         clock.now = NOW + timedelta(days=85)
         [found] = await cache.validate(TENANT)
-        assert found.verdict is Verdict.INSUFFICIENT_EVIDENCE
-        assert found.applications == 0
-        assert found.state is VALIDATED
+        assert found.lately.verdict is Verdict.INSUFFICIENT_EVIDENCE
+        assert found.lately.given.n == 0
+        assert found.now.state is VALIDATED
         now = await cache.get(TENANT, was.key)
         assert now.evidence.confidence == was.evidence.confidence
 
@@ -579,8 +580,9 @@ class TestValidation:
         easy = applied(added, [GOOD] * 18 + [BAD] * 2, Arm.REPORTED, baseline_rate=0.9)
         await record(cache, TENANT, easy)
         [found] = await cache.validate(TENANT, [added.key])
-        assert (found.verdict, found.state) == (Verdict.IN_REVIEW, CANDIDATE)
-        assert (found.baseline.name, round(found.baseline.rate, 9)) == ("given", 0.9)
+        assert (found.lately.verdict, found.now.state) == (Verdict.IN_REVIEW, CANDIDATE)
+        baseline = found.lately.baseline
+        assert (baseline.name, round(baseline.rate, 9)) == ("given", 0.9)
 
     async def test_savings_are_computed(self, cache: PatternCache) -> None:
         added = await add(cache, TENANT, pattern())
@@ -603,8 +605,8 @@ class TestValidation:
         )
         await record(cache, TENANT, later)
         [found] = await cache.validate(TENANT)
-        assert found.verdict is Verdict.IN_REVIEW
-        assert (found.was, found.state) == (VALIDATED, VALIDATED)
+        assert found.lately.verdict is Verdict.IN_REVIEW
+        assert (found.was.state, found.now.state) == (VALIDATED, VALIDATED)
 
     async def test_validation_covers_all_pages(
         self, cache: PatternCache, owner: asyncpg.Pool
@@ -618,8 +620,8 @@ class TestValidation:
             """
         )
         found = await cache.validate(TENANT)
-        assert len({each.pattern_id for each in found}) == 451
-        assert {each.verdict for each in found} == {Verdict.INSUFFICIENT_EVIDENCE}
+        assert len({each.now.key for each in found}) == 451
+        assert {each.lately.verdict for each in found} == {Verdict.INSUFFICIENT_EVIDENCE}
         assert (await cache.get(TENANT, added.key)).evidence.verdict is None
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -991,11 +990,25 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
 async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id: PatternId) -> Any:
     async with service.database.turn(tenant):
         (found,) = await service.patterns.validate(tenant, [pattern_id])
+    now, lately = found.now, found.lately
     service.patterns.forget(tenant)
     async with service.database.begin(tenant) as tx:
-        details = {"verdict": found.verdict, "state": found.state}
+        details = {"verdict": lately.verdict, "state": now.state}
         await audit.note(tx, tenant, actor, "pattern.validate", str(pattern_id), details)
-    return asdict(found)
+    return {
+        "pattern_id": now.key,
+        "version": now.version,
+        "was": found.was.state,
+        "state": now.state,
+        "verdict": lately.verdict,
+        "good": lately.given.good,
+        "applications": lately.given.n,
+        "success_rate": now.evidence.success_rate,
+        "p_value": lately.p_better,
+        "confidence": lately.confidence,
+        "baseline": lately.baseline,
+        "decision": now.lifecycle.decision,
+    }
 
 
 @router.post(

@@ -151,7 +151,8 @@ class EpisodeResult(Body):
 class EpisodeReflection(Body):
     """The reflection: insights, patterns and failures."""
 
-    insights: Values = Field(default_factory=list)
+    insights: Lines = Field(default_factory=list)
+    """Sentences that help with similar tasks."""
     patterns: Values = Field(default_factory=list)
     failures: Values = Field(default_factory=list)
     performance: Object = Field(default_factory=dict)
@@ -443,9 +444,9 @@ class Episode(Answer):
     """Number of episodes that it replaces; 1: it replaces none."""
     consolidated: dict[str, Any] | None = None
     """Only in a consolidated episode: the most typical of the replaced episodes
-    (`representative_id`), the number of `instances`, their common `structure`, the `variations` by
-    `episode_id` (`diff`: the values in which the episode differs, by JSON Pointer; long ones are
-    cut), and `statistics`."""
+    (`representative_id`), the number of `instances`, their common `structure` (values by JSON
+    Pointer), the `variations` by `episode_id` (`diff`: the values in which the episode differs;
+    long ones are cut), and `statistics`."""
     feedback: Feedback | None = None
     """Feedback on the run; null: none."""
     state: EpisodeState

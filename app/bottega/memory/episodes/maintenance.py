@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from hashlib import blake2b
+from itertools import islice
 from statistics import fmean
 from typing import Any
 from uuid import UUID
@@ -492,8 +492,8 @@ def as_one(
     """Build the episode that replaces ``members``.
 
     Its ``metadata["consolidated"]`` has ``representative_id``, ``instances``, ``structure`` (the
-    values that all members have in common), ``variations`` and ``statistics``. A variation has the
-    id of a member and ``diff``: at most 20 values of that member alone, by JSON pointer, shortened.
+    values that all members have in common, by JSON pointer), ``variations`` and ``statistics``. A
+    variation has the id of a member and ``diff``: at most 20 of its other values, shortened.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
@@ -547,8 +547,13 @@ def as_one(
 
 def _compared(members: Sequence[Episode]) -> dict[str, Any]:
     """Return the common ``structure`` of episodes, and their ``variations``."""
-    contents = [_content(each) for each in members]
-    structure = reduce(_common, contents)
+    contents = [dict(_leaves(_content(each))) for each in members]
+    first, *others = contents
+    structure = {
+        path: value
+        for path, value in first.items()
+        if all(path in other and other[path] == value for other in others)
+    }
     variations = [
         {"episode_id": str(each.id), "at": each.at.isoformat(), "diff": _diff(own, structure)}
         for each, own in zip(members, contents, strict=True)
@@ -567,38 +572,25 @@ def _content(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are equal in two objects, at any depth."""
-    common = {}
-    for name, value in one.items():
-        if isinstance(value, Mapping) and isinstance(other.get(name), Mapping):
-            common[name] = _common(value, other[name])
-        elif name in other and value == other[name]:
-            common[name] = value
-    return common
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in an object, at any depth, each with its JSON pointer."""
+    if not isinstance(value, Mapping) or not value:
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{path}/{name.replace('~', '~0').replace('/', '~1')}")
 
 
 def _diff(own: Mapping[str, Any], structure: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for path, value in _leaves(own, structure, ""):
-        if len(values) == 20:
-            values["…"] = "and more"
-            break
-        text = value if isinstance(value, str) else json.dumps(value)
-        values[path] = value if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    values = {path: _shown(value) for path, value in own.items() if path not in structure}
+    if len(values) > 20:
+        values = {**dict(islice(values.items(), 20)), "…": "and more"}
     return values
 
 
-def _leaves(
-    own: Mapping[str, Any], structure: Mapping[str, Any], path: str
-) -> Iterator[tuple[str, Any]]:
-    """Yield the values that ``structure`` lacks, each with its JSON pointer."""
-    for name, value in own.items():
-        here = f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
-        if name not in structure:
-            yield here, value
-        elif isinstance(value, Mapping):
-            yield from _leaves(value, structure[name], here)
+def _shown(value: Any) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return value if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:

@@ -51,10 +51,8 @@ def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[Foun
 
 
 def _sentences(episode: Episode) -> Iterable[str]:
-    said = (episode.reflection or {}).get("insights")
-    if not isinstance(said, list):  # of an imported episode
-        return []
-    texts = [" ".join(each.split()) for each in said[:20] if isinstance(each, str)]
+    said = (episode.reflection or {}).get("insights") or ()
+    texts = (" ".join(each.split()) for each in said[:20])
     return [cut(text, 300) for text in texts if text]
 
 

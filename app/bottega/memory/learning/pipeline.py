@@ -144,12 +144,12 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
         were ``promoted``, and the patterns that ``fell`` (are not validated any more).
     """
     found = await cache.validate(tenant_id)
-    moved = [each for each in found if each.state is not each.was]
-    promoted = [each.pattern_id for each in moved if each.state is PatternState.VALIDATED]
-    fell = [each.pattern_id for each in moved if each.was is PatternState.VALIDATED]
+    moved = [each for each in found if each.now.state is not each.was.state]
+    promoted = [each.now.key for each in moved if each.now.state is PatternState.VALIDATED]
+    fell = [each.now.key for each in moved if each.was.state is PatternState.VALIDATED]
     return {
         "validated": len(found),
-        "verdicts": dict(Counter(each.verdict.value for each in found)),
+        "verdicts": dict(Counter(each.lately.verdict.value for each in found)),
         "promoted": _named(promoted),
         "fell": _named(fell),
     }

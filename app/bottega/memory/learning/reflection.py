@@ -18,6 +18,7 @@ from bottega.memory.text.summaries import cut
 MOST = 10
 """Most insights, and most failures, of one run."""
 LONGEST = 300
+_SPENT = ("model_calls", "tool_calls", "retries", "usage", "duration_s")
 
 
 class Analyst(Protocol):
@@ -122,7 +123,7 @@ def applications_of(episode: Episode) -> list[Application]:
             good=went_well(episode) if Category(each["category"]) in OF_RUN else each.get("good"),
             features=episode.metadata.get("features") or {},
             duration_s=episode.execution.get("duration_s"),
-            tokens=int(sum(_usage(episode).values())) or None,
+            tokens=_tokens(episode),
         )
         for each in given
     ]
@@ -141,25 +142,17 @@ def _insight(failure: Mapping[str, Any]) -> str:
     return cut(f"After {what}, {failure['then']} {end}.", LONGEST)
 
 
-def _usage(episode: Episode) -> dict[str, int]:
-    """Return the tokens that an episode used; ignore values of imported episodes that are none."""
-    usage = (episode.execution.get("resources") or {}).get("usage")
-    return _numbers(usage if isinstance(usage, dict) else {}, "input", "output")
-
-
 def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any]:
-    resources = episode.execution.get("resources") or {}
-    known = _numbers(resources, "model_calls", "tool_calls", "retries")
-    if usage := _usage(episode):
-        known["usage"] = usage
-    known |= _numbers(episode.execution, "duration_s")
+    spent = {**_resources(episode), "duration_s": episode.execution.get("duration_s")}
+    known = {name: spent[name] for name in _SPENT if spent.get(name) is not None}
     return known | {"failed_calls": sum(not call.ok for call in calls)}
 
 
-def _numbers(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: of[name] for name in names if _is_number(of.get(name))}
+def _resources(episode: Episode) -> Mapping[str, Any]:
+    resources: Mapping[str, Any] = episode.execution.get("resources") or {}
+    return resources
 
 
-def _is_number(value: Any) -> bool:
-    """Return true for a number within the range of all columns; imports may have any value."""
-    return type(value) in (int, float) and 0 <= value <= 10**12
+def _tokens(episode: Episode) -> int | None:
+    usage = _resources(episode).get("usage") or {}
+    return usage.get("input", 0) + usage.get("output", 0) or None

@@ -11,7 +11,7 @@ looks; after the fourth look a new series begins.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
@@ -286,23 +286,15 @@ def _saved(groups: Sequence[Group], sums: str, n: str) -> float | None:
     return means[0] - means[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
-    pattern_id: UUID
-    version: int
-    was: PatternState
-    state: PatternState
-    verdict: Verdict
-    good: int  # number of successful applications among those that count for the verdict
-    applications: int
-    success_rate: float | None
-    p_value: float
-    confidence: float
-    baseline: Baseline
-    decision: str | None  # decision of the last look, in a sentence
+class Validation(NamedTuple):
+    """A pattern before and after a validation, and its applications that count for the verdict."""
+
+    was: Pattern
+    now: Pattern
+    lately: Comparison
 
 
-def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> tuple[Pattern, Validation]:
+def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> Validation:
     """Return a pattern with its current evidence, and with its state after a look that is due.
 
     If nothing changed, the old evidence stays, with its time. If there are too few applications,
@@ -310,36 +302,24 @@ def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> tuple[Pat
     """
     after = looked_at(was, compared(groups, "since"), now)
     lately = compared(groups, "lately")
+    verdict, old = lately.verdict, was.evidence
     rate = lately.given.rate if lately.given.n else None
-    same: dict[str, Any] = {
-        "applications": lately.given.n,
-        "success_rate": rate,
-        "baseline": lately.baseline,
-    }
-    sure: dict[str, Any] = {"confidence": lately.confidence, "p_value": lately.p_better}
-    verdict = lately.verdict
+    is_sure = verdict is not Verdict.INSUFFICIENT_EVIDENCE
     known = replace(
-        was.evidence,
+        old,
+        applications=lately.given.n,
+        success_rate=rate,
         time_saved_s=_saved(groups, "seconds", "timed"),
         tokens_saved=_saved(groups, "tokens", "counted"),
         uplift=None if rate is None else rate - lately.baseline.rate,
+        confidence=lately.confidence if is_sure else old.confidence,
+        p_value=lately.p_better if is_sure else old.p_value,
+        baseline=lately.baseline,
         verdict=verdict.value,
-        **same,
-        **({} if verdict is Verdict.INSUFFICIENT_EVIDENCE else sure),
     )
-    if known != was.evidence and (was.evidence.verdict or _given(groups)):
+    if known != old and (old.verdict or _given(groups)):
         after = after.but(evidence=replace(known, validated_at=now))
-    return after, Validation(
-        was.key,
-        was.version,
-        was.state,
-        after.state,
-        verdict,
-        lately.given.good,
-        **same,
-        **sure,
-        decision=after.lifecycle.decision,
-    )
+    return Validation(was, after, lately)
 
 
 def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:

@@ -248,9 +248,8 @@ class PatternStore:
         groups = await application_rows.groups(self.connection, self.tenant_id, [*of], since)
         found = []
         for pattern_id, was in of.items():
-            after, says = validated(was, groups.get(pattern_id, ()), self.now)
-            found.append(says)
-            if after != was:
+            found.append(validation := validated(was, groups.get(pattern_id, ()), self.now))
+            if (after := validation.now) != was:
                 await self.write(after, notify=after.state is not was.state)
         return found
 
