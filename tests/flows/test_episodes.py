@@ -1,16 +1,15 @@
 """Episodes of runs: reading, feedback and erasure."""
 
-import asyncio
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.api.test_episodes import ids, remember, search, task
-from tests.fake_model import FakeModel, gated, text
+from tests.fake_model import FakeModel, text
 from tests.flows.test_dag import says
 from tests.flows.test_erasure import every_row, finished, holding
-from tests.service import Running, watch
+from tests.service import Running
 from tests.team import define_graph
 from tests.tenants import holder
 from tests.waiting import until
@@ -108,18 +107,6 @@ async def test_feedback_on_a_run_without_an_episode_counts_for_the_run(
         await judge(client, run["id"], outcome="PARTIAL")
         shown = (await client.get(f"/v1/runs/{run['id']}")).json()
         assert shown["outcome"] == {"value": "PARTIAL", "source": "feedback"}
-
-
-async def test_feedback_on_an_unfinished_run_is_refused(bottega: Running, model: FakeModel) -> None:
-    await bottega.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
-    goes_on = asyncio.Event()
-    model.script(gated(goes_on, text("done")))
-    run = (await bottega.client.post("/v1/runs", json={"agent": "a", "input": "x"})).json()
-    answer = await bottega.client.post(f"/v1/runs/{run['id']}/feedback", json={"score": 1})
-    assert (answer.status_code, answer.json()["code"]) == (409, "not_final")
-    goes_on.set()
-    assert (await watch(bottega.port, run["id"]))[-1]["type"] == "run.completed"
-    await judge(bottega.client, run["id"], score=1.0)
 
 
 async def fill(bottega: Running) -> None:

@@ -1,4 +1,4 @@
-"""Unrelated episodes are not given to a run, in any language."""
+"""Unrelated episodes are not given to a run."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.fake_model import FakeModel, text
 from tests.service import Running
-from tests.stores.test_significant_words import LANGUAGES
+from tests.stores.test_significant_words import ITALIAN
 from tests.waiting import until
 
 
@@ -20,11 +20,8 @@ def model(guest_model: FakeModel) -> FakeModel:
     return guest_model
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_only_related_episodes_are_given(
-    bottega: Running, model: FakeModel, language: str
-) -> None:
-    tasks, unrelated, related = LANGUAGES[language]
+async def test_only_related_episodes_are_given(bottega: Running, model: FakeModel) -> None:
+    tasks, unrelated, related = ITALIAN
     client = bottega.client
     model.decide = lambda request: text("done")
     await client.post("/v1/agents", json={"name": "clerk", "system_message": "x"})

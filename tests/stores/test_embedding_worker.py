@@ -1,8 +1,7 @@
 """Background embedding: sharing of work, outages and changes of the embedder."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -22,7 +21,7 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.text.embeddings import Embedder, Vectors, packed_vectors
+from bottega.memory.text.embeddings import Embedder, packed_vectors
 from tests.accounts import Purse
 from tests.claims import leased
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
@@ -115,10 +114,6 @@ async def all_done(keeper: EmbeddingWorker, owner: asyncpg.Pool) -> None:
         await keeper.work.do_due()
 
 
-async def other_tenant(owner: asyncpg.Pool) -> None:
-    await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", OTHER)
-
-
 async def test_a_stored_episode_gets_vectors_of_its_three_texts(
     database: Database, owner: asyncpg.Pool, clock: Clock
 ) -> None:
@@ -149,35 +144,6 @@ async def test_vectors_are_packed_in_python_as_in_the_database(owner: asyncpg.Po
     for row, packed in zip(random, packed_vectors(random), strict=True):
         unpacked = await owner.fetchval("SELECT unpacked_vector($1)::real[]", packed)
         assert np.dot(unpacked, row) / np.linalg.norm(row) > 0.9995
-
-
-async def test_tenants_take_turns_in_embedding(
-    database: Database, owner: asyncpg.Pool, clock: Clock
-) -> None:
-    await other_tenant(owner)
-    await store(database, range(1, 101))
-    await store(database, [901], OTHER)
-
-    await keeper(database, clock).work.do_due()
-
-    assert await embedded(owner, "builtin-1", OTHER) == [901]
-    assert 0 < len(await embedded(owner, "builtin-1")) < 100
-
-
-async def test_workers_share_the_work(
-    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
-) -> None:
-    await store(database, range(1, 41))
-    async with hosted(model) as one, hosted(model) as two:
-        workers = [keeper(database, clock, each) for each in (one, two)]
-        while await waiting(owner):
-            await asyncio.gather(*(worker.work.do_due() for worker in workers))
-
-    asked = [text for request in model.embedded for text in request["input"]]
-    assert sorted(text for text in asked if text.startswith("task") and "\n" not in text) == sorted(
-        f"task {number}" for number in range(1, 41)
-    )
-    assert await embedded(owner, "openai:vectors-1:768") == list(range(1, 41))
 
 
 async def test_a_dead_worker_s_episodes_are_taken_again_after_its_lease(
@@ -236,29 +202,6 @@ async def test_an_embedder_that_is_down_is_called_once_for_each_tenant_and_pause
     assert len(model.embedded) == 6
     assert await waiting(owner) == [*range(6)]
     assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_work")} == {0}
-
-
-async def test_after_a_success_the_next_pause_is_the_shortest(
-    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
-) -> None:
-    model.script_vectors(http_error(503), http_error(503), None, http_error(503))
-    async with hosted(model) as embedder:
-        worker = keeper(database, clock, embedder)
-        for number, pause_s in enumerate((1, 2, 0, 1)):
-            await store(database, [number])
-            await leases_end(owner)
-            assert await worker.work.do_due() == pause_s
-            clock.now += pause_s
-
-
-async def test_the_worker_rests_as_long_as_it_worked(database: Database, clock: Clock) -> None:
-    class Slow(BuiltinEmbedder):
-        async def embed(self, texts: Sequence[str]) -> Vectors:
-            clock.now += 3
-            return await super().embed(texts)
-
-    await store(database, [1])
-    assert await keeper(database, clock, Slow()).work.do_due() == 3
 
 
 async def test_a_refused_text_delays_no_other_vectors(

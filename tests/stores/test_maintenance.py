@@ -162,26 +162,6 @@ async def test_a_job_that_always_fails_ends_with_the_reason(
     assert await order(database, DEFAULT_TENANT) != ordered
 
 
-async def test_a_worker_that_lost_its_lease_writes_nothing(
-    database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
-) -> None:
-    """Stall a worker for longer than its lease, as when its machine sleeps."""
-    ordered = await order(database, DEFAULT_TENANT)
-    other = Done()
-    another = Maintenance(database.pool, other.stages())
-
-    async def stall(_: Job) -> None:
-        await owner.execute("UPDATE memory_jobs SET next_at = now()")
-        await another.leased().do_due()
-
-    done.before["mining"] = stall
-    await maintenance.leased().do_due()
-    assert other.done == list(NAMES[1:])
-    assert done.done == ["episodes", "mining"]
-    ended = await job(database, ordered)
-    assert (ended.status, ended.tries, ended.progress["mining"]["seen"]) == ("done", 2, 1)
-
-
 async def test_a_slow_worker_renews_its_lease(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:

@@ -24,7 +24,6 @@ from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
     Arm,
-    Baseline,
     Category,
     Content,
     ContentKind,
@@ -149,12 +148,6 @@ class TestOne:
         assert added == await cache.get(TENANT, added.key)
         assert (added.state, added.version, added.key.version) == (CANDIDATE, 1, 7)
 
-    async def test_an_unusable_pattern_is_refused(self, cache: PatternCache) -> None:
-        wrong = Applicability(conditions=({"feature": "tool", "op": "is", "value": 1},))
-        with pytest.raises(InvalidInputError) as caught:
-            await add(cache, TENANT, pattern(applicability=wrong))
-        assert caught.value.pointer == "/applicability/conditions/0/op"
-
     async def test_concurrent_equal_patterns_are_stored_once(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
@@ -242,20 +235,6 @@ class TestOne:
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
         assert (await add(cache, TENANT, again)).state is DEPRECATED
 
-    async def test_pages(self, cache: PatternCache) -> None:
-        added = [
-            await add(cache, TENANT, pattern(str(n), category=category))
-            for n, category in enumerate([Category.DOMAIN, Category.RECOVERY] * 3)
-        ]
-        await deprecate(cache, TENANT, added[0].key, "of no use")
-        assert [each.name for each in await cache.page(TENANT, limit=9)] == list("012345")
-        page = await cache.page(TENANT, limit=2, after=added[1].key)
-        assert [each.name for each in page] == ["2", "3"]
-        back = await cache.page(TENANT, limit=2, after=added[2].key, descending=True)
-        assert [each.name for each in back] == ["1", "0"]
-        domain = await cache.page(TENANT, states=[CANDIDATE], categories=[Category.DOMAIN], limit=9)
-        assert [each.name for each in domain] == ["2", "4"]
-
     async def test_patterns_of_another_tenant_are_not_found(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
@@ -276,17 +255,6 @@ class TestOne:
 
 
 class TestUpdate:
-    async def test_a_pattern_with_a_new_meaning_starts_over(self, cache: PatternCache) -> None:
-        was = await promoted(cache)
-        changes = {"applicability": replace(was.applicability, domains=("law",)), "summary": "New."}
-        now = await update(cache, TENANT, was.key, 1, changes)
-        assert (now.version, now.state, now.summary) == (2, CANDIDATE, "New.")
-        assert now.applicability.domains == ("law",)
-        assert now.evidence == Evidence()
-        assert now.lifecycle.uses == was.lifecycle.uses == 20
-        [found] = await cache.validate(TENANT, [was.key])
-        assert found.lately.verdict is Verdict.INSUFFICIENT_EVIDENCE
-
     @pytest.mark.parametrize(
         "changes", [{"summary": "New."}, {"name": "New"}, {"guide": Guide(how="New.")}]
     )
@@ -313,10 +281,6 @@ class TestUpdate:
         [found] = await cache.validate(TENANT, [was.key])
         assert found.lately.given == (18, 21)
         assert len(await counts(owner)) == 21 + 8
-
-    async def test_an_update_without_changes_makes_no_version(self, cache: PatternCache) -> None:
-        added = await add(cache, TENANT, pattern())
-        assert await update(cache, TENANT, added.key, 1, {"content": added.content}) == added
 
     async def test_of_two_changes_to_one_version_one_is_refused(self, cache: PatternCache) -> None:
         added = await add(cache, TENANT, pattern())
@@ -467,20 +431,6 @@ class TestApplications:
         [found] = await cache.validate(TENANT)
         assert found.lately.given.n == 0
 
-    async def test_a_harmful_pattern_goes_into_review(self, cache: PatternCache) -> None:
-        was = await promoted(cache)
-        without = applied(was, [GOOD] * 8, Arm.WITHHELD, first=LATER)
-        used = applied(was, [BAD] * 8, Arm.USED, first=LATER)
-        await record(cache, TENANT, [*without, *used[:7]])
-        assert (await cache.get(TENANT, was.key)).state is VALIDATED
-        await record(cache, TENANT, used[7:])
-        now = await cache.get(TENANT, was.key)
-        assert now.state is IN_REVIEW
-        assert now.lifecycle.reason == now.lifecycle.decision
-        assert now.lifecycle.reason == (
-            "0 of 8 with it, 8 of 8 without: p = 8e-05, level 0.001: goes into review"
-        )
-
     async def test_concurrent_applications_are_all_counted(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
@@ -511,20 +461,6 @@ class TestApplications:
 
 
 class TestValidation:
-    async def test_five_successes_of_five_do_not_promote(self, cache: PatternCache) -> None:
-        added = await add(cache, TENANT, pattern())
-        await record(cache, TENANT, applied(added, [GOOD] * 5))
-        [found] = await cache.validate(TENANT, [added.key])
-        assert found.lately.verdict is Verdict.VALIDATED
-        assert (found.now.state, found.now.lifecycle.decision) == (CANDIDATE, None)
-        now = (await cache.get(TENANT, added.key)).evidence
-        assert now.p_value == pytest.approx(0.03125)
-        assert now.confidence == pytest.approx(0.760, abs=5e-4)
-        assert now.success_rate == 1.0
-        assert now.uplift == 0.5
-        assert now.baseline == Baseline()
-        assert now.validated_at == NOW
-
     async def test_a_look_is_made_once_at_its_number(
         self, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
@@ -626,22 +562,6 @@ class TestValidation:
 
 
 class TestDeprecation:
-    async def test_a_deprecated_pattern_is_kept_with_its_replacement(
-        self, cache: PatternCache
-    ) -> None:
-        one, other = (
-            await add(cache, TENANT, pattern("1")),
-            await add(cache, TENANT, pattern("2")),
-        )
-        now = await deprecate(cache, TENANT, one.key, "too old", other.key)
-        assert (now.state, now.version) == (DEPRECATED, 1)
-        assert (now.lifecycle.reason, now.lifecycle.replaced_by) == ("too old", other.key)
-        assert await cache.validate(TENANT, [one.key])
-        assert (await cache.get(TENANT, one.key)).state is DEPRECATED
-        for by in (other.key, one.key):
-            with pytest.raises(InvalidInputError):
-                await deprecate(cache, TENANT, other.key, "too old", by)
-
     async def test_other_processes_are_notified_of_changes_but_not_of_uses(
         self, cache: PatternCache, database: Database, owner: asyncpg.Pool, database_url: str
     ) -> None:
@@ -721,17 +641,6 @@ class TestMerging:
         with pytest.raises(InvalidInputError, match="is deprecated"):
             await merge(cache, TENANT, [one.key, now.key])
 
-    async def test_incompatible_patterns_are_not_merged(self, cache: PatternCache) -> None:
-        one = await add(cache, TENANT, pattern("1"))
-        other = await add(cache, TENANT, pattern("2", category=Category.DOMAIN))
-        with pytest.raises(InvalidInputError, match="one category"):
-            await merge(cache, TENANT, [one.key, other.key])
-        with pytest.raises(InvalidInputError, match="2 to 20"):
-            await merge(cache, TENANT, [one.key, one.key])
-        with pytest.raises(NotFoundError):
-            await merge(cache, TENANT, [one.key, uuid4()])
-        assert (await cache.get(TENANT, one.key)).state is CANDIDATE
-
     async def test_similar_patterns_are_found(self, cache: PatternCache) -> None:
         one = await add(cache, TENANT, pattern("1"))
         same = await add(cache, TENANT, pattern("1!"))
@@ -793,16 +702,6 @@ class TestWhichApply:
         "complexity": 0.5,
         "tool": "look",
     }
-
-    async def test_only_validated_patterns_are_found(self, cache: PatternCache) -> None:
-        await add(cache, TENANT, pattern())
-        was = await promoted(cache)
-        [found] = await cache.find_applicable(TENANT, self.task)
-        assert found.pattern.id == was.id
-        assert await cache.find_applicable(TENANT, self.task | {"domain": "law"}) == []
-        strategic = await cache.find_applicable(TENANT, self.task, category=Category.STRATEGIC)
-        assert [each.pattern.id for each in strategic] == [was.id]
-        assert await cache.find_applicable(TENANT, self.task, category=Category.DOMAIN) == []
 
     async def test_patterns_about_failures_match_failures(self, cache: PatternCache) -> None:
         strategic = await promoted(cache)

@@ -113,19 +113,18 @@ BEGIN
     RETURN cardinality(v_ids);
 END $$;
 
--- Called by consolidation. Stop considering a page of episodes without a similar one in time, from
--- a given position on. SECURITY DEFINER, because a policy keeps the comparison of times off its
--- index.
+-- Called by consolidation. Stop considering episodes without a similar one in time, the oldest
+-- first. SECURITY DEFINER, because a policy keeps the comparison of times off its index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
-    p_before timestamptz, p_window interval, p_at timestamptz, p_id uuid, p_limit integer
-) RETURNS TABLE (at timestamptz, episode_id uuid)
+    p_before timestamptz, p_window interval, p_limit integer
+) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     UPDATE episode_state s SET task_key = NULL
     WHERE s.tenant_id = current_setting('bottega.tenant')::uuid AND s.episode_id = ANY (ARRAY(
         SELECT o.episode_id FROM episode_state o
         WHERE o.tenant_id = current_setting('bottega.tenant')::uuid
-          AND o.task_key IS NOT NULL AND o.at < p_before AND (o.at, o.episode_id) > (p_at, p_id)
+          AND o.task_key IS NOT NULL AND o.at < p_before
           -- Looked up for each: an anti-join may compare each with all of them.
           AND (
             SELECT n.episode_id FROM episode_state n
@@ -135,7 +134,6 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
               AND (n.task_key, n.at) <= (o.task_key, o.at + p_window)
             ORDER BY n.task_key, n.at LIMIT 1) IS NULL  -- only one index has this order
         ORDER BY o.at, o.episode_id LIMIT p_limit FOR UPDATE SKIP LOCKED))
-    RETURNING s.at, s.episode_id
 $$;
 
 -- Called by consolidation. Replace mature episodes of one user, session and agent by one, with the

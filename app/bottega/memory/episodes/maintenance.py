@@ -93,7 +93,7 @@ SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
 # Done first, because most episodes have a unique task.
-_DISMISS_LONELY = "SELECT FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
+_DISMISS_LONELY = "SELECT dismiss_lonely_episodes($1, $2, $3)"
 _ALIKE = """
 ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
     x.agent)
@@ -248,7 +248,7 @@ class EpisodeMaintenance:
         mature = ended_before(StorageState.MATURE, now)
         async with acting_as(self.pool, tenant_id) as connection:
             ready = await connection.fetchval(_READY, tenant_id, mature, _WINDOW)
-            await connection.execute(_DISMISS_LONELY, ready, _WINDOW, *_FIRST, self.most)
+            await connection.execute(_DISMISS_LONELY, ready, _WINDOW, self.most)
         made: Counter[str] = Counter()
         last = _FIRST
         for _ in range(self.most):
