@@ -40,7 +40,7 @@ class Clock:
 async def ends(patience: Patience) -> str:
     """Return how a query ends."""
     try:
-        assert (await patience.embed(patience._embedder, "x", 0.001)).shape == (1, 2)
+        assert (await patience.embed(patience.embedder, "x", 0.001)).shape == (1, 2)
     except (TimeoutError, UnavailableError, ModelError) as error:
         return type(error).__name__
     return "answered"

@@ -162,7 +162,6 @@ def body_of(message: ToolMessage) -> str:
 
 
 def _saying(message: ToolMessage, text: str) -> ToolMessage:
-    """Copy a tool message with another text for the same calls."""
     results = []
     for result in message.tool_results:
         field = "error" if result.status is ToolStatus.ERROR else "result"

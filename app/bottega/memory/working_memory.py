@@ -386,7 +386,6 @@ class WorkingMemory:
 
 
 def _rendered(kind: VariableKind, value: Any) -> str:
-    """Render a value for prompts, to follow its name."""
     if kind is VariableKind.ACCUMULATOR:
         return f"+= {', '.join(map(as_text, value))}"
     return f"= {as_text(value)}"

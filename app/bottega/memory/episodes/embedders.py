@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -46,38 +46,30 @@ class EmbeddedQuery:
     compared: str = "words"
 
 
+@dataclass(frozen=True, slots=True)
 class Embedders:
     """The configured embedder of this process, and the embedders of stored vectors.
 
-    Args:
-        current: function that loads the configured embedder when it is first needed.
-        named: function that returns another embedder by name; ``None`` if this process does not
-            have it.
+    Attributes:
+        load_current: loads the configured embedder when it is first needed.
+        load_named: returns another embedder by name; ``None`` if this process does not have it.
     """
 
-    def __init__(
-        self,
-        pool: asyncpg.Pool,
-        current: "Callable[[], Embedder]",
-        named: "Callable[[str], Embedder | None]",
-        *,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._pool = pool
-        self._current = current
-        self._named = named
-        self._clock = clock
-        self._patience: dict[Embedder, Patience] = {}
+    pool: asyncpg.Pool
+    load_current: "Callable[[], Embedder]"
+    load_named: "Callable[[str], Embedder | None]"
+    clock: Callable[[], float] = monotonic
+    _patience: "dict[Embedder, Patience]" = field(default_factory=dict)
 
     @property
     def current(self) -> "Embedder":
         """Embedder of new vectors."""
-        return self._current()
+        return self.load_current()
 
     def named(self, name: str | None) -> "Embedder | None":
         """Return an embedder by name, if this process has it; for ``None``, the current one."""
-        current = self._current()
-        return current if name is None or name == current.name else self._named(name)
+        current = self.load_current()
+        return current if name is None or name == current.name else self.load_named(name)
 
     def paid_by(self, tenant_id: UUID, embedder: "Embedder | None" = None) -> "Embedder":
         """Return an embedder whose calls a tenant pays; calls of local embedders cost nothing.
@@ -85,7 +77,7 @@ class Embedders:
         Args:
             embedder: ``None``: the current embedder.
         """
-        embedder = embedder or self._current()
+        embedder = embedder or self.load_current()
         bind = getattr(embedder, "paid_by", None)
         return embedder if bind is None else bind(tenant_id)
 
@@ -98,11 +90,11 @@ class Embedders:
         """
         from bottega.memory.text.embeddings import compared_by, floor_of
 
-        row = await self._pool.fetchrow(_OF_QUERIES, str(tenant_id))
+        row = await self.pool.fetchrow(_OF_QUERIES, str(tenant_id))
         embedder = self.named(row and row["embedder"])
         if embedder is None:
             return EmbeddedQuery()
-        patience = self._patience.setdefault(embedder, Patience(embedder, self._clock))
+        patience = self._patience.setdefault(embedder, Patience(embedder, self.clock))
         try:
             paid = self.paid_by(tenant_id, embedder)
             (vector,) = await patience.embed(paid, query, deadline_s)
@@ -123,17 +115,17 @@ def _background(row: asyncpg.Record | None) -> "Background | None":
     return Background(np.array(row["background_mean"], np.float32), *row["background"])
 
 
+@dataclass(slots=True)
 class Patience:
     """Embeds queries by one embedder within a short time limit, with a circuit breaker.
 
     After three timeouts in a row, only one query in ten seconds reaches the embedder.
     """
 
-    def __init__(self, embedder: "Embedder", clock: Callable[[], float]) -> None:
-        self._embedder = embedder
-        self._clock = clock
-        self._timeouts = 0  # number of timeouts in a row
-        self._next_at = float("-inf")
+    embedder: "Embedder"
+    clock: Callable[[], float]
+    _timeouts: int = 0  # number of timeouts in a row
+    _next_at: float = float("-inf")
 
     async def embed(self, embedder: "Embedder", query: str, deadline_s: float) -> "Vectors":
         """Return the vector of a query, shape (1, d).
@@ -150,11 +142,11 @@ class Patience:
         """
         from bottega.memory.text.embeddings import embed_queries, is_ready
 
-        if not is_ready(self._embedder):
+        if not is_ready(self.embedder):
             raise UnavailableError("the embedder is starting")
-        if self._timeouts >= 3 and self._clock() < self._next_at:
+        if self._timeouts >= 3 and self.clock() < self._next_at:
             raise UnavailableError("the embedder did not answer the last queries in time")
-        self._next_at = self._clock() + 10  # one probe at a time
+        self._next_at = self.clock() + 10  # one probe at a time
         try:
             async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(embedder, [query])

@@ -81,7 +81,6 @@ class Summary:
 
     @property
     def whole(self) -> str:
-        """All texts, joined."""
         return "\n".join(text for text in (self.task, self.result, self.errors, self.steps) if text)
 
 
@@ -239,5 +238,4 @@ def episode_id_of(run_id: UUID) -> UUID:
 
 
 def derived_id(text: str) -> UUID:
-    """Return an id that depends only on a text."""
     return UUID(md5(text.encode(), usedforsecurity=False).hexdigest())

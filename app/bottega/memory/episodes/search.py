@@ -133,7 +133,6 @@ def listed(
 
 
 def _conditions(where: EpisodeFilter) -> str:
-    """Return the non-empty conditions as JSON for the SQL functions."""
     known = {name: value for name, value in asdict(where).items() if value}
     if where.min_trust == 1:  # all episodes have at least this trust
         del known["min_trust"]

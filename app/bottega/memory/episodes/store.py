@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -111,6 +111,7 @@ WHERE tenant_id = $1 AND episode_id = $2
 """
 
 
+@dataclass(slots=True)
 class AccessCounter:
     """Counts of episode accesses, collected in memory and written in one transaction per tenant.
 
@@ -118,13 +119,11 @@ class AccessCounter:
     process that dies loses the counts that it has not written yet.
     """
 
-    def __init__(self, pool: asyncpg.Pool, clock: Clock) -> None:
-        self._pool = pool
-        self._clock = clock
-        self._waiting: dict[UUID, Counter[UUID]] = defaultdict(Counter)
+    pool: asyncpg.Pool
+    clock: Clock
+    _waiting: dict[UUID, Counter[UUID]] = field(default_factory=lambda: defaultdict(Counter))
 
     def touch(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
-        """Count an access of each episode."""
         waiting = self._waiting[tenant_id]
         if len(waiting) < 10_000:  # further episodes are not counted
             waiting.update(list(ids))  # a list, because update() takes a mapping's values as counts
@@ -146,35 +145,31 @@ class AccessCounter:
                 for tenant_id, times in waiting.items():
                     # In the order of ids, so that transactions do not deadlock. One by one, because
                     # a join may compare all of the tenant's episodes with each id.
-                    now = self._clock()
+                    now = self.clock()
                     each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
-                    async with acting_as(self._pool, tenant_id) as connection:
+                    async with acting_as(self.pool, tenant_id) as connection:
                         await connection.executemany(_TOUCH, each)
         except Exception as error:  # not raised, so that later counts are still written
             log.warning("memory.accesses_lost", error=str(error))
 
 
+@dataclass(slots=True)
 class EpisodicMemory:
     """Episodes of all tenants.
 
     Reads count as accesses, which :attr:`accesses` writes about a second later.
     """
 
-    def __init__(
-        self,
-        pool: asyncpg.Pool,
-        *,
-        embedders: Embedders,
-        objects: Objects | None = None,
-        options: MemoryOptions | None = None,
-        clock: Clock,
-    ) -> None:
-        self.accesses = AccessCounter(pool, clock)
-        self._embedders = embedders
-        self._objects = objects
-        self._options = options or MemoryOptions()
-        self.pool = pool
-        self.clock = clock
+    pool: asyncpg.Pool
+    _: KW_ONLY
+    embedders: Embedders
+    clock: Clock
+    objects: Objects | None = None
+    options: MemoryOptions = MemoryOptions()
+    accesses: AccessCounter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accesses = AccessCounter(self.pool, self.clock)
 
     async def store(
         self, tenant_id: UUID, episode: Episode, *, on: asyncpg.Connection | None = None
@@ -213,11 +208,10 @@ class EpisodicMemory:
         return replace(found, **here, **await self._fetched(keys))
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
-        """Read bodies from the object store."""
         if not keys:
             return {}
-        assert self._objects is not None, "a body is in an object store, but none is configured"
-        contents = await asyncio.gather(*map(self._objects.get, keys.values()))
+        assert self.objects is not None, "a body is in an object store, but none is configured"
+        contents = await asyncio.gather(*map(self.objects.get, keys.values()))
         return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
 
     async def semantic_search(
@@ -242,9 +236,9 @@ class EpisodicMemory:
         if scope.reach is Reach.RUN:
             return Found([])
         now = self.clock()
-        deadline_s = self._options.vector_deadline_ms / 1000
+        deadline_s = self.options.vector_deadline_ms / 1000
         content = content_words(query)
-        asked = await self._embedders.embed_query(tenant_id, query, deadline_s)
+        asked = await self.embedders.embed_query(tenant_id, query, deadline_s)
         candidates = await search.candidates(
             self.pool,
             scope,
@@ -257,7 +251,7 @@ class EpisodicMemory:
             limit=max(k, 20),
             tenant_id=tenant_id,
         )
-        best = score(candidates, self._options.scoring, now, domain)[:k]
+        best = score(candidates, self.options.scoring, now, domain)[:k]
         ids = [candidate.episode_id for candidate, _ in best]
         loaded = await rows.load(self.pool, scope, ids, tenant_id=tenant_id) if ids else {}
         self.accesses.touch(tenant_id, loaded)

@@ -346,7 +346,6 @@ class EpisodeRecorder:
         return metadata
 
     def _summary(self, question: str, answer: str) -> Summary:
-        """Return the texts by which searches find the episode."""
         about = self.about
         around = [about.said("domain"), about.first, *about.tags]
         steps = [" ".join(filter(None, around)), *told_steps(self.trace)]

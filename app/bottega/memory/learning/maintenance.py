@@ -40,8 +40,6 @@ class LostJobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Maintenance of one tenant's memory."""
-
     tenant_id: UUID
     id: UUID
     cause: str  # ``nightly`` or ``demand``

@@ -261,6 +261,5 @@ class PatternCache:
 
 
 def _categories(features: Features) -> frozenset[Category]:
-    """Return the categories about failures if the features name a failure, else all others."""
     failed = "failure_signature" in features or "error_type" in features
     return ON_FAILURE if failed else frozenset(Category) - ON_FAILURE

@@ -57,7 +57,6 @@ class Rule:
         self.tests = len(said)
 
     def applies(self, features: Features) -> bool:
-        """Return true if the pattern applies to a task; never raises."""
         for each in self.must:  # noqa: SIM110 (faster than all())
             if not holds(each, features.get):
                 return False

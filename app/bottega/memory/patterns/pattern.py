@@ -162,8 +162,6 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Explanation for a reader."""
-
     when: str = ""
     how: str = ""
     benefits: tuple[str, ...] = ()
@@ -173,8 +171,6 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """State and usage of a pattern."""
-
     state: PatternState = PatternState.CANDIDATE
     uses: int = 0  # number of runs that were given the pattern, in any version
     last_used: datetime | None = None
@@ -235,7 +231,6 @@ class Pattern:
     def moved(
         self, state: PatternState, reason: str | None, replaced_by: UUID | None = None
     ) -> "Pattern":
-        """Return the pattern in another state, with the reason for it."""
         life = replace(self.lifecycle, state=state, reason=reason, replaced_by=replaced_by)
         return replace(self, lifecycle=life)
 

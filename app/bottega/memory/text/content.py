@@ -195,7 +195,6 @@ def _telling_nothing() -> dict[str, frozenset[str]]:
 
 @cache
 def _courtesies() -> dict[str, frozenset[str]]:
-    """Return the words of ``courtesy.txt`` by language."""
     found: dict[str, set[str]] = {}
     language = ""
     for line in Path(__file__).with_name("courtesy.txt").read_text("utf-8").splitlines():
