@@ -169,16 +169,6 @@ async def test_a_given_pattern_and_its_outcome_are_in_the_episode(
     assert of_patterns(await ended(bottega, other)) == []
 
 
-@pytest.mark.parametrize("state", ["IN_REVIEW", "DEPRECATED"])
-async def test_inapplicable_patterns_are_not_given(
-    bottega: Running, model: FakeModel, state: str
-) -> None:
-    await define(bottega.client)
-    await plant(bottega, decomposition(), state)
-    run_id = await start(bottega.client, metadata=ABOUT)
-    assert of_patterns(await ended(bottega, run_id)) == []
-
-
 async def test_a_candidate_is_tried_only_in_runs_with_episodes(
     bottega: Running, model: FakeModel
 ) -> None:
