@@ -152,7 +152,6 @@ class EpisodeReflection(Body):
     """The reflection: insights, patterns and failures."""
 
     insights: Lines = Field(default_factory=list)
-    """Sentences that help with similar tasks."""
     patterns: Values = Field(default_factory=list)
     failures: Values = Field(default_factory=list)
     performance: Object = Field(default_factory=dict)
