@@ -415,6 +415,21 @@ async def test_a_claim_reads_no_more_of_a_long_queue(
     assert found[1] < found[0] + 100, found
 
 
+async def test_upkeep_looks_at_no_run_that_is_due(owner: asyncpg.Pool) -> None:
+    """Check that the search for runs whose conversation is free costs nothing for other runs."""
+    (tenant,) = await tenants(owner, 1)
+    await pile_up(owner, tenant, 300)
+    async with owner.acquire() as connection:
+        await connection.execute("SET track_functions = 'all'")
+        await connection.execute("SELECT do_upkeep(), pg_stat_force_next_flush()")
+        calls = {
+            row["funcname"]: row["calls"]
+            for row in await connection.fetch("SELECT * FROM pg_stat_user_functions")
+        }
+    assert calls["do_upkeep"] == 1
+    assert "unfinished_in" not in calls
+
+
 @settings(
     max_examples=examples(16),
     deadline=None,

@@ -63,7 +63,7 @@ BEGIN
         OR p.deadline <= clock_timestamp()
     THEN
         RETURN;
-    ELSIF p.mode = 'batch' THEN
+    ELSIF p.mode = 'batch' AND num_nonnulls(p.token_budget, p.cost_budget) > 0 THEN
         SELECT * INTO v_room, v_tokens, v_cost FROM share_budget(p, v_room);
     END IF;
     WITH next AS (

@@ -44,9 +44,11 @@ BEGIN
         LIMIT 1000) AS o
     GROUP BY o.tenant_id;
     -- Blocked runs that wait for nobody: the run before was deleted.
-    PERFORM release_run(b.tenant_id, b.id)
-    FROM run_queue q JOIN runs b ON b.tenant_id = q.tenant_id AND b.id = q.run_id
-    WHERE NOT q.is_due AND b.id = unfinished_in(b.tenant_id, b.conversation_id)
+    PERFORM release_run(q.tenant_id, q.run_id) FROM run_queue q
+    -- Looked up one by one: a join may call the function for all runs.
+    WHERE NOT q.is_due AND q.run_id = (
+        SELECT unfinished_in(b.tenant_id, b.conversation_id) FROM runs b
+        WHERE b.tenant_id = q.tenant_id AND b.id = q.run_id AND b.conversation_id IS NOT NULL)
     LIMIT 1000;
     PERFORM expire_interrupts(500);
     DELETE FROM workers WHERE id IN (
