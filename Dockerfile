@@ -3,10 +3,10 @@
 FROM python:3.13.15-slim-trixie@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
 # Without requirements-embedded.lock: DATABASE_URL names the database.
-COPY requirements.lock requirements-embed.lock requirements-otel.lock ./
+COPY requirements.lock requirements-embed.lock requirements-nats.lock requirements-otel.lock ./
 RUN python -m venv /opt/bottega \
  && /opt/bottega/bin/pip install --no-cache-dir --require-hashes -r requirements.lock \
-    -r requirements-embed.lock -r requirements-otel.lock
+    -r requirements-embed.lock -r requirements-nats.lock -r requirements-otel.lock
 COPY pyproject.toml README.md LICENSE NOTICE alembic.ini ./
 COPY migrations ./migrations
 COPY app ./app

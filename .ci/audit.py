@@ -20,7 +20,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
 BASELINE = HERE / ".secrets.baseline"
-LOCKS = tuple(f"requirements{extra}.lock" for extra in ("", "-embed", "-embedded", "-otel"))
+LOCKS = tuple(
+    f"requirements{extra}.lock" for extra in ("", "-embed", "-embedded", "-nats", "-otel")
+)
 PATIENCE_S = 10
 PLAIN = (".json", ".py")
 """Suffixes of files that a scan reads as lines only, never as settings with names and values."""

@@ -38,7 +38,6 @@ from bottega.events.listener import Notifier
 from bottega.events.log import Step
 from bottega.events.types import EventType
 from bottega.llm.demo_process import demo_model
-from bottega.services import background
 
 EVENTS = 10_000
 EVENT_BYTES = 2_000
@@ -208,20 +207,19 @@ async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quie
         rows = await claim(database, worker, 1)
         (claimed,) = await ClaimReader(database.pool).read(rows)
         assert claimed.run_id == UUID(run_id)
-        notifier = Notifier(database.pool)
+        notifier = Notifier(database.trust.signals)
         path = f"/v1/runs/{run_id}/ws"
-        async with background(notifier.run):
-            reader = await connect(port, path)
-            await asyncio.sleep(1)
-            rss = psutil.Process(server.pid).memory_info
-            before, since = rss().rss, time.time()
-            alone = asyncio.ensure_future(_sample(rss))
-            sleeper = await connect(port, path)
-            sleeper.transport.pause_reading()
-            await _write(database.pool, notifier, claimed, quiet_s)
-            await reader.closed.wait()
-            alone.cancel()
-            highest = await alone
+        reader = await connect(port, path)
+        await asyncio.sleep(1)
+        rss = psutil.Process(server.pid).memory_info
+        before, since = rss().rss, time.time()
+        alone = asyncio.ensure_future(_sample(rss))
+        sleeper = await connect(port, path)
+        sleeper.transport.pause_reading()
+        await _write(database.pool, notifier, claimed, quiet_s)
+        await reader.closed.wait()
+        alone.cancel()
+        highest = await alone
         sleeper.transport.resume_reading()
         await sleeper.closed.wait()
     first, other = Seen(sleeper), Seen(reader, since)

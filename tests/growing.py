@@ -9,7 +9,6 @@ from uuid import UUID
 from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import Notifier
-from bottega.services import background
 from tests.claims import claim
 from tests.service import Running
 from tests.steps import append
@@ -86,6 +85,5 @@ async def growing_on(database: Database, run_id: str) -> AsyncIterator[Growing]:
     """Claim a queued run for the test."""
     run = await claim(database.pool, UUID(run_id))
     assert run is not None
-    notifier = Notifier(database.pool)
-    async with background(notifier.run):
-        yield Growing(database, notifier, run.run_id, run.attempt, run.last_seq)
+    notifier = Notifier(database.trust.signals)
+    yield Growing(database, notifier, run.run_id, run.attempt, run.last_seq)

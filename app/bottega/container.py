@@ -19,6 +19,7 @@ from bottega.db.sessions import Silence
 from bottega.engine import queue
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
+from bottega.events.nats import NatsSignals
 from bottega.events.stream import RunStreams
 from bottega.files.store import FileQuota, FileStore
 from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
@@ -83,6 +84,7 @@ class Service:
         scraping: the metrics for Prometheus.
         services: the background services.
         working: whether this process also executes runs.
+        nats: carries wake-ups and live text; ``None``: the database does.
     """
 
     settings: Settings
@@ -102,6 +104,7 @@ class Service:
     pins: PinCache = field(default_factory=PinCache)
     sign_in: SignIn | None = None
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
+    nats: NatsSignals | None = None
 
 
 @asynccontextmanager
@@ -125,14 +128,14 @@ async def open_service(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
     ) as database:
         await require_current(database.pool)
-        listener = NotifyListener(database.connect)
+        listener, nats = NotifyListener(database.connect), _nats(settings, database)
         services = Services()
         keys = _keys(settings, database, listener)
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
                 descriptors=partial(warn_when_exhausted, descriptors),
-                **_of_every_process(settings, database, listener, memory_services),
+                **_of_every_process(settings, database, listener, nats, memory_services),
             ),
             open_outgoing(settings, url, database, listener, keys.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
@@ -142,8 +145,7 @@ async def open_service(
                 settings,
                 database,
                 listener,
-                wakeups := WakeupFeed(listener),
-                RunStreams(database.pool, wakeups),
+                *_watching(database, listener, nats),
                 keys,
                 memory_services.memory,
                 memory_services.patterns,
@@ -155,6 +157,7 @@ async def open_service(
                 working=worker,
                 pins=_pins(settings),
                 sign_in=_sign_in(settings, database),
+                nats=nats,
             )
             if api:
                 await keys.is_open()
@@ -168,9 +171,14 @@ async def open_service(
 
 
 def _of_every_process(
-    settings: Settings, database: Database, listener: NotifyListener, memory: MemoryServices
+    settings: Settings,
+    database: Database,
+    listener: NotifyListener,
+    nats: NatsSignals | None,
+    memory: MemoryServices,
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
+        **({} if nats is None else {"nats": nats.run}),
         # Waiting runs must time out even while no worker runs.
         "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s),
         "erase": _erasing(database, listener, memory).run,
@@ -179,6 +187,25 @@ def _of_every_process(
         "storage": StorageSums(database.pool),
         "metrics": partial(refresh_regularly, settings.operator_providers),
     }
+
+
+def _nats(settings: Settings, database: Database) -> NatsSignals | None:
+    """Return this process's connection to NATS, which takes the wake-ups over from NOTIFY."""
+    if settings.nats_url is None:
+        return None
+    nats = NatsSignals(settings.nats_url.get_secret_value())
+    database.trust.signals.wake = nats.publish
+    return nats
+
+
+def _watching(
+    database: Database, listener: NotifyListener, nats: NatsSignals | None
+) -> tuple[WakeupFeed, RunStreams]:
+    """Return what brings the news of watched runs."""
+    wakeups = WakeupFeed(listener, nats)
+    if nats is None:
+        return wakeups, RunStreams(database.pool, wakeups)
+    return wakeups, RunStreams(database.pool, wakeups, poll_s=queue.POLL_S, nats=nats)
 
 
 def _files(
@@ -290,7 +317,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     """Execute runs during the block; at its end, return unfinished ones to the queue."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
-    from bottega.engine.live_text import LiveText
+    from bottega.engine.live_text import LiveText, TextSubjects, TextTable
     from bottega.engine.mcp import McpSessions
     from bottega.engine.telemetry import measured
     from bottega.events.log import StepWriter
@@ -298,8 +325,10 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
 
     settings, database, worker_id = service.settings, service.database, uuid4()
     egress, secrets = service.outgoing.egress, service.outgoing.secrets
-    notifier = Notifier(database.pool)
-    live_text = LiveText(database.pool, notifier.wrote)
+    notifier, nats = Notifier(database.trust.signals), service.nats
+    live_text = LiveText(
+        TextTable(database.pool, notifier.wrote) if nats is None else TextSubjects(nats)
+    )
     async with (
         _models(service, worker_id, secrets, memory_services.budgets) as models,
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
@@ -329,7 +358,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             measured(runtime, models),
             lease.kept(database.connect, database.pool),
             service.services.running(
-                **{"wake-ups": notifier.run, "live text": live_text.run},
+                **{"live text": live_text.run},
                 **{"child runs": runtime.children.run, "suspending": executor.hand_back_waiting},
                 inbox=WorkerInbox(database.pool, worker_id, executor).run,
                 secrets=secrets.run,
@@ -337,7 +366,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             ),
             runtime.registry,
             _by_the_clock(service, egress),
-            _claiming_runs(service, claimer, lease, notifier),
+            _claiming_runs(service, claimer, lease),
         ):
             yield
 
@@ -402,10 +431,13 @@ async def _keeping_memory(
 
 @asynccontextmanager
 async def _claiming_runs(
-    service: Service, claimer: queue.RunClaimer, lease: "WorkerLease", notifier: Notifier
+    service: Service, claimer: queue.RunClaimer, lease: "WorkerLease"
 ) -> AsyncIterator[None]:
     """Claim runs during the block; at its end, return unfinished ones, and notify watchers."""
     service.listener.subscribe(signals.DUE, claimer.notice)
+    if service.nats is not None:
+        receive = lambda *_: claimer.notice(None)  # noqa: E731
+        service.nats.subscribe(signals.DUE, str(claimer.worker_id), receive=receive)
     stop, database = service.stop_working, service.database
     database.trust.signals.claims = claimer.claims_own
 
@@ -423,7 +455,7 @@ async def _claiming_runs(
         await working
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
-                await notifier.sent()
+                await database.trust.signals.sent()
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ def test_a_lock_file_has_what_is_asked_for(lock: str, wanted: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "lock", ["requirements.lock", "requirements-embedded.lock", "requirements-otel.lock"]
+    "lock", [f"requirements{extra}.lock" for extra in ("", "-embedded", "-nats", "-otel")]
 )
 def test_the_tests_run_with_the_versions_of_the_image(lock: str) -> None:
     tested, installed = (
@@ -46,7 +46,9 @@ def test_the_tests_run_with_the_versions_of_the_image(lock: str) -> None:
     assert {name: tested[name] for name in installed} == installed
 
 
-@pytest.mark.parametrize("lock", ["requirements-embed.lock", "requirements-otel.lock"])
+@pytest.mark.parametrize(
+    "lock", [f"requirements-{extra}.lock" for extra in ("embed", "nats", "otel")]
+)
 def test_the_image_installs_the_extras_it_names(lock: str) -> None:
     assert f"-r {lock}" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 

@@ -83,9 +83,9 @@ async def test_a_listener_notices_that_packets_vanish(database_url: str) -> None
         quick(database_url) as (proxy, database),
         open_database(database_url) as direct,
     ):
-        listener, notifier = NotifyListener(database.connect), Notifier(direct.pool)
+        listener, notifier = NotifyListener(database.connect), Notifier(direct.trust.signals)
         feed = WakeupFeed(listener)
-        async with background(listener.run, notifier.run):
+        async with background(listener.run):
             run_id = DEFAULT_TENANT
             news = asyncio.Event()
             feed.watch(run_id, news.set)

@@ -8,7 +8,7 @@ import asyncpg
 
 from bottega.db.engine import Database
 from bottega.engine.journal import Journal
-from bottega.engine.live_text import CallText, LiveText
+from bottega.engine.live_text import CallText, LiveText, TextTable
 from bottega.events.log import StepWriter
 from bottega.services import background
 from tests.claims import claim_of, store_head
@@ -47,7 +47,7 @@ async def test_only_text_of_unfinished_calls_is_written(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     woken = Woken()
-    live = LiveText(database.pool, woken, keep_s=0)
+    live = LiveText(TextTable(database.pool, woken), keep_s=0)
     quick, early, slow = (
         await speech(database, owner, call=1),
         await speech(database, owner, call=2, started=6),
@@ -78,7 +78,7 @@ async def test_text_that_could_not_be_written_is_written_with_the_next(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     woken = Woken()
-    live = LiveText(database.pool, woken)
+    live = LiveText(TextTable(database.pool, woken))
     one = await speech(database, owner, call=1)
     await owner.execute("ALTER TABLE live_text ADD CONSTRAINT short CHECK (length(text) > 3)")
     async with background(live.run):
@@ -95,7 +95,7 @@ async def test_text_of_a_run_that_the_worker_lost_is_not_written(
 ) -> None:
     """Check it because the run may be deleted by now."""
     woken = Woken()
-    live = LiveText(database.pool, woken)
+    live = LiveText(TextTable(database.pool, woken))
     lost, other = [await speech(database, owner, call=call) for call in (1, 2)]
     await owner.execute("DELETE FROM run_heads WHERE run_id = $1", lost.journal.run_id)
     async with background(live.run):

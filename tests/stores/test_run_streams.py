@@ -16,10 +16,11 @@ import pytest
 from bottega.clock import monotonic
 from bottega.db.connect import APP_ROLE
 from bottega.db.engine import Database
+from bottega.db.signals import EVENTS
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events import reader
 from bottega.events.frames import Filter, Frame
-from bottega.events.listener import AWAKE_S, CHANNEL, QUIET_S, Notifier, NotifyListener, WakeupFeed
+from bottega.events.listener import AWAKE_S, QUIET_S, Notifier, NotifyListener, WakeupFeed
 from bottega.events.reader import LogReader, RunCursor
 from bottega.events.stream import (
     LONGEST_POLL_S,
@@ -194,15 +195,15 @@ async def test_a_worker_notifies_only_of_runs_that_were_quiet(database: Database
     now = 100.0
     sent: list[str | None] = []
     listener = NotifyListener(database.connect)
-    listener.subscribe(CHANNEL, sent.append)
-    notifier = Notifier(database.pool, clock=lambda: now)
+    listener.subscribe(EVENTS, sent.append)
+    notifier = Notifier(database.trust.signals, clock=lambda: now)
     one, other = uuid4(), uuid4()
-    async with background(listener.run, notifier.run):
+    async with background(listener.run):
         await until(lambda: sent == [None])
         for pause in (0, 0.5, QUIET_S - 0.01, 0.1, QUIET_S, 0.3, 60):
             now += pause
             notifier.wrote(one)
-            await notifier.sent()
+            await database.trust.signals.sent()
         notifier.wrote(other)
         await until(lambda: str(other) in sent)
     assert sent == [None, *3 * [str(one)], str(other)]
@@ -213,16 +214,16 @@ async def test_a_worker_notifies_of_the_start_of_a_run_that_waited(database: Dat
     now = 100.0
     sent: list[str | None] = []
     listener = NotifyListener(database.connect)
-    listener.subscribe(CHANNEL, sent.append)
-    notifier = Notifier(database.pool, clock=lambda: now)
+    listener.subscribe(EVENTS, sent.append)
+    notifier = Notifier(database.trust.signals, clock=lambda: now)
     new, waited, again = uuid4(), uuid4(), uuid4()
-    async with background(listener.run, notifier.run):
+    async with background(listener.run):
         await until(lambda: sent == [None])
         notifier.began(new, 0.1)
         notifier.wrote(new)
         for run_id, quiet_s in ((waited, QUIET_S), (again, None)):
             notifier.began(run_id, quiet_s)
-            await notifier.sent()
+            await database.trust.signals.sent()
         now += QUIET_S
         notifier.wrote(new)
         await until(lambda: str(new) in sent)

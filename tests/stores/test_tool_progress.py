@@ -9,7 +9,7 @@ from pydantic_core import from_json
 from bottega.clock import monotonic
 from bottega.db.engine import Database
 from bottega.engine.journal import Journal
-from bottega.engine.live_text import LiveText
+from bottega.engine.live_text import LiveText, TextTable
 from bottega.engine.mcp import LONGEST_MESSAGE, CallProgress
 from bottega.events.frames import Filter, Frame
 from bottega.events.log import StepWriter
@@ -69,7 +69,7 @@ async def test_subscribers_see_the_newest_progress_of_open_calls(
         await run.append(started("c", "s__crawl"), started("over", "s__crawl"))
         ended = {"call": 1, "tool_call_id": "over", "name": "s__crawl", "status": "success"}
         await run.append({"type": "tool.completed", "data": ended})
-        live = LiveText(run.database.pool, run.notifier.wrote, keep_s=0)
+        live = LiveText(TextTable(run.database.pool, run.notifier.wrote), keep_s=0)
         call = call_of(run.database, run.run_id)
         over = call_of(run.database, run.run_id, tool_call_id="over")
         cursor = await streams.cursor_of(call.journal.tenant_id, run.run_id)

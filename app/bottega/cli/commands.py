@@ -343,7 +343,7 @@ _SUBJECTS = {
     "requests",
     "Runs": "worker_concurrency takeover drain queue concurrent queued tokens cost",
     "Sign-in": "oidc",
-    "Database": "database listen data_dir",
+    "Database and NATS": "database listen nats data_dir",
     "Models": "openai providers model",
     "Tools and secrets": "webhook secret egress mcp",
     "Storage": "tenant_storage files objects retention",

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega import metrics, trace_context
 from bottega.clock import monotonic
 from bottega.db.conninfo import Server
-from bottega.db.signals import SIGNAL, NotifySender
+from bottega.db.signals import SIGNAL, SignalSender
 
 logger = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Trust:
         self.generation = 0
         self.pool: asyncpg.Pool | None = None
         self.last: dict[str, Server] = {}
-        self.signals = NotifySender()
+        self.signals = SignalSender()
 
     async def lose(self) -> None:
         self.generation += 1

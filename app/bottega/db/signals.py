@@ -2,9 +2,12 @@
 
 A transaction that stores something sends no NOTIFY, because NOTIFY locks the whole cluster until
 the commit is flushed. Instead, the SQL function ``send_signal`` gives the signal to the session by
-RAISE NOTICE, and the process sends it by NOTIFY when the transaction is over. It sends the first
-signal at once, and the signals of the next 10 ms together. If a process dies before it sends a
-signal, readers find the news at their next poll.
+RAISE NOTICE, and the process sends it when the transaction is over. It sends the first signal at
+once, and the signals of the next 10 ms together. If a process dies before it sends a signal,
+readers find the news at their next poll.
+
+Signals are sent by NOTIFY. If the operator has NATS, wake-ups go over it instead, because their
+readers poll anyway: NATS may lose them without a notice (see :mod:`bottega.events.nats`).
 
 The end of a child run is an arrival for its parent run. The process that stored the end calls the
 SQL function ``arrive`` afterwards, in another transaction, which locks the parent run. If the
@@ -12,7 +15,8 @@ process dies before that, the sweep does it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import asyncpg
 import structlog
@@ -23,6 +27,10 @@ _TOGETHER_S = 0.01
 _PATIENCE_S = 3.0
 DUE = "bottega_queue"
 """Channel of due runs; the payload is the worker that has to claim some."""
+EVENTS = "bottega_events"
+"""Channel of runs that began, or have news after a silence; the payload is the runs' ids."""
+WAKE_UPS = (DUE, EVENTS)
+"""Channels of frequent signals about one worker or run, for which other processes need not wake."""
 ARRIVALS = "bottega_arrivals"
 """Name of signals about arrivals: :class:`NotifySender` calls ``arrive`` and sends no NOTIFY.
 
@@ -30,6 +38,8 @@ The payload is the tenant and the run.
 """
 _ARRIVE = "SELECT arrive($1, $2)"
 _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
+_MOST_IDS = 200
+"""Ids in one NOTIFY: with commas, 200 of 36 characters fit into its 8,000 bytes."""
 
 logger = structlog.get_logger(__name__)
 
@@ -37,26 +47,33 @@ Notify = Callable[[str | None], None]
 """Function that gets a signal's payload; ``None``: signals may have been lost."""
 
 
-class NotifySender:
+class SignalSender:
     """Sends signals by NOTIFY, on a connection of a pool.
 
     Attributes:
         pool: ``None``: signals wait until :meth:`take` returns them.
         claims: claims due runs in this process; returns true if the worker that a signal names need
             not do so.
+        wake: sends a wake-up over NATS; ``None``: wake-ups are sent by NOTIFY, too.
     """
 
     def __init__(self) -> None:
         self.pool: asyncpg.Pool | None = None
         self.claims: Callable[[], bool] = lambda: False
+        self.wake: Callable[[str, str], object] | None = None
         self._pending: dict[tuple[str, str], None] = {}
         self._sending: asyncio.Task[None] | None = None
 
     def publish(self, channel: str, payload: str) -> None:
-        """Send a signal soon. Equal signals that wait are sent once. A signal may be lost."""
+        """Send a signal soon. Equal signals that wait are sent once. A signal may be lost.
+
+        Args:
+            payload: an id, several with commas between them, or an empty text.
+        """
         if channel == DUE and self.claims():
             return
-        self._pending[channel, payload] = None
+        for each in payload.split(","):
+            self._pending[channel, each] = None
         if self._sending is None and self.pool is not None:
             self._sending = asyncio.ensure_future(self._send())
 
@@ -76,18 +93,33 @@ class NotifySender:
             while self._pending and self.pool is not None:
                 pending = self.take()
                 try:
-                    await self._deliver(pending)
+                    await self._deliver(self.pool, pending)
                 except Exception as error:
                     logger.warning("signals.lost", error=str(error), kind=type(error).__name__)
                 await asyncio.sleep(_TOGETHER_S)
         finally:
             self._sending = None
 
-    async def _deliver(self, pending: Sequence[tuple[str, str]]) -> None:
-        assert self.pool is not None
+    async def _deliver(self, pool: asyncpg.Pool, pending: Sequence[tuple[str, str]]) -> None:
+        by_channel: defaultdict[str, list[str]] = defaultdict(list)
         for channel, payload in pending:
-            if channel == ARRIVALS:
-                await self.pool.execute(_ARRIVE, *payload.split(), timeout=_PATIENCE_S)
-        if signals := [each for each in pending if each[0] != ARRIVALS]:
-            channels, payloads = zip(*signals, strict=True)
-            await self.pool.execute(_SEND, channels, payloads, timeout=_PATIENCE_S)
+            by_channel[channel].append(payload)
+        arrivals = by_channel.pop(ARRIVALS, [])
+        if self.wake is not None:
+            for channel in WAKE_UPS:
+                for payload in by_channel.pop(channel, []):
+                    self.wake(channel, payload)
+        if by_channel:
+            await pool.execute(_SEND, *_notifications(by_channel), timeout=_PATIENCE_S)
+        for payload in arrivals:
+            await pool.execute(_ARRIVE, *payload.split(), timeout=_PATIENCE_S)
+
+
+def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the channels and the payloads of as few notifications as have room for the ids."""
+    channels, payloads = [], []
+    for channel, ids in by_channel.items():
+        for first in range(0, len(ids), _MOST_IDS):
+            channels.append(channel)
+            payloads.append(",".join(ids[first : first + _MOST_IDS]))
+    return channels, payloads

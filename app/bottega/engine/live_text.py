@@ -1,19 +1,22 @@
 """Live text of model calls, from the worker to the run's subscribers.
 
 Live text must cost little, because ``llm.completed`` has the complete answer anyway. Each piece is
-appended to a list. Every 50 ms, one insert into the table ``live_text`` stores the new pieces of
-all calls of this worker, but those of each call only every 100 ms. Nothing is stored of a call that
-ends before the first insert.
+appended to a list. Every 50 ms, the new pieces of all calls of this worker are written, but those
+of each call only every 100 ms. Nothing is written of a call that ends before that.
+
+They are written with one insert into the table ``live_text``; or, if the operator has NATS, to the
+subject of the run, whose watchers may ask this worker to repeat the text of the open calls.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
 import asyncpg
+from pydantic_core import to_json
 
 from bottega.agents.messages import AssistantMessage
 from bottega.agents.provider import FailedTry, ModelTarget, OnDelta
@@ -21,6 +24,7 @@ from bottega.agents.query import Query
 from bottega.clock import monotonic
 from bottega.engine.journal import Journal, RunObserver, Tasks, name_of
 from bottega.events.log import storable
+from bottega.events.nats import LONGEST_END, TEXT, TEXT_WANTED, NatsSignals, TextMessage
 
 FLUSH_S = 0.05
 PER_CALL_S = 0.09
@@ -30,6 +34,8 @@ CLEAR_S = 0.5
 MAX_CHARACTERS = 200_000
 """Characters of live text per call; the rest is shown with the complete answer."""
 
+_LONGEST_ANSWER = 200_000
+"""Characters of all open calls of a run in one answer, which NATS limits to a megabyte."""
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
 
@@ -55,6 +61,7 @@ class CallText:
     _at: int = 0
     _void: bool = False
     _pieces: list[str] = field(default_factory=list)
+    _written: list[str] = field(default_factory=list)
 
     @property
     def listener(self) -> OnDelta:
@@ -64,6 +71,7 @@ class CallText:
     def restart(self) -> None:
         """Discard the text, because the try failed."""
         self._pieces.clear()
+        self._written.clear()
         self._at = 0
         self._void = self.has_rows
 
@@ -78,15 +86,20 @@ class CallText:
         if at >= MAX_CHARACTERS:
             return None
         self._at += len(text)
+        self._written.append(text)
         self._written_at = now
         self._void = False
         self.has_rows = True
         return at, text
 
+    def so_far(self) -> tuple[int, str]:
+        return 0, "".join(self._written)
+
     def give_back(self, at: int, text: str) -> None:
         """Put back text that could not be written."""
         if self._at == at + len(text):  # and the try did not fail meanwhile
             self._at = at
+            self._written.pop()
             self._pieces.insert(0, text)
             self._void |= not text
 
@@ -109,23 +122,142 @@ class Live(Protocol):
     def take(self, now: float) -> tuple[int, str] | None:
         """Return the offset and the text to write, if there is any."""
 
+    def so_far(self) -> tuple[int, str] | None:
+        """Return the offset and the text that were written, if any: all of it, or the newest."""
+
     def give_back(self, at: int, text: str) -> None:
         """Put back text that could not be written."""
+
+
+Piece = tuple[Live, int, str]
+"""A call, the offset of its text, and the text."""
+
+
+class TextSink(Protocol):
+    """Destination of live text."""
+
+    async def write(self, pieces: Sequence[Piece]) -> None:
+        """Write some text; an error means that all of it is to be written again."""
+
+    async def clear(self, calls: Sequence[Live]) -> None:
+        """Remove the text of calls that ended a while ago."""
+
+    def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
+        """Repeat the text of a run's open calls when a watcher asks; return the end of that.
+
+        Args:
+            calls: all open calls of this worker.
+        """
+
+
+class TextTable:
+    """Writes live text to the table ``live_text``.
+
+    Args:
+        wake: called with the run's id when there is new text of it.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, wake: Callable[[UUID], None]) -> None:
+        self._pool = pool
+        self._wake = wake
+
+    async def write(self, pieces: Sequence[Piece]) -> None:
+        rows = [
+            (
+                call.journal.tenant_id,
+                call.journal.run_id,
+                call.task_id,
+                call.parent_task_id,
+                call.agent,
+                call.call,
+                call.journal.attempt,
+                at,
+                text,
+                call.tool_call_id,
+            )
+            for call, at, text in pieces
+        ]
+        await self._pool.execute(_WRITE, *map(list, zip(*rows, strict=True)))
+        for call, *_ in pieces:
+            self._wake(call.journal.run_id)
+
+    async def clear(self, calls: Sequence[Live]) -> None:
+        rows = [
+            (
+                call.journal.tenant_id,
+                call.journal.run_id,
+                call.task_id,
+                call.call,
+                call.journal.attempt,
+                call.tool_call_id,
+            )
+            for call in calls
+        ]
+        await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
+
+    def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
+        return lambda: None  # watchers read the table
+
+
+class TextSubjects:
+    """Publishes live text over NATS. Lost text is repeated when a watcher asks for it."""
+
+    def __init__(self, nats: NatsSignals) -> None:
+        self._nats = nats
+
+    async def write(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self._publish(piece)
+
+    async def clear(self, calls: Sequence[Live]) -> None:
+        """Do nothing, because nothing is kept."""
+
+    def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
+        def answer(data: bytes | None, reply: str) -> None:  # None: requests may have been lost
+            said = [
+                (call, *text)
+                for call in calls
+                if call.journal is journal and (text := call.so_far())
+            ]
+            if reply:
+                most = min(LONGEST_END, _LONGEST_ANSWER // max(1, len(said)))
+                ends = [_message(call, at, text[-most:]) for call, at, text in said]
+                self._nats.answer(reply, to_json(ends))
+                return
+            for piece in said:
+                self._publish(piece, is_whole=True)
+
+        run = str(journal.tenant_id), str(journal.run_id)
+        return self._nats.subscribe(TEXT_WANTED, *run, receive=answer)
+
+    def _publish(self, piece: Piece, *, is_whole: bool = False) -> None:
+        journal = piece[0].journal
+        message = _message(*piece, is_whole=is_whole)
+        run = str(journal.tenant_id), str(journal.run_id)
+        self._nats.publish(TEXT, *run, data=to_json([message]))
+
+
+def _message(call: Live, at: int, text: str, *, is_whole: bool = False) -> TextMessage:
+    return {
+        "task_id": call.task_id,
+        "call": call.call,
+        "attempt": call.journal.attempt,
+        "at": at,
+        "text": text,
+        "tool_call_id": call.tool_call_id,
+        "is_whole": is_whole,
+    }
 
 
 class LiveText:
     """Writer of the live text, and of the tools' progress, of all runs that this worker executes.
 
     Args:
-        wake: called with the run's id when there is new text of it.
-        keep_s: seconds that rows stay after the call's end; then no subscriber needs them any more.
+        keep_s: seconds that text stays after the call's end; then no subscriber needs it any more.
     """
 
-    def __init__(
-        self, pool: asyncpg.Pool, wake: Callable[[UUID], None], *, keep_s: float = KEEP_S
-    ) -> None:
-        self._pool = pool
-        self._wake = wake
+    def __init__(self, sink: TextSink, *, keep_s: float = KEEP_S) -> None:
+        self._sink = sink
         self._keep_s = keep_s
         self._open: dict[Live, None] = {}
         self._ended: deque[tuple[float, Live]] = deque()
@@ -140,6 +272,10 @@ class LiveText:
         del self._open[call]
         if call.has_rows:
             self._ended.append((monotonic() + self._keep_s, call))
+
+    def repeating(self, journal: Journal) -> Callable[[], None]:
+        """Repeat the text of a run's open calls when a watcher asks; return the end of that."""
+        return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:
         """Write until cancelled. A failed write is repeated with the next one."""
@@ -156,49 +292,21 @@ class LiveText:
         said = [(call, *taken) for call in self._open if (taken := call.take(now))]
         if not said:
             return
-        rows = [
-            (
-                call.journal.tenant_id,
-                call.journal.run_id,
-                call.task_id,
-                call.parent_task_id,
-                call.agent,
-                call.call,
-                call.journal.attempt,
-                at,
-                text,
-                call.tool_call_id,
-            )
-            for call, at, text in said
-        ]
         try:
-            await self._pool.execute(_WRITE, *map(list, zip(*rows, strict=True)))
+            await self._sink.write(said)
         except Exception:
             for call, at, text in said:
                 call.give_back(at, text)
             raise
-        for call, *_ in said:
-            self._wake(call.journal.run_id)
 
     async def _clear(self) -> None:
-        """Delete the text of calls that ended a while ago."""
+        """Remove the text of calls that ended a while ago."""
         now = monotonic()
         gone = [call for due, call in self._ended if due <= now]
         if not gone or now < self._clear_at:
             return
         self._clear_at = now + CLEAR_S
-        rows = [
-            (
-                call.journal.tenant_id,
-                call.journal.run_id,
-                call.task_id,
-                call.call,
-                call.journal.attempt,
-                call.tool_call_id,
-            )
-            for call in gone
-        ]
-        await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
+        await self._sink.clear(gone)
         for _ in gone:
             self._ended.popleft()
 
@@ -210,6 +318,13 @@ class ShownCalls(RunObserver):
         self._live_text = live_text
         self._tasks = tasks
         self._texts: dict[Query, CallText] = {}
+        self._end: Callable[[], None] = lambda: None
+
+    def began(self) -> None:
+        self._end = self._live_text.repeating(self._tasks.journal)
+
+    def closed(self) -> None:
+        self._end()
 
     def model_call_began(self, query: Query, target: ModelTarget | None, started: int) -> None:
         place = self._tasks.place_at(query.path, name_of(query.agent))

@@ -67,6 +67,7 @@ class CallProgress:
     _due_at: float = 0.0
     _number: int = 0
     _newest: dict[str, Any] | None = None
+    _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
         """Take a report of the server; it replaces those that were not shown yet."""
@@ -87,9 +88,13 @@ class CallProgress:
             return None
         text, self._newest = to_json(self._newest).decode(), None
         self._number += 1
+        self._written = text
         self._due_at = now + max(LEAST_S, _SHARE * (monotonic() - self.started))
         self.has_rows = True
         return self._number, text
+
+    def so_far(self) -> tuple[int, str] | None:
+        return None if self._written is None else (self._number, self._written)
 
     def give_back(self, at: int, text: str) -> None:
         """Forget a report that could not be written, because a newer one follows."""

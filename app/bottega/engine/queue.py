@@ -92,7 +92,7 @@ class RunClaimer:
         execute: Callable[[ClaimedRun], Awaitable[bool]],
         places: Callable[[], int],
     ) -> None:
-        self._pool, self._worker_id, self._reader = pool, worker_id, reader
+        self._pool, self.worker_id, self._reader = pool, worker_id, reader
         self._execute, self._places = execute, places
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
@@ -100,7 +100,7 @@ class RunClaimer:
 
     def notice(self, payload: str | None) -> None:
         """Claim at once if a notification names this worker; ``None``: some may have been lost."""
-        if payload in (None, str(self._worker_id)):
+        if payload in (None, str(self.worker_id)):
             self._wake.set()
 
     def claims_own(self) -> bool:
@@ -149,7 +149,7 @@ class RunClaimer:
         self._ended = {of: at for of, at in self._ended.items() if at > began - _RECENT_S}
         async with asyncio.timeout(_CLAIM_S):
             rows = await self._pool.fetch(
-                _CLAIM, self._worker_id, _MOST, places, held, list(self._ended), timeout=_CLAIM_S
+                _CLAIM, self.worker_id, _MOST, places, held, list(self._ended), timeout=_CLAIM_S
             )
             runs = await self._reader.read([row for row in rows if row["run"] is not None])
         if runs:

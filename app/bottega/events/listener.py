@@ -4,26 +4,26 @@ A process has only one :class:`NotifyListener`, because each NOTIFY is work for 
 connection of the database, whatever its channel.
 
 A wake-up tells other processes that a run has news. :class:`Notifier` sends wake-ups, and
-:class:`WakeupFeed` receives them. They are only hints; the log has the facts. A process sends its
-wake-ups after the commit, as all signals (see :mod:`bottega.db.signals`), for many runs at a time.
+:class:`WakeupFeed` receives them. They are only hints; the log has the facts.
 """
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from uuid import UUID
 
-import asyncpg
 import structlog
+from cachetools import TTLCache
 
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
-from bottega.db.signals import Notify
+from bottega.db.signals import EVENTS, Notify, SignalSender
+from bottega.events.nats import NatsSignals
 
 logger = structlog.get_logger(__name__)
 
@@ -74,7 +74,8 @@ class NotifyListener:
         self._changed.set()
 
     def _receive(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        self._hand_on(channel, str(payload))
+        for each in str(payload).split(","):
+            self._hand_on(channel, each)
 
     def _hand_on(self, channel: str, payload: str | None) -> None:
         for notify in self._subscribers[channel]:
@@ -129,8 +130,6 @@ async def _close(connection: ListenSession) -> None:
         raise
 
 
-CHANNEL = "bottega_events"
-"""Channel of wake-ups; the payload is the ids of runs that began, or have news after a silence."""
 AWAKE_S = 2.0
 """Seconds for which subscribers poll a run after each of its events and wake-ups."""
 QUIET_S = 0.8
@@ -141,21 +140,16 @@ The difference to ``AWAKE_S`` is longer than a worker waits for the answer that 
 
 
 class Notifier:
-    """Sends wake-ups. Those that come during a send are sent together afterwards."""
+    """Sends wake-ups about the runs that this worker executes."""
 
-    def __init__(self, pool: asyncpg.Pool, *, clock: Callable[[], float] = monotonic) -> None:
-        self._pool = pool
-        self._clock = clock
-        self._awake: dict[UUID, float] = {}
-        self._pending: dict[UUID, None] = {}
-        self._notified = asyncio.Event()
-        self._sent = asyncio.Event()
+    def __init__(self, signals: SignalSender, *, clock: Callable[[], float] = monotonic) -> None:
+        self._signals = signals
+        self._awake: TTLCache[UUID, None] = TTLCache(math.inf, QUIET_S, timer=clock)
 
     def wake(self, run_id: UUID) -> None:
         """Notify every process that this run has news."""
-        self._awake[run_id] = self._clock() + QUIET_S
-        self._pending[run_id] = None
-        self._notified.set()
+        self._awake[run_id] = None
+        self._signals.publish(EVENTS, str(run_id))
 
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
         """Notify of the start of a run, unless it was accepted a short time ago (``quiet_s``).
@@ -165,62 +159,33 @@ class Notifier:
         if quiet_s is None or quiet_s >= QUIET_S:
             self.wake(run_id)
         else:
-            self._awake[run_id] = self._clock() + QUIET_S
+            self._awake[run_id] = None
 
     def wrote(self, run_id: UUID) -> None:
         """Notify of newly stored events or live text, if the run was quiet before."""
-        now = self._clock()
-        if self._awake.get(run_id, now) <= now:
-            self.wake(run_id)
+        if run_id in self._awake:
+            self._awake[run_id] = None
         else:
-            self._awake[run_id] = now + QUIET_S
-
-    async def sent(self) -> None:
-        """Wait until nothing is pending."""
-        while self._pending:
-            await self._sent.wait()
-            self._sent.clear()
-
-    async def run(self) -> None:
-        """Send until cancelled; failed wake-ups are sent again with the next."""
-        while True:
-            if not self._pending:
-                await self._notified.wait()
-            self._notified.clear()
-            while self._pending:
-                await self._send()
-            self._sent.set()
-            now = self._clock()
-            self._awake = {run: until for run, until in self._awake.items() if until > now}
-            # Collect wake-ups, because each makes every listening process read.
-            await asyncio.sleep(0.01)
-
-    async def _send(self) -> None:
-        # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes.
-        batch = list(islice(self._pending, 200))
-        for run_id in batch:
-            del self._pending[run_id]
-        try:
-            ids = ",".join(map(str, batch))
-            await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ids, timeout=3.0)
-        except Exception:
-            self._pending.update(dict.fromkeys(batch))
-            raise
+            self.wake(run_id)
 
 
 class WakeupFeed:
     """Receives wake-ups and hands them to the watchers of the run in this process.
 
+    Args:
+        nats: brings the wake-ups of watched runs, beside those that somebody sends by NOTIFY.
+
     Attributes:
         handed_over: a new process accepts new requests; this process only finishes its own.
     """
 
-    def __init__(self, listener: NotifyListener) -> None:
+    def __init__(self, listener: NotifyListener, nats: NatsSignals | None = None) -> None:
+        self._nats = nats
         self._watchers: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
         self._closed = asyncio.Event()
         self._resumable: set[Callable[[], None]] = set()
         self.handed_over = False
-        listener.subscribe(CHANNEL, self._on_wakeup)
+        listener.subscribe(EVENTS, self._on_wakeup)
 
     def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
         """Call ``notify`` when a run may have news; return the function that ends this.
@@ -228,11 +193,16 @@ class WakeupFeed:
         Read the run's log after this call, because earlier news cause no call.
         """
         self._watchers[run_id].append(notify)
+        unsubscribe = None
+        if self._nats is not None:
+            unsubscribe = self._nats.subscribe(EVENTS, str(run_id), receive=lambda *_: notify())
 
         def end() -> None:
             self._watchers[run_id].remove(notify)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
+            if unsubscribe is not None:
+                unsubscribe()
 
         return end
 
@@ -272,9 +242,9 @@ class WakeupFeed:
             for run_id in list(self._watchers):
                 self._wake(run_id)
             return
-        for text in payload.split(",") if self._watchers else ():
+        if self._watchers:
             with contextlib.suppress(ValueError):
-                self._wake(UUID(text))
+                self._wake(UUID(payload))
 
     def _wake(self, run_id: UUID) -> None:
         for notify in self._watchers.get(run_id, ()):

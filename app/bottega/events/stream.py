@@ -11,6 +11,8 @@ seconds after each of its events and wake-ups. Runs that are awake are read ever
 but less often if many of them wait for a model or show a model's text. Other runs are read every
 few seconds, in case a wake-up was lost. At a wake-up, only its run is read. Workers send wake-ups
 only for runs that may not be awake (:class:`bottega.events.listener.Notifier`).
+
+Live text is read together with the log; or NATS brings it, and then it keeps no run awake.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from uuid import UUID
@@ -32,6 +35,7 @@ from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.failures import is_transient
 from bottega.events.frames import LLM_DELTA, TOOL_PROGRESS, Filter, Frame, of_row, of_text
 from bottega.events.listener import AWAKE_S, WakeupFeed, happens
+from bottega.events.nats import TEXT, TEXT_WANTED, NatsSignals, decoded
 from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
 from bottega.events.types import EventType, LlmStarted, is_repeated
 
@@ -102,10 +106,15 @@ class PartialCompletion:
 
 
 class PartialCompletions:
-    """The open model calls of a run; a task has one at a time."""
+    """The open model calls of a run; a task has one at a time.
+
+    Attributes:
+        has_gap: text between the known text of a call and a newer piece is missing.
+    """
 
     def __init__(self, run_id: UUID) -> None:
         self._run_id = run_id
+        self.has_gap = False
         self._open: dict[UUID | None, PartialCompletion] = {}
 
     def open(self) -> Iterable[PartialCompletion]:
@@ -154,13 +163,19 @@ class PartialCompletions:
         room = MAX_CHARACTERS - sum(len(call.text) for call in self._open.values())
         for row in rows:
             call = self._open.get(row["task_id"])
-            if call is None or not call.is_of(row) or row["at"] > len(call.text):
+            if call is None or not call.is_of(row):
                 continue
-            if row["at"] < len(call.text):
-                call = self._again(call, call.text[: row["at"]])
-            if len(row["text"]) <= room:
-                room -= len(row["text"])
-                call.text += row["text"]
+            at, text = row["at"], row["text"]
+            if row.get("is_whole") and text.startswith(call.text):
+                at, text = len(call.text), text[len(call.text) :]
+            if at > len(call.text):
+                self.has_gap = True
+                continue
+            if at < len(call.text):
+                call = self._again(call, call.text[:at])
+            if len(text) <= room:
+                room -= len(text)
+                call.text += text
                 call.at = row["now"]
 
     def _again(self, old: PartialCompletion, text: str) -> PartialCompletion:
@@ -274,8 +289,9 @@ class RunStream:
         completions: live text of the model calls that are open after the event ``last``.
         tool_calls: progress of the MCP tools' calls that are open after the event ``last``.
         text_id: id of the newest piece of live text added.
-        text_at: time from which the next live text is read.
+        text_at: time from which live text is read again, or asked for.
         text_seen_at: time when live text was last read.
+        text_wanted: workers are to repeat the text of open calls.
         event_at: time when this process got the newest event or wake-up.
         unwatch: ends the wake-ups about this run.
     """
@@ -293,10 +309,12 @@ class RunStream:
         self.tool_calls = OpenToolCalls(cursor.run_id)
         self.text_id = 0
         self.text_at = self.text_seen_at = self.event_at = 0.0
+        self.text_wanted = False
         self.unwatch: Callable[[], None] = lambda: None
         self._has_calls = self.last == 0
         self._is_behind = False
         self._text: list[Row] = []
+        self._pushed: list[Row] = []
         self._reader = reader
         self._ring: deque[Frame] = deque()
         self._size = 0
@@ -359,6 +377,7 @@ class RunStream:
         self.gone = True
         self._ring.clear()
         self._text.clear()
+        self._pushed.clear()
         self.completions = PartialCompletions(self.cursor.run_id)
         self.tool_calls = OpenToolCalls(self.cursor.run_id)
         self.wake()
@@ -378,21 +397,40 @@ class RunStream:
         self._text += rows
         self.text_id = rows[-1]["id"]
 
+    def push_text(self, rows: Sequence[Row]) -> bool:
+        """Add text that was not read; return false if the log must be read before it is shown."""
+        self._pushed += rows
+        if self._text or self._is_behind or self.ended or not self._knows_calls(self._pushed):
+            return False
+        self.take_pushed()
+        self._show()
+        return True
+
+    def take_pushed(self) -> None:
+        """Let :meth:`show_text` show the text that was pushed before the next read of the log."""
+        self._text += self._pushed
+        self._pushed = []
+
     async def show_text(self) -> None:
         """Show the added text to subscribers, if all events before it were read."""
         if not self._text or self._is_behind or self.ended:
             return
-        text = [row for row in self._text if row["tool_call_id"] is None]
-        progress = [row for row in self._text if row["tool_call_id"] is not None]
-        known = self.completions.covers(text) and self.tool_calls.covers(progress)
-        if not (self._has_calls or known):
+        if not (self._has_calls or self._knows_calls(self._text)):
             rows = await self._reader.calls(self.cursor, self.last)
             self.completions.recall(rows)
             self.tool_calls.recall(rows)
             self._has_calls = True
-        self._text = []
-        self.completions.add_rows(text)
-        self.tool_calls.add_rows(progress)
+        self._show()
+
+    def _knows_calls(self, rows: Sequence[Row]) -> bool:
+        text = [row for row in rows if row["tool_call_id"] is None]
+        progress = [row for row in rows if row["tool_call_id"] is not None]
+        return self.completions.covers(text) and self.tool_calls.covers(progress)
+
+    def _show(self) -> None:
+        rows, self._text = self._text, []
+        self.completions.add_rows(row for row in rows if row["tool_call_id"] is None)
+        self.tool_calls.add_rows(row for row in rows if row["tool_call_id"] is not None)
         self.wake()
 
     def _append(self, rows: Sequence[Row]) -> None:
@@ -529,6 +567,8 @@ TEXT_S, QUIET_TEXT_S = 0.05, 0.08
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
+_ASK_EVERY_S = 1.0
+"""Least time between two requests to repeat a run's live text."""
 
 logger = structlog.get_logger(__name__)
 
@@ -551,6 +591,7 @@ class RunStreams:
 
     Args:
         poll_s: longest delay of an event by a lost wake-up, in seconds.
+        nats: brings live text, which is not read then.
     """
 
     def __init__(
@@ -560,7 +601,9 @@ class RunStreams:
         *,
         poll_s: float = 5.0,
         clock: Clock = utcnow,
+        nats: NatsSignals | None = None,
     ) -> None:
+        self._nats = nats
         self._reader = LogReader(pool, wakeups.closed)
         self._wakeups = wakeups
         self._poll_s = poll_s
@@ -596,7 +639,7 @@ class RunStreams:
         stream = self._streams.get(key)
         if stream is None or (stream.over and not cursor.over):
             stream = self._streams[key] = RunStream(self._reader, cursor, after)
-            stream.unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_wakeup(stream))
+            stream.unwatch = self._watch(cursor, stream)
             self._on_wakeup(stream)
         stream.watchers += 1
         try:
@@ -609,6 +652,45 @@ class RunStreams:
                 self._awake.pop(stream, None)
                 self._with_news.pop(stream, None)
                 stream.unwatch()
+
+    def _watch(self, cursor: RunCursor, stream: RunStream) -> Callable[[], None]:
+        """Receive wake-ups of a run, and its live text; return the function that ends this."""
+        unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_wakeup(stream))
+        if self._nats is None:
+            return unwatch
+        run = str(cursor.tenant_id), str(cursor.run_id)
+        unsubscribe = self._nats.subscribe(TEXT, *run, receive=partial(self._on_text, stream))
+
+        def end() -> None:
+            unwatch()
+            unsubscribe()
+
+        return end
+
+    def _on_text(self, stream: RunStream, data: bytes | None, reply: str) -> None:
+        """Show a message of live text; after lost ones, ask for all text so far."""
+        if data is None:
+            stream.text_wanted = True
+            self._read_soon(stream)
+            return
+        now = self._clock()
+        rows = [{**each, "id": each["at"], "now": now} for each in decoded(data)]
+        if not stream.push_text(rows):
+            self._read_soon(stream)
+        elif stream.completions.has_gap:
+            self._ask_for_text(stream)
+
+    def _ask_for_text(self, stream: RunStream) -> None:
+        """Ask the run's worker to repeat the text of open calls, if some of it is missing."""
+        now = monotonic()
+        if self._nats is None or stream.text_at > now:
+            return
+        if stream.text_wanted or stream.completions.has_gap:
+            stream.text_wanted = stream.completions.has_gap = False
+            if stream.may_have_text:
+                stream.text_at = now + _ASK_EVERY_S
+                run = str(stream.cursor.tenant_id), str(stream.cursor.run_id)
+                self._nats.publish(TEXT_WANTED, *run)
 
     def _on_wakeup(self, stream: RunStream) -> None:
         stream.event_at = monotonic()
@@ -665,6 +747,7 @@ class RunStreams:
             for stream in some:
                 try:
                     await stream.show_text()
+                    self._ask_for_text(stream)
                 except Exception as error:
                     if is_transient(error):
                         raise
@@ -697,6 +780,10 @@ class RunStreams:
                 self._on_wakeup(stream)
 
     async def _read_text(self, due: Sequence[RunStream]) -> None:
+        if self._nats is not None:
+            for stream in due:
+                stream.take_pushed()
+            return
         now = monotonic()
         streams = [each for each in due if each.may_have_text and each.text_at <= now]
         if not streams:

@@ -574,6 +574,10 @@ def spelled(value: str) -> list[Any]:
     return [value] if isinstance(parsed, str | list | dict) else [value, parsed]
 
 
+TALKING = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
+"""Statuses of tasks whose model may be saying something."""
+
+
 async def tasks_page(
     connection: AsyncConnection,
     tenant_id: UUID,
@@ -611,7 +615,7 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
     kept = (column for column in tasks.c if column.name not in ("usage", "status_changed_at"))
     dispatch = event_data(tasks, tasks.c.dispatch_seq).label("data")
     asked = select(dispatch).correlate(tasks).lateral().c.data
-    is_open = tasks.c.status.in_((SubagentStatus.RUNNING, SubagentStatus.STREAMING))
+    is_open = tasks.c.status.in_(TALKING)
     text_so_far = func.partial_output(tasks.c.tenant_id, tasks.c.run_id, tasks.c.id)
     position = _positions().c
     query = (

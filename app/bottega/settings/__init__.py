@@ -53,6 +53,10 @@ _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
 _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
 """User and password among a URL's options, or among libpq's pairs."""
 _ESCAPED = re.compile(r"\\(.)")
+_NATS_SERVER = re.compile(
+    r"(?:nats|tls)://((?:[^\s@:/,]*:)?([^\s@:/,]+)@)?(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d{1,5})?/?"
+)
+"""Address of a NATS server, with its login, and of that the password or token."""
 _OF_OBJECT_STORES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
@@ -389,6 +393,14 @@ class Settings(BaseSettings):
         Field(
             description="URL of PostgreSQL itself, if DATABASE_URL is the URL of a pooler in "
             "transaction mode, such as PgBouncer."
+        ),
+    ] = None
+    nats_url: Annotated[
+        SecretStr | None,
+        Field(
+            description="NATS for wake-ups and live text between processes, in place of the "
+            "database: nats:// or tls://user:password@host:4222, several with commas between "
+            "them. All processes of a database have the same."
         ),
     ] = None
     data_dir: Annotated[
@@ -806,6 +818,19 @@ class Settings(BaseSettings):
             )
         return token
 
+    @field_validator("nats_url")
+    @classmethod
+    def _servers_of_nats(cls, url: SecretStr | None) -> SecretStr | None:
+        servers = [] if url is None else url.get_secret_value().split(",")
+        found = [_NATS_SERVER.fullmatch(each.strip()) for each in servers]
+        if not all(found) or len({each[1] for each in found if each}) > 1:
+            raise ValueError(
+                "BOTTEGA_NATS_URL must be nats://host:4222 or tls://host:4222, with user:password@ "
+                "or token@ before the host if the server wants it, the same before each host; "
+                "write @ : / , % of these as %40 %3A %2F %2C %25"
+            )
+        return url
+
     @model_validator(mode="after")
     def _pooler_has_an_address(self) -> Self:
         if self.listen_url is not None and self.database_url is None:
@@ -983,16 +1008,19 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: see :class:`TenantSecrets`.
     """
-    addresses = ("database_url", "listen_url")  # only partly secret
+    addresses = ("database_url", "listen_url", "nats_url")  # only partly secret
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
     hidden += [secret for each in settings.mcp_stdio.values() for secret in each.secrets]
     hidden += (settings.secrets_key.get_secret_value() if settings.secrets_key else "").split(",")
     hidden += [os.environ.get(name, "") for name in _OF_OBJECT_STORES]
-    urls = [getattr(settings, name) for name in addresses]
+    urls = (settings.database_url, settings.listen_url)
     known = [url.get_secret_value() for url in urls if url is not None]
     known += [settings.openai_base_url or "", settings.embedding_base_url or ""]
+    if settings.nats_url is not None:
+        found = _NATS_SERVER.findall(settings.nats_url.get_secret_value())
+        hidden += [form for _, each in found for form in (each, unquote(each))]
     passwords = {password for address in known for password in _passwords(address)}
     return Redactor([*secrets().values(), *hidden, *passwords])
 

@@ -730,6 +730,7 @@ class TaskQuery(PageQuery):
     responses={**problems(404), 200: headers(Link=LINK)},
 )
 async def tasks(
+    service: ServiceDep,
     tx: Transaction,
     tenant: ReviewTenant,
     run_id: RunId,
@@ -740,6 +741,11 @@ async def tasks(
     found = await read.tasks_page(
         tx, tenant, run_id, status=query.status, **query.window(tuple[PlaceInTime, UUID])
     )
+    talking = [task for task in found if task["status"] in read.TALKING]
+    if service.nats is not None and talking:  # else the query found the text
+        texts = await service.nats.text_of(tenant, run_id)
+        for task in talking:
+            task["partial_output"] = texts.get(task["id"])
     return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
 
 

@@ -1,0 +1,289 @@
+"""NATS, which carries wake-ups and live text between processes if the operator has it.
+
+A process has one connection. The subjects are a channel and ids, never a tenant's words. NATS may
+lose messages: while the connection is away, and also in silence. So readers poll beside it, and
+nothing that must arrive is sent over it. Nobody but Bottega's processes may subscribe or publish,
+because they see and show the texts of all tenants.
+
+The client library connects again by itself, but not after each error, and it waits without limit
+for a server that is silent. So each connection is a client of its own here.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from bottega.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+TEXT = "bottega_text"
+"""Channel of live text; its ids are a tenant and a run."""
+TEXT_WANTED = "bottega_text_wanted"
+"""Channel of requests to repeat the live text of open calls; its ids are a tenant and a run."""
+
+_CONNECT_S = 2
+_PAUSE_S = 1.0
+"""Time between two tries to connect, give or take half of it, and two looks at a connection."""
+_PROBE_S = 3
+"""Time between two probes. A connection that answers none until the next is lost."""
+_PATIENCE_S = 0.5
+"""Time limit of a request, and of the end of a connection."""
+_MOST_WAITING = 16 * 1024 * 1024
+"""Bytes that wait for a server that reads slowly; more are dropped."""
+_HINT = "wake-ups and live text are not sent; readers poll, and this process tries again"
+
+LONGEST_END = 10_000
+"""Characters of the end of a call's text that :meth:`NatsSignals.text_of` returns."""
+
+
+class TextMessage(TypedDict):
+    """Live text of a call, as a row of the table ``live_text``.
+
+    Attributes:
+        at: characters of the answer before ``text``; of a tool's progress its number.
+        is_whole: it repeats all text of the call so far.
+    """
+
+    task_id: UUID | None
+    call: int
+    attempt: int
+    at: int
+    text: str
+    tool_call_id: str | None
+    is_whole: bool
+
+
+@cache
+def _messages() -> TypeAdapter[list[TextMessage]]:
+    return TypeAdapter(list[TextMessage])
+
+
+def decoded(data: bytes) -> list[TextMessage]:
+    """Decode live text; nothing, if it is not valid, because anybody may have sent it."""
+    try:
+        return _messages().validate_json(data)
+    except ValidationError:
+        logger.warning("nats.not_text")
+        return []
+
+
+Receive = Callable[[bytes | None, str], None]
+"""Function that gets a message, and where to answer; ``None``: messages may have been lost."""
+
+logger = structlog.get_logger(__name__)
+
+
+class NatsSignals:
+    """The connection of this process to NATS.
+
+    Args:
+        url: address of a server, or several with commas between them: ``nats://`` or ``tls://``,
+            with user and password, or a token, if the server wants them.
+
+    Raises:
+        UnavailableError: the client library is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client_type = _client_type()
+        servers = [urlsplit(each.strip()) for each in url.split(",")]
+        login = servers[0].username or "", servers[0].password or ""
+        self._user, self._password = map(unquote, login)  # the library does not decode them
+        plain = [each._replace(netloc=each.netloc.rpartition("@")[2]) for each in servers]
+        self._servers = [each.geturl() for each in plain]
+        self._client: Client | None = None
+        self._receivers: defaultdict[str, list[Receive]] = defaultdict(list)
+        self._changed: dict[str, None] = {}
+        self._messages: list[tuple[str, bytes]] = []
+        self._size = 0
+        self._news = asyncio.Event()
+        self._is_away = False
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    def publish(self, channel: str, *ids: str, data: bytes = b"") -> bool:
+        """Send a message soon; return false if it is lost for sure."""
+        return self.answer(".".join((channel, *ids)), data)
+
+    def answer(self, subject: str, data: bytes) -> bool:
+        """Send a message to a subject soon; return false if it is lost for sure."""
+        client = self._client
+        if client is None or not client.is_connected or len(data) > client.max_payload:
+            return False
+        if client.pending_data_size + self._size > _MOST_WAITING:
+            return False
+        self._messages.append((subject, data))
+        self._size += len(data)
+        self._news.set()
+        return True
+
+    def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
+        """Call ``receive`` for each message; return the function that ends this.
+
+        It is called with ``None`` as soon as messages arrive, and whenever they do so again.
+        """
+        subject = ".".join((channel, *ids))
+        self._receivers[subject].append(receive)
+        self._change(subject)
+
+        def end() -> None:
+            self._receivers[subject].remove(receive)
+            if not self._receivers[subject]:
+                del self._receivers[subject]
+                self._change(subject)
+
+        return end
+
+    def _change(self, subject: str) -> None:
+        self._changed[subject] = None
+        self._news.set()
+
+    async def text_of(self, tenant_id: UUID, run_id: UUID) -> dict[UUID | None, str]:
+        """Return the end of the live text of a run's open model calls, by task."""
+        from nats.errors import Error
+
+        client = self._client
+        if client is None or not client.is_connected:
+            return {}
+        subject = ".".join((TEXT_WANTED, str(tenant_id), str(run_id)))
+        try:
+            answer = await client.request(subject, timeout=_PATIENCE_S)
+        except (Error, OSError, TimeoutError):  # no worker executes the run, or it is silent
+            return {}
+        calls = decoded(answer.data)
+        return {each["task_id"]: each["text"] for each in calls if each["tool_call_id"] is None}
+
+    async def run(self) -> None:
+        """Keep the connection until cancelled; try again when it is lost."""
+        while True:
+            client = self._client_type()
+            try:
+                if await self._connect(client):
+                    await self._use(client)
+            finally:
+                self._client = None
+                self._messages.clear()
+                await _close(client)
+            await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311
+
+    async def _connect(self, client: "Client") -> bool:
+        """Connect, if a server answers in time; otherwise log a warning, once until it does."""
+        reasons = ["no answer"]
+
+        async def note(error: Exception) -> None:
+            reasons.append(str(error) or type(error).__name__)
+
+        async def wake() -> None:
+            self._news.set()
+
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await client.connect(
+                    self._servers,
+                    user=self._user if self._password else None,
+                    password=self._password or None,
+                    token=None if self._password else self._user or None,
+                    name="bottega",
+                    error_cb=note,
+                    closed_cb=wake,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=_CONNECT_S,
+                    ping_interval=_PROBE_S,
+                    max_outstanding_pings=1,
+                    pending_size=4 * _MOST_WAITING,  # beyond it, the library waits
+                )
+        except Exception:
+            if not self._is_away:
+                logger.warning("nats.away", error=reasons[-1], hint=_HINT)
+            self._is_away = True
+        return client.is_connected
+
+    async def _use(self, client: "Client") -> None:
+        """Send and receive until the connection is lost."""
+        self._client = client
+        if self._is_away:
+            logger.info("nats.connected")
+        self._is_away = False
+        subscriptions: dict[str, Subscription] = {}
+        self._changed = dict.fromkeys(self._receivers)
+        reason = "the server closed the connection, or does not answer"
+        try:
+            while client.is_connected:
+                self._news.clear()
+                async with asyncio.timeout(2 * _PROBE_S):
+                    await self._send(client, subscriptions)
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise asyncio.CancelledError  # the library may have swallowed it
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSE_S):
+                        await self._news.wait()
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+        logger.warning("nats.lost", error=reason, hint=_HINT)
+        self._is_away = True
+
+    async def _send(self, client: "Client", subscriptions: "dict[str, Subscription]") -> None:
+        """Subscribe and unsubscribe, then send the messages."""
+        changed, self._changed = self._changed, {}
+        begun = []
+        for subject in changed:
+            if subject not in self._receivers:
+                if (old := subscriptions.pop(subject, None)) is not None:
+                    await old.unsubscribe()
+            elif subject not in subscriptions:
+                on_message = partial(self._receive, subject)
+                subscriptions[subject] = await client.subscribe(subject, cb=on_message)
+                begun.append(subject)
+        messages, self._messages, self._size = self._messages, [], 0
+        for subject, data in messages:
+            await client.publish(subject, data)
+        if begun:
+            await client.flush(_PROBE_S)  # from the answer on, messages arrive
+            for subject in begun:
+                self._hand_on(subject, None, "")
+
+    async def _receive(self, subject: str, message: "Msg") -> None:
+        self._hand_on(subject, message.data, message.reply)
+
+    def _hand_on(self, subject: str, data: bytes | None, reply: str) -> None:
+        for receive in list(self._receivers.get(subject, ())):
+            try:
+                receive(data, reply)
+            except Exception:  # it must not end the connection
+                logger.exception("nats.not_handled")
+
+
+def _client_type() -> "type[Client]":
+    try:
+        from nats.aio.client import Client
+    except ImportError:
+        raise UnavailableError(
+            "BOTTEGA_NATS_URL needs the extra nats: install bottega[nats] (in the checkout: "
+            ".[nats]), or unset it"
+        ) from None
+    return Client
+
+
+async def _close(client: "Client") -> None:
+    """Close a connection; do not wait long for a silent server."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_PATIENCE_S):
+            await client.close()
