@@ -95,8 +95,8 @@ def test_hosts_ports_and_names_are_read_as_in_libpq(
     ("conninfo", "named"),
     [
         ("mysql://h/d", "postgresql:// URL"),
-        ("nonsense", "neither"),
-        ("user='open", "stuck at character 1"),
+        ("nonsense", "or key=value pairs"),
+        ("user='open", "begins at character 1"),
         ("postgresql://u@a,b,c/d?port=1,2", "3 servers and 2 ports"),
         ("postgresql://u@h:0/d", "wrong port"),
         ("postgresql://u@h:x/d", "wrong port"),
@@ -153,7 +153,7 @@ def test_a_service_fills_in_what_the_address_leaves_out(
     monkeypatch.setenv("PGSERVICE", "other")
     assert servers("postgresql://")[0].host == "no"
     file.write_text("no file of services")
-    with pytest.raises(InvalidInputError, match="not a file of services"):
+    with pytest.raises(InvalidInputError, match="no valid service file"):
         servers("service=reports")
 
 

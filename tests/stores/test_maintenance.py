@@ -343,7 +343,7 @@ async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
 ) -> None:
     holder = await as_maintenance()
     await holder.execute("SELECT pg_advisory_lock(4871019230)")
-    assert await care() == {"skipped": "another process is doing it"}
+    assert await care() == {"skipped": "another process maintains the indexes now"}
     await holder.close()
     await until(
         lambda: owner.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), not_

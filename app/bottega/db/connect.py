@@ -1,4 +1,4 @@
-"""Start of a session of PostgreSQL, directly or by a pooler: address, role, and tenants' limits."""
+"""Opening of a session, at PostgreSQL or at a pooler, with its role and the tenants' limits."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableErro
 class PooledSession(ListenSession):
     """A connection to a pooler, which may run each transaction in another session of the server.
 
-    So role and limits are set at the beginning of each transaction, in the same round trip. A
+    So each transaction sets its role and limits at its beginning, in the round trip of ``BEGIN``. A
     single statement becomes a transaction.
 
     Attributes:
@@ -36,7 +36,7 @@ class PooledSession(ListenSession):
             self.terminate()
             raise asyncpg.ReadOnlySQLTransactionError(str(error)) from error
         except BaseException:
-            self.terminate()  # otherwise the transaction may begin later, when a session is free
+            self.terminate()  # or the pooler may begin the transaction later, at a free session
             raise
 
     async def _do_execute(
@@ -56,9 +56,9 @@ class PooledSession(ListenSession):
 
 
 _CONNECT_S = 10.0
-"""Time limit for all servers of a URL together. Each has a share, because one may never answer."""
+"""Time limit in seconds for connecting to all servers of a URL, each of which gets a share."""
 LONGEST_STATEMENT_S = 30.0
-"""Time limit of a statement of the engine. All are short, so that a longer one must hang."""
+"""Time limit of the engine's statements, in seconds. A statement that takes longer hangs."""
 
 APP_ROLE = "bottega_app"
 """Role that owns no tables and sees only the rows of the tenant that a transaction names."""
@@ -75,7 +75,7 @@ _MEANING = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # A plan that was made while a table was small must not read the whole table after it has grown.
+    # A plan made for a small table must not still read the whole table after the table has grown.
     "enable_seqscan": "off",
 }
 """Settings on which our statements depend; a database or a login may have other defaults.
@@ -84,16 +84,16 @@ The server's time limits are off, because the driver limits statements, and SQL 
 """
 _SINCE_17 = {"transaction_timeout": "0"}
 _OF_SESSIONS = {"transaction_isolation": "default_transaction_isolation"}
-"""Settings of transactions that a session knows by another name."""
+"""Settings of a transaction, each with the name of the session's default for this setting."""
 _OF_POOLED = {"bottega.tenant": "", "transaction_read_only": "off"}
 """Settings for a pooler's sessions: no stale tenant, and an error if the server is a standby."""
 _STATEMENTS = 100
 """Prepared statements that a session keeps: the driver's default."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
 _NOT_AS_ASKED = "BT010"
-"""SQLSTATE of a session without its start-up parameters; the message is its role."""
+"""SQLSTATE if a session ignored its start-up parameters; the message is the session's role."""
 _ELSEWHERE = "BT011"
-"""SQLSTATE of a session in another database than the address names; the message is its name."""
+"""SQLSTATE if a session is in another database than its address names; the message names it."""
 _CHECK = f"""
 DO $$ BEGIN
     IF current_database()::text <> convert_from(decode('{{}}', 'hex'), 'UTF8') THEN
@@ -117,8 +117,8 @@ async def connect(
 ) -> ListenSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
-    If the address has several servers, the first that accepts writes is used. The one that was used
-    last is tried first. See :func:`open_database` for the errors.
+    If the address has several servers, the first server that accepts writes is used. The server
+    that was used last is tried first. See :func:`open_database` for the errors.
 
     Args:
         conninfo: address in any form of libpq's, see :func:`bottega.db.conninfo.servers`.
@@ -206,7 +206,7 @@ async def check_same(url: str, pooler: str) -> None:
     """Check that a pooler leads to the database at ``url``.
 
     Raises:
-        UnavailableError: it leads elsewhere, or pooler or database cannot be reached.
+        UnavailableError: the pooler leads to another database, or one of the two is unreachable.
     """
     found = []
     for each, pooled in ((url, False), (pooler, True)):
@@ -223,8 +223,8 @@ async def check_same(url: str, pooler: str) -> None:
             await connection.close()
     if found[0] != found[1]:
         raise UnavailableError(
-            "DATABASE_URL and BOTTEGA_LISTEN_URL lead to different databases: the first must be a "
-            "pooler before the second",
+            "DATABASE_URL and BOTTEGA_LISTEN_URL lead to different databases: DATABASE_URL must be "
+            "the address of a pooler for the database at BOTTEGA_LISTEN_URL",
             code="database_unavailable",
         )
 
@@ -247,7 +247,7 @@ def _advice(error: Exception) -> str:
         case asyncpg.InvalidAuthorizationSpecificationError():
             return "check the user and the password in DATABASE_URL, and the server's pg_hba.conf"
         case asyncpg.InsufficientPrivilegeError():
-            return "let this login in (GRANT CONNECT ON DATABASE … TO …)"
+            return "allow this login to connect (GRANT CONNECT ON DATABASE … TO …)"
         case socket.gaierror():
             return (
                 "check the host in DATABASE_URL. In a URL, write @ : / ? # % of a password as "
@@ -271,7 +271,7 @@ async def _check_session(
 
     Args:
         asked: the result of :func:`_session`.
-        newer: settings that are set here, because older servers refuse them as parameters.
+        newer: settings that this statement sets, because older servers refuse them as parameters.
         database: name of the database in the address.
 
     Raises:
@@ -285,7 +285,7 @@ async def _check_session(
         found.append("current_user::text")
         wanted.append(f"'{role}'")
     set_ = "".join(f"SET {name} = {value};" for name, value in newer.items())
-    name = database.encode().hex()  # it may have any character
+    name = database.encode().hex()  # the database's name may have any character
     check = _CHECK.format(name, ", ".join(found), ", ".join(wanted))
     try:
         await connection.execute(set_ + check)
@@ -293,8 +293,8 @@ async def _check_session(
         if error.sqlstate == _ELSEWHERE:
             raise UnavailableError(
                 f"DATABASE_URL asks for the database {database!r} and leads to "
-                f"{error.args[0]!r}: correct one of them (behind a pooler, set "
-                "BOTTEGA_LISTEN_URL)",
+                f"{error.args[0]!r}: correct DATABASE_URL or the proxy at this address (if it is "
+                "a pooler, also set BOTTEGA_LISTEN_URL)",
                 code="database_unavailable",
             ) from None
         if error.sqlstate != _NOT_AS_ASKED:
@@ -303,9 +303,9 @@ async def _check_session(
             f"a session of DATABASE_URL ignored its start-up parameters: its role is "
             f"{error.args[0]} instead of {role or 'its own'} with the settings "
             f"{', '.join(settings)}. "
-            "A proxy may drop them, such as PgBouncer with ignore_startup_parameters. "
+            "A proxy may drop these parameters, such as PgBouncer with ignore_startup_parameters. "
             "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
-            "directly, or give its own address in BOTTEGA_LISTEN_URL",
+            "directly, or set BOTTEGA_LISTEN_URL to PostgreSQL's own address",
             code="startup_parameters_ignored",
         ) from None
 

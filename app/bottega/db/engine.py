@@ -74,7 +74,7 @@ class ActingUser(NamedTuple):
 
 
 acting_user: ContextVar[ActingUser | None] = ContextVar("acting_user", default=None)
-"""Set once a request's token is verified; ``None``: transactions act for a tenant or a worker."""
+"""The end user of the current request, once its token is verified; ``None``: no end user."""
 
 _BE_APP = f"set_config('role', '{APP_ROLE}', true)"
 """Part of each transaction of a tenant, because a pooler's session may have another role."""
@@ -88,7 +88,7 @@ _ACT_AS_USER = text(
 _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
 _UNPREPARED = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-"""The adapter's arguments for unnamed statements, which end with their transaction."""
+"""Arguments that let SQLAlchemy's adapter prepare unnamed statements, as a pooler requires."""
 TRY_TO_WRITE = """
 CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
 SELECT gen_random_uuid() FROM generate_series(1, 20000)
@@ -116,7 +116,7 @@ class Database:
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.
-        each: most concurrent transactions of a tenant in this process.
+        each: most transactions of one tenant at the same time in this process.
         patience_s: longest wait for one of these transactions, in seconds.
         trust: state shared by all connections to this database.
         storage: state of the database's disk.
@@ -180,7 +180,7 @@ class Database:
         return True
 
     async def is_read_only(self) -> bool:
-        """Return true if sessions may not write, because of a setting, or as on a standby."""
+        """Return true if sessions may not write, because of a setting or on a standby server."""
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
@@ -191,7 +191,7 @@ class Database:
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Restrict the rest of the transaction to rows of a tenant, and of the user that acts."""
+    """Restrict the rest of the transaction to rows of a tenant, and of the acting user if any."""
     if (acting := acting_user.get()) is None:
         await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
     else:
@@ -231,11 +231,11 @@ async def acting_as(
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Replace the pool's reset, a round trip per use, because our statements change no state."""
+    """Do nothing in place of the pool's reset; our statements leave no state in the session."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
-    """Make the pool replace a closed or possibly silent connection, without a round trip."""
+    """Make the engine replace a closed or distrusted connection, without a round trip."""
     session = session_of(connection)
     if session.distrusted:
         session.terminate()
@@ -284,7 +284,8 @@ async def open_database(
 
     Args:
         url: address of the server itself, in any form that libpq reads.
-        pooler: URL of a pooler before it, which engine and pool use; see :class:`PooledSession`.
+        pooler: URL of a pooler for this server; engine and pool connect to the pooler, see
+            :class:`PooledSession`.
         pool_size: most connections of the pool.
         engine_size: most connections of the engine; ``None``: ``pool_size``. A tenant may use half
             of them at a time, but at least two.
@@ -337,12 +338,12 @@ async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
     finally:
         metrics.refreshers.pop(engine, None)
         closing.cancel()
-        await asyncio.wait([closing])  # it may be closing a connection
+        await asyncio.wait([closing])  # the task may be closing a connection
         await engine.dispose()
 
 
 async def _close_idle(engine: AsyncEngine, every_s: float) -> None:
-    """Close connections that the engine did not need for a while, until cancelled."""
+    """Close connections that stayed idle for ``every_s`` seconds, until cancelled."""
     pool = engine.sync_engine.pool
     assert isinstance(pool, ShrinkingPool)
     most = 0

@@ -1,8 +1,8 @@
-"""Classes of database errors: the only place that decides which errors pass and which are bugs.
+"""Classes of database errors: only this module decides if an error is transient or a bug.
 
 - After a **transient** error (:func:`is_transient`), a call may work later, or on a new connection.
-  It is repeated within bounds. Then a request gets 503, a run goes on in a later attempt, and a
-  background service tries again at its next turn.
+  The call is repeated for a limited time. If it still fails, a request gets 503, a run goes on in a
+  later attempt, and a background service tries again at its next turn.
 - After some transient errors of the server, the transaction is **undone** for sure
   (:func:`is_undone`), so that even a call that is not idempotent may be repeated. After a lost
   connection, the end of a transaction is unknown.
@@ -32,13 +32,16 @@ _UNDONE = ("25", "40", "53", "55", "57014", "58")
 """Prefixes of SQLSTATEs of errors that roll the transaction back, or refuse the session."""
 _UNKNOWN_END = "40003"
 _BROKEN = ("closed", "closing", "released", "in error state")
-"""Words of the driver's errors about broken connections; its other errors are misuses."""
+"""Words of the driver's errors about broken connections; the driver's other errors are bugs."""
 _CANCELLED = "57014"
 _MOST_CANCELLED = 5
 _PERSIST_S = 60.0
 REPEAT_S = 2.0
 PAUSES_S = (0.05, 0.2, 0.5)
-"""Pauses before repetitions of a call for which a client waits; none begins after ``REPEAT_S``."""
+"""Pauses, in seconds, before a call is repeated for which a client waits.
+
+No repetition begins more than ``REPEAT_S`` seconds after the first call.
+"""
 
 
 def is_transient(error: BaseException | None) -> bool:
@@ -47,9 +50,9 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Check if an error is transient and must come from the database, whatever code raised it.
+    """Check if an error is transient and certainly comes from the database.
 
-    Errors of the server are judged by their class (PostgreSQL, appendix A), not one by one. asyncpg
+    The class of a server's error decides (PostgreSQL, appendix A), not the single error. asyncpg
     raises ``InternalClientError`` for a statement on a session that the server is ending. A
     transaction is read-only (25006) if a pooler still leads to a server that became a standby.
     """
@@ -119,7 +122,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Repeat a function that stores something in one transaction if the transaction was undone."""
+    """Return a function that repeats ``function`` if the error undid its only transaction."""
 
     @wraps(function)
     async def repeating(*arguments: P.args, **options: P.kwargs) -> T:

@@ -17,7 +17,7 @@ from bottega.errors import UnavailableError
 ROLE = "bottega_maintenance"
 
 _LOCK = 4_871_019_230
-_EVERY = timedelta(hours=12)  # less than a day: nights are not all of the same length
+_EVERY = timedelta(hours=12)  # less than a day, because the work may begin earlier the next night
 _SHARE = 0.5
 
 logger = structlog.get_logger(__name__)
@@ -53,11 +53,12 @@ async def maintain_indexes(
 ) -> dict[str, Any]:
     """Analyse the tables due this night, and rebuild indexes with many changes.
 
-    A later call continues after a crash.
+    After a crash, the next call continues with the remaining tables.
 
     Args:
         connect: opens a connection as :data:`ROLE`, without a command timeout.
-        least_changes: an index is rebuilt if more rows than this, and more than half, changed.
+        least_changes: a table's indexes are rebuilt if more of its rows than this changed, and more
+            than half of its rows.
         patience_s: seconds to wait for a table's lock.
         now: the time that decides if this night's work is done.
 
@@ -73,9 +74,9 @@ async def maintain_indexes(
     try:
         await connection.execute(_PATIENCE, f"{round(1000 * patience_s)}ms")
         if connection.get_server_version().major < 17:
-            return {"skipped": "PostgreSQL 16 has no right to maintain tables of others"}
+            return {"skipped": "PostgreSQL 16 has no privilege MAINTAIN"}
         if not await connection.fetchval(_TAKE_TURN, _LOCK):
-            return {"skipped": "another process is doing it"}
+            return {"skipped": "another process maintains the indexes now"}
         return await _maintained(connection, least_changes, now())
     finally:
         await connection.close()
@@ -89,7 +90,7 @@ async def _maintained(
     analysed, rebuilt = 0, list[str]()
     for table in tables:
         name, changes = table["name"], table["changes"]
-        # A smaller number means that the statistics were reset to zero.
+        # If the count of changes became smaller, the server's statistics were reset to zero.
         before = table["before"] if table["before"] <= changes else 0
         try:
             await connection.execute(f"ANALYZE {name}")
@@ -105,10 +106,11 @@ async def _maintained(
 
 
 async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
-    """Rebuild indexes, one at a time; skip those that stay locked; return the rebuilt ones.
+    """Rebuild a table's indexes, except those that stay locked; return the rebuilt indexes.
 
-    Each failure leaves a broken index. If a whole table were rebuilt at once, a failure would leave
-    one for each index, and one in another schema, which ``drop_broken_indexes`` does not drop.
+    Each failure leaves a broken index, so the indexes are rebuilt one at a time. If a whole table
+    were rebuilt at once, a failure would leave a broken index for each index of the table, and one
+    in another schema, which ``drop_broken_indexes`` does not drop.
     """
     rebuilt = []
     for index in indexes:

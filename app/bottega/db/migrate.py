@@ -1,18 +1,20 @@
 """Migration of the database: its tables by Alembic, its functions and policies from SQL files.
 
-Each file of ``sql/`` (roles, grants, policies, functions, triggers) is safe to apply again. When
-they were applied, their hashes are stored, and one of what is in the database then. ``migrate``
-applies all again if a file or the database differs; a start compares the files' hashes.
+Each file of ``sql/`` (roles, grants, policies, functions, triggers) is safe to apply again. After
+applying the files, ``migrate`` stores a hash of each file, and a hash of what is then in the
+database. If one of these hashes differs at the next call, ``migrate`` applies all files again. A
+process compares only the files' hashes when it starts.
 
-A database that a newer version has migrated serves this one, too, as long as it says so: it stores
-:data:`_SERVES`. So old processes run beside new ones, and code can be taken back, but not a schema.
+A newer version may have migrated the database. The database stores the oldest version that can use
+it (:data:`_SERVES`). So old processes run beside new ones, and the code can go back to an older
+version, but the schema cannot.
 
-A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function gives it to an owner and lets only
-those roles call it. The owner ``migrator`` stands for the login that migrates; a function without
-such a line belongs to that login, and every role may call it.
+A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function names its owner and the only roles
+that may call it. The owner ``migrator`` stands for the login that migrates. A function without this
+line belongs to the login that migrates, and every role may call it.
 
-The lines that begin with ``--`` above a table, a column, a view or a function are its comment in
-the database, too.
+The lines that begin with ``--`` above a table, a column, a view or a function also become its
+comment in the database.
 """
 
 import re
@@ -66,7 +68,7 @@ def hashes() -> Mapping[str, str]:
 
 
 def roles_script() -> str:
-    """Return the SQL that makes the roles, which a login without rights may not do."""
+    """Return the SQL that makes the roles, for an administrator to run; it needs more rights."""
     statement, end, _ = texts()["policies.sql"].partition("END $$;")
     return statement + end
 
@@ -74,7 +76,7 @@ def roles_script() -> str:
 def script() -> str:
     """Return the SQL that applies all files."""
     first, *others = texts().values()
-    # Functions call each other: their bodies are not checked while some are missing.
+    # Functions call each other, so their bodies cannot be checked until all functions exist.
     return "\n".join(
         [
             "SET LOCAL check_function_bodies = off;",
@@ -89,7 +91,7 @@ def script() -> str:
 def _restored_owners() -> str:
     """Return SQL that gives functions back to their owners.
 
-    A dump that was restored without the roles gave them to the login that restored it.
+    If a dump was restored without the roles, the functions belong to the login that restored it.
     """
     closed = [match for text in texts().values() for match in _CLOSED_FUNCTION.finditer(text)]
     owners = ", ".join(
@@ -126,7 +128,7 @@ def _with_owners(text: str) -> str:
         return text
     return "\n".join(
         [
-            # Without this privilege a role cannot own a function in the schema.
+            # Only a role with this privilege can own a function in the schema.
             "GRANT CREATE ON SCHEMA public TO bottega_system;",
             _CLOSED_FUNCTION.sub(_create, text),
             *closed,
@@ -136,10 +138,10 @@ def _with_owners(text: str) -> str:
 
 
 def _create(match: re.Match[str]) -> str:
-    """Create a function as its owner, who alone may replace it later.
+    """Return the SQL that creates a function as its owner, the only role that may replace it.
 
-    Every role may call it until the end of the file, since the owner of a table must be able to
-    call the functions of its triggers when they are created.
+    The file's last statements let only certain roles call the function. Until then every role may
+    call it, because a table's owner can create a trigger only with a function that it may call.
     """
     grant = f"GRANT EXECUTE ON FUNCTION {match['name']} TO public;"
     return _as_owner(match["owner"], f"{match['create']}\n{grant}")
@@ -199,7 +201,7 @@ CREATE OR REPLACE FUNCTION public.uuidv7() RETURNS uuid LANGUAGE sql PARALLEL SA
     FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) AS now
 $$;
 """
-"""PostgreSQL 18 has it."""
+"""Makes the function ``uuidv7``, which PostgreSQL has from version 18 on."""
 SERVER = """
 SELECT current_setting('server_version_num')::integer AS number,
        current_setting('server_version') AS version,
@@ -210,9 +212,9 @@ SELECT current_setting('server_version_num')::integer AS number,
        e.extversion AS vector, e.extnamespace::regnamespace::text AS vector_schema
 FROM (VALUES (1)) AS one LEFT JOIN pg_extension e ON e.extname = 'vector'
 """
-"""What a server is like, see :func:`server_problems`."""
+"""Query for the facts about a server that :func:`server_problems` checks."""
 _CATALOGUE = "catalogue"
-"""Name of the hash of what is in the database, beside those of the files."""
+"""Name under which the hash of the database's content is stored, beside the files' hashes."""
 _FINGERPRINT = """
 WITH ours AS (
     SELECT oid, rolname::text AS name FROM pg_roles
@@ -248,16 +250,16 @@ WITH ours AS (
 )
 SELECT md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM lines
 """
-"""A hash of roles, grants, policies, functions, triggers and extensions.
+"""Query for a hash of roles, grants, policies, functions, triggers and extensions.
 
-Of grants only those to our roles count: others may be an operator's own.
+Only grants to our roles are included, because an operator may have added grants to other roles.
 """
 _VECTORS = """
 SELECT attname FROM pg_attribute
 WHERE attrelid = to_regclass('public.episode_vectors') AND attname = 'task' AND NOT attisdropped
 """
 _EMBED_AGAIN = "UPDATE tenant_memory SET embedder = 'lost' WHERE embedder IS NOT NULL;"
-"""A change of the embedder makes all vectors again."""
+"""Names another embedder than the real one, so that all vectors are made again."""
 _STORED = "SELECT name, hash FROM sql_files"
 _STORED_WITH_REVISION = """
 SELECT name, hash, (SELECT version_num FROM alembic_version) AS revision FROM sql_files
@@ -268,12 +270,12 @@ INSERT INTO sql_files VALUES {rows};
 INSERT INTO sql_files SELECT '{name}', ({fingerprint});
 """
 _SERVES = "serves"
-"""Name, beside the hashes, of the number of the oldest migration whose code the schema serves."""
+"""Name of a stored number: that of the oldest migration whose code can use the schema."""
 _OLDEST_SERVED = "0001"
-"""This number. A migration that takes away what an older version uses raises it."""
+"""The number stored as ``_SERVES``. A migration that removes what older code uses raises it."""
 _REVISION = re.compile(r'^revision = "(\w+)"$', re.MULTILINE)
 _NUMBER = re.compile(r"(\d{4})(?:_|$)")
-"""At the beginning of a revision. Before 0.1.0 there were revisions without one."""
+"""The number at the beginning of a revision. Before 0.1.0, some revisions had no number."""
 _REPAIR = (
     "roles, grants, policies, functions or triggers are not as the last migration left them: "
     "run `bottega migrate`, which repairs them"
@@ -283,7 +285,7 @@ _REPAIR = (
 def migrations_folder() -> Path:
     """Return the folder of migrations, of this checkout or of the installed package."""
     package = Path(bottega.__file__).parent
-    installed = package / "_migrations"  # where the wheel carries them
+    installed = package / "_migrations"  # folder of the migrations in the wheel
     return installed if installed.exists() else package.parents[1] / "migrations"
 
 
@@ -315,7 +317,7 @@ def alembic_config(url: str) -> "Config":
 
 
 def upgrade(url: str) -> None:
-    """Create the tables if they are missing, and what belongs to them, or repair that.
+    """Create missing tables, and create or repair their functions, policies, roles and grants.
 
     Blocks: call it outside of an event loop.
 
@@ -328,7 +330,7 @@ def upgrade(url: str) -> None:
 
 
 def whole_script() -> str:
-    """Return all statements from an empty database to this version's, for ``psql``."""
+    """Return all statements that turn an empty database into this version's, for ``psql``."""
     from alembic import command
 
     config = alembic_config("")
@@ -338,7 +340,7 @@ def whole_script() -> str:
 
 
 def apply_script(text: str) -> None:
-    """Run the statements of a migration, or write them if there is no connection."""
+    """Run a migration's statements; without a connection, write them to Alembic's output."""
     from alembic import op
 
     context = op.get_context()
@@ -349,7 +351,7 @@ def apply_script(text: str) -> None:
 
 
 def preparation() -> str:
-    """Return the SQL that does what :func:`prepare` does, for a server that nobody has asked."""
+    """Return SQL with the effect of :func:`prepare`, for a server whose version is not known."""
     return f"""
 SET LOCAL client_encoding = 'UTF8';
 SET LOCAL search_path = public;
@@ -402,7 +404,7 @@ def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         found["database"] = (problem, "Bottega needs 16 or newer")
     if server["encoding"] != "UTF8":
         problem = f"the database {database!r} has the encoding {server['encoding']}"
-        found["encoding"] = (problem, "create one with ENCODING 'UTF8' TEMPLATE template0")
+        found["encoding"] = (problem, "create a database with ENCODING 'UTF8' TEMPLATE template0")
     if not server["may_create"]:
         problem = (
             f"the login {login!r} may not create tables and give rights in the schema public of "
@@ -425,11 +427,11 @@ def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def repair(connection: "Connection") -> None:
-    """Apply the SQL files if one has changed, or the database is not as they left it."""
+    """Apply all SQL files if one of them has changed, or the database was changed since then."""
     stored = stored_notes(connection)
     if not _differing(stored) and stored.get(_CATALOGUE) == _fingerprint(connection):
         return
-    lost = connection.exec_driver_sql(_VECTORS).scalar() is None  # with their extension
+    lost = connection.exec_driver_sql(_VECTORS).scalar() is None  # with the extension vector
     if lost:
         run_script(connection, f"DROP TABLE IF EXISTS episode_vectors; {_vectors()}")
     run_script(connection, script())
@@ -463,7 +465,7 @@ def _fingerprint(connection: "Connection") -> str:
 
 
 def _differing(stored: Mapping[str, str]) -> list[str]:
-    """Return the files whose hash is not among the stored ones."""
+    """Return the names of the files whose hash differs from the stored hash."""
     return [name for name, value in hashes().items() if stored.get(name) != value]
 
 
@@ -472,7 +474,7 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
     try:
         revision: str | None = await pool.fetchval("SELECT version_num FROM alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
-        return None  # the application may not read it before the first migration ends
+        return None  # the application may not read the table until the first migration ends
     return revision
 
 
@@ -519,7 +521,8 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
         raise UnavailableError(
             "the database is not migrated: run `bottega migrate`", code="migrations_pending"
         )
-    rows = await pool.fetch(_STORED_WITH_REVISION)  # of one moment, also beside a migration
+    # One statement, so that hashes and revision belong together even while a migration commits.
+    rows = await pool.fetch(_STORED_WITH_REVISION)
     stored = {row["name"]: row["hash"] for row in rows}
     revision = rows[0]["revision"] if rows else revision
     if serves_newer(revision, stored):
@@ -529,17 +532,17 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
     elif not (changed := _differing(stored)):
         return
     raise UnavailableError(
-        f"the database is an older version's ({', '.join(changed)}): run `bottega migrate`",
+        f"the database lacks this version's {', '.join(changed)}: run `bottega migrate`",
         code="migrations_pending",
     )
 
 
 def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
-    """Return true if a newer version has migrated the database, and it serves this version, too.
+    """Return true if a newer version migrated the database, but this version can use it, too.
 
     Args:
-        revision: of the database.
-        stored: hashes and other notes of the last migration.
+        revision: the database's revision.
+        stored: hashes and other notes that the last migration stored, by name.
 
     Raises:
         UnavailableError: ``database_incompatible``: this version cannot use the database.

@@ -29,15 +29,16 @@ T = TypeVar("T")
 Query = TypeVar("Query", bound=Select[Any])
 
 PAGE_BYTES = 512 * 1024
-"""Limit of a page's rows as text. A single larger row forms a page."""
+"""Most bytes of a page's rows as text. A single row that is larger forms a page of its own."""
 _ROW_BYTES = 1000
-"""Bytes added per row, for the field names in JSON."""
+"""Bytes that are added to each row's size, for the field names in JSON."""
 MOST_SKEW = timedelta(hours=1)
-"""Most time by which a row's id (UUIDv7) is younger than its ``created_at``."""
+"""Longest time from a row's ``created_at`` to the time in its id (UUIDv7)."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 _MOST = "page_most"
 _BYTES = "page_bytes_most"
 # The planner expects few rows of a tenant, so it would read and sort all of them for each page.
+# Without sorting, it reads the rows by an index.
 _BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
 
@@ -57,8 +58,8 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
     """Return a query in the order of some columns, whose values together are unique.
 
     Args:
-        after: the place before the page: the value of the only column, or the values of all
-            columns; ``None``: the page begins at the first row.
+        after: values of the columns in the row before the page (one value if there is one column);
+            ``None``: the page begins at the first row.
     """
     if after is not None:
         single = len(columns) == 1
@@ -79,7 +80,7 @@ def beside(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFr
 
 
 def measured(query: Select[Any]) -> Select[Any]:
-    """Return a query for the first rows of an ordered query, for :func:`fetch_page`."""
+    """Return a query for the first rows of an ordered query, with sizes for :func:`fetch_page`."""
     page = query.limit(bindparam(_MOST, type_=Integer)).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
     each = select(
@@ -103,7 +104,8 @@ async def fetch_page(
     """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes.
 
     Args:
-        values: parameters of a query that :func:`measured` has made; ``None``: another query.
+        values: parameters of the query, if :func:`measured` has made it; ``None``: the query is
+            still to be passed to :func:`measured`.
         by_index: read rows in the order of an index for the rest of the transaction, so that all
             pages cost the same. False: few rows meet the query's conditions, so they are sorted.
     """

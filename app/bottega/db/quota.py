@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.errors import LimitedError
 
 STORAGE_QUOTA = "storage_quota"
-"""Code of the error."""
+"""Code of the error for a tenant that has used up its storage."""
 STORAGE_FULL = (
     "the bytes that a tenant may store are used up: delete sessions, files or episodes, or "
     "ask the operator to keep runs for a shorter time or to raise the limit; GET /v1/scheduler "

@@ -1,7 +1,8 @@
 """Connections that end when the server falls silent; the only code that changes the driver's own.
 
 Packets may vanish without an error, because a load balancer drops an idle connection or a network
-fails. The kernel detects that on TCP. If a proxy answers the kernel, the code here detects it.
+fails. On TCP, the kernel detects the silence. If a proxy between us and the server still answers
+the kernel, this module detects the silence.
 """
 
 import asyncio
@@ -40,9 +41,9 @@ SERVER_OPTIONS = {
 }
 """Settings with which the server detects a silent client and releases its locks."""
 _RUN_ENDED = "BT020"
-"""SQLSTATE of the message (RAISE NOTICE) of ``end_unclaimed``."""
+"""SQLSTATE of a notice (RAISE NOTICE) by which ``end_unclaimed`` says that a run ended."""
 _FIXED_TYPES = 10_000
-"""PostgreSQL's own types have an OID below this, which is equal in all its versions."""
+"""Bound above the OIDs of PostgreSQL's own types, which are equal in all its versions."""
 _known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
 """The driver's descriptions of PostgreSQL's own types."""
 
@@ -65,10 +66,10 @@ class Silence:
 
     @property
     def longest_silence_s(self) -> float:
-        """Longest time from lost packets until notifications arrive and steps are stored again.
+        """Longest time from the loss of packets until notifications and steps work again.
 
-        A listener detects the loss. A step that began before that on another connection fails
-        later.
+        A listening connection detects the loss. On another connection, a step that began just
+        before that fails only at its own time limit.
         """
         found_out_s = self.probe_every_s + self.answer_s + self.cancel_s
         return found_out_s + self.step_s + self.cancel_s
@@ -81,7 +82,7 @@ class Trust:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
         signals: sends the signals of their transactions.
-        last: the server that was last used for each address. Both may hold passwords.
+        last: the server that was last used, by address. Server and address may hold passwords.
     """
 
     def __init__(self, silence: Silence) -> None:
@@ -98,7 +99,10 @@ class Trust:
 
 
 class _Kept:
-    """Stands for the driver's statement if none was sent, so that the last unnamed one is valid."""
+    """A stand-in for a prepared statement when the driver has prepared none.
+
+    So the unnamed statement that was prepared last stays valid.
+    """
 
     name = "none"
 
@@ -106,8 +110,8 @@ class _Kept:
 class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     """A connection that ends when the server does not confirm a cancellation in time.
 
-    The driver sends the cancellation over a new connection, and would wait for its effect on the
-    old one without limit.
+    The driver sends the cancellation over a new connection, and would wait without limit for its
+    effect on the old connection.
     """
 
     trust: Trust
@@ -174,7 +178,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         """Describe types, such as ``uuid[]``, that a connection uses for the first time.
 
         The driver asks the server on each connection, with three statements that cost as much as
-        a dozen others. For PostgreSQL's own types, this process asks only once.
+        a dozen usual statements. For PostgreSQL's own types, this process asks only once.
         """
         wanted = frozenset(numbers)
         if wanted in _known_types:
@@ -202,21 +206,21 @@ def _keep_alive(connection: socket.socket) -> None:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SOCKET_OPTIONS.items():
-        if hasattr(socket, name):  # depends on the platform
+        if hasattr(socket, name):  # not every platform has the option
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class ShrinkingPool(AsyncAdaptedQueuePool):
     """SQLAlchemy's pool with a method that closes idle connections.
 
-    ``dispose()`` would make a new pool. Connections in use would return to the old pool and stay
-    open.
+    ``dispose()`` would not do, because it makes a new pool: connections in use would return to the
+    old pool and stay open.
     """
 
     __module__ = AsyncAdaptedQueuePool.__module__  # name of its logger
 
     def shrink(self, most: int) -> None:
-        """Close idle connections until there are at most ``most``, or all are in use."""
+        """Close idle connections until at most ``most`` connections are open, or none is idle."""
         while self.checkedin() and self.checkedin() + self.checkedout() > most:
             idle = self._pool.get(block=False)
             self._dec_overflow()  # before the close, so that no caller waits for this connection

@@ -1,4 +1,4 @@
-"""Signals between processes: hints that something is new, which readers would find by polling.
+"""Signals between processes: hints that something is new, which readers also find by polling.
 
 A transaction that stores something sends no NOTIFY, because NOTIFY locks the whole cluster until
 the commit is flushed. Instead, the SQL function ``send_signal`` gives the signal to the session by
@@ -6,12 +6,12 @@ RAISE NOTICE, and the process sends it when the transaction is over. It sends th
 once, and the signals of the next 10 ms together. If a process dies before it sends a signal,
 readers find the news at their next poll.
 
-Signals are sent by NOTIFY. If the operator has NATS, wake-ups go over it instead, because their
-readers poll anyway: NATS may lose them without a notice (see :mod:`bottega.events.nats`).
+Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NATS instead. NATS may
+lose a wake-up without a notice, but its readers poll anyway (see :mod:`bottega.events.nats`).
 
-The end of a child run is an arrival for its parent run. The process that stored the end calls the
-SQL function ``arrive`` afterwards, in another transaction, which locks the parent run. If the
-process dies before that, the sweep does it.
+The end of a child run is an arrival for its parent run. After the transaction that stored the end,
+the same process calls the SQL function ``arrive`` in another transaction, which locks the parent
+run. If the process dies before that, the sweep calls ``arrive``.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ SIGNAL = "BT021"
 _TOGETHER_S = 0.01
 _PATIENCE_S = 3.0
 DUE = "bottega_queue"
-"""Channel of due runs; the payload is the worker that has to claim some."""
+"""Channel of due runs; the payload is the worker that has to claim some of these runs."""
 EVENTS = "bottega_events"
 """Channel of runs that began, or have news after a silence; the payload is the runs' ids."""
 WAKE_UPS = (DUE, EVENTS)
 """Channels of frequent signals about one worker or run, for which other processes need not wake."""
 ARRIVALS = "bottega_arrivals"
-"""Name of signals about arrivals: :class:`NotifySender` calls ``arrive`` and sends no NOTIFY.
+"""Name of signals about arrivals: :class:`SignalSender` calls ``arrive`` and sends no NOTIFY.
 
 The payload is the tenant and the run.
 """
 _ARRIVE = "SELECT arrive($1, $2)"
 _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
 _MOST_IDS = 200
-"""Ids in one NOTIFY: with commas, 200 of 36 characters fit into its 8,000 bytes."""
+"""Most ids in one NOTIFY, whose payload takes 8,000 bytes; an id and its comma take 37."""
 
 logger = structlog.get_logger(__name__)
 
@@ -48,12 +48,11 @@ Notify = Callable[[str | None], None]
 
 
 class SignalSender:
-    """Sends signals by NOTIFY, on a connection of a pool.
+    """Sends signals by NOTIFY, on a connection of a pool, or wake-ups over NATS.
 
     Attributes:
-        pool: ``None``: signals wait until :meth:`take` returns them.
-        claims: claims due runs in this process; returns true if the worker that a signal names need
-            not do so.
+        pool: pool of the connection; ``None``: signals wait until :meth:`take` returns them.
+        claims: claims due runs in this process; returns true if that makes a signal unnecessary.
         wake: sends a wake-up over NATS; ``None``: wake-ups are sent by NOTIFY, too.
     """
 
@@ -84,7 +83,7 @@ class SignalSender:
         return pending
 
     async def sent(self) -> None:
-        """Wait until nothing is pending."""
+        """Wait until all pending signals are sent."""
         while self._sending is not None:
             await asyncio.wait([self._sending])
 

@@ -1,7 +1,7 @@
 """Tables that Python composes queries on: names and types of their columns.
 
-The baseline migration has the whole schema, with comments. Most tables are used by SQL functions
-and by statements in text alone, and are not here.
+The baseline migration has the whole schema, with comments. This module leaves out the tables that
+only SQL functions and statements in text use; these are most tables.
 """
 
 from typing import Any
