@@ -8,8 +8,9 @@ import pytest
 from bottega.agents.provider import DialectName
 from bottega.api.schemas.params import BuiltinTool
 from bottega.cli.transcript import AWAITED
-from bottega.events.types import FOR_PEOPLE, MemoryMode, RunStatus, WaitReason
+from bottega.events.types import FOR_PEOPLE, RunStatus, WaitReason
 from bottega.llm.server import VENDORS
+from bottega.memory.episodes.scope import MemoryMode
 from bottega.tools.builtin import BUILTIN
 from tests.arch.sources import PACKAGE, ROOT
 

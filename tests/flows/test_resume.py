@@ -391,7 +391,7 @@ async def test_answer_that_is_not_stored_yet_is_stored_when_the_run_is_handed_ba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Agent ``a`` answered and ``b`` is asked when the worker stops; only ``b`` is asked again."""
-    monkeypatch.setattr(log, "SHOW_AFTER_S", 3600.0)
+    monkeypatch.setattr(log, "COMMIT_AFTER_S", 3600.0)
     plugin("heard")
     monkeypatch.delitem(sys.modules, "plugin_heard", raising=False)
     gate = asyncio.Event()
@@ -420,7 +420,7 @@ async def test_the_start_of_a_call_is_stored_with_what_led_to_it(
     settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that it needs no step of its own: each costs a transaction."""
-    monkeypatch.setattr(log, "SHOW_AFTER_S", 3600.0)
+    monkeypatch.setattr(log, "COMMIT_AFTER_S", 3600.0)
     gate = asyncio.Event()
 
     def decide(request: dict[str, Any]) -> Reply:

@@ -6,11 +6,11 @@ from typing import Any
 from bottega.agents import ToolBase
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import success_result
-from bottega.tools.builtin import ToolDeps, build_tool
+from bottega.tools.builtin import WITHIN_RUN, ToolDeps, build_tool
 from bottega.tools.mcp import model_name, tools_in
 
 NOT_CALLED = "This is a dry run: the tool was not called."
-_HARMLESS = frozenset(("calculator", "current_time", "read_shared_memory"))
+_HARMLESS = WITHIN_RUN - {"ask_user"}
 
 
 class NotCalled(ToolBase):

@@ -5,7 +5,7 @@ A step is all events since the last commit, stored by one statement. Steps are c
 - before the run acts outside because of them: a model call after an answer or a result, or a tool
   that is no sub-agent,
 - at the end of the run,
-- and after ``SHOW_AFTER_S`` at the latest, so that subscribers see the events.
+- and after ``COMMIT_AFTER_S`` at the latest, so that subscribers see the events.
 
 This module also has the run's tasks: it makes their ids, writes their events and rows, and ends the
 tasks that were stopped.
@@ -226,8 +226,8 @@ class Journal:
         self._stored = run.last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
-        self._unshown = False
-        self._shower: asyncio.Task[None] | None = None
+        self._commit_is_due = False
+        self._background: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self.finishing = False
         self.others_due = True
@@ -262,9 +262,9 @@ class Journal:
         )
         for observer in self.observers:
             observer.event(event_type, task_id, agent, data)
-        if not self._unshown:
-            self._unshown = True
-            self._writer.show_later(self._show)
+        if not self._commit_is_due:
+            self._commit_is_due = True
+            self._writer.commit_later(self._commit_soon)
         return self._stored + self._in_flight + len(self._step.events)
 
     @property
@@ -333,7 +333,7 @@ class Journal:
         async with self._writing:
             if self._failure is not None:
                 raise self._failure
-            self._stop_showing()
+            self._cancel_commit()
             if not (self._step.events if self._end is None or self._step.outcome else self._end[0]):
                 return
             writing = asyncio.ensure_future(self._append())
@@ -380,25 +380,25 @@ class Journal:
         if step.outcome is not None:
             self.others_due = others_due
 
-    def _show(self) -> None:
+    def _commit_soon(self) -> None:
         """Store the step in the background, because it has waited long enough."""
-        self._unshown = False
-        self._shower = asyncio.ensure_future(self._show_now())
+        self._commit_is_due = False
+        self._background = asyncio.ensure_future(self._commit_quietly())
 
-    def _stop_showing(self) -> None:
-        if self._unshown:
-            self._unshown = False
-            self._writer.shown(self._show)
+    def _cancel_commit(self) -> None:
+        if self._commit_is_due:
+            self._commit_is_due = False
+            self._writer.committed(self._commit_soon)
 
-    async def _show_now(self) -> None:
+    async def _commit_quietly(self) -> None:
         with contextlib.suppress(Exception):  # the next commit raises it
             await self.commit()
 
     async def close(self) -> None:
         """Stop the background commit. Uncommitted events are dropped."""
-        self._stop_showing()
-        if self._shower is not None:
-            await asyncio.gather(self._shower, return_exceptions=True)
+        self._cancel_commit()
+        if self._background is not None:
+            await asyncio.gather(self._background, return_exceptions=True)
 
     async def finish(self, end: End) -> None:
         """Store the final event and the run's end, together with the rest of the current step.

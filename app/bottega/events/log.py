@@ -326,7 +326,7 @@ def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
     )
 
 
-SHOW_AFTER_S = 0.08
+COMMIT_AFTER_S = 0.08
 """Longest time for which an event waits for the next step before subscribers see it."""
 
 _GROUP_STEPS = 50
@@ -356,8 +356,8 @@ class StepWriter:
         self._begin_at: asyncio.Handle | None = None
         self._alone = asyncio.Semaphore(_ALONE)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unshown: dict[Callable[[], None], float] = {}
-        self._show_at: asyncio.TimerHandle | None = None
+        self._uncommitted: dict[Callable[[], None], float] = {}
+        self._commit_at: asyncio.TimerHandle | None = None
 
     async def store(self, step: Step) -> bool:
         """Store a step, in a group if others are ready too. A run stores one step after the other.
@@ -458,24 +458,29 @@ class StepWriter:
             if not waiting.stored.done():
                 waiting.stored.set_result(others_due)
 
-    def show_later(self, show: Callable[[], None]) -> None:
-        """Call ``show`` within :data:`SHOW_AFTER_S`, together with the functions of other runs."""
-        self._unshown[show] = monotonic()
-        if self._show_at is None:
-            self._show_at = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
-
-    def shown(self, show: Callable[[], None]) -> None:
-        """Do not call ``show`` any more."""
-        self._unshown.pop(show, None)
-
-    def _show(self) -> None:
-        now = monotonic()
-        due = [show for show, since in self._unshown.items() if now - since > SHOW_AFTER_S / 2]
-        for show in due:
-            del self._unshown[show]
-            show()
-        self._show_at = None
-        if self._unshown:
-            oldest = next(iter(self._unshown.values()))
+    def commit_later(self, commit: Callable[[], None]) -> None:
+        """Call ``commit`` within :data:`COMMIT_AFTER_S`, together with those of other runs."""
+        self._uncommitted[commit] = monotonic()
+        if self._commit_at is None:
             loop = asyncio.get_running_loop()
-            self._show_at = loop.call_later(oldest + SHOW_AFTER_S - now, self._show)
+            self._commit_at = loop.call_later(COMMIT_AFTER_S, self._commit_due)
+
+    def committed(self, commit: Callable[[], None]) -> None:
+        """Do not call ``commit`` any more."""
+        self._uncommitted.pop(commit, None)
+
+    def _commit_due(self) -> None:
+        now = monotonic()
+        due = [
+            commit
+            for commit, since in self._uncommitted.items()
+            if now - since > COMMIT_AFTER_S / 2
+        ]
+        for commit in due:
+            del self._uncommitted[commit]
+            commit()
+        self._commit_at = None
+        if self._uncommitted:
+            oldest = next(iter(self._uncommitted.values()))
+            loop = asyncio.get_running_loop()
+            self._commit_at = loop.call_later(oldest + COMMIT_AFTER_S - now, self._commit_due)

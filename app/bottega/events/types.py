@@ -82,8 +82,6 @@ class RunStatus(StrEnum):
 
 UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
-MemoryMode = Literal["off", "read", "full"]
-"""Use of memory by a run: none, reading alone, or reading and storing the run; strictest first."""
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
 """Reasons of waits that stop the run's clock: for a person's decision, or the client's tools."""

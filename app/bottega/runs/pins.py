@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -40,13 +40,12 @@ from bottega.definitions.graphs import (
     excess_subgraph,
 )
 from bottega.errors import InvalidInputError, UnknownAgentError
-from bottega.events.types import MemoryMode
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
 from bottega.llm.dialects.dialect import Media, WritePart, loaded
 from bottega.llm.prices import prices_of
 from bottega.llm.server import VENDORS, reserved_in, supported
-from bottega.memory.episodes.scope import MemoryScope
+from bottega.memory.episodes.scope import MemoryScope, strictest
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
 Dialects = Mapping[DialectName, Collection[str]]
@@ -230,17 +229,11 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
 
 
 _MAX_CHAIN = 20
-_MODES = get_args(MemoryMode)
 _MOST_AGENTS = 20_000
 _READ = "SELECT read_pins($1, $2, $3, $4)::text"
 _READ_DRAFT = "SELECT read_pins($1, $2, NULL, NULL, $3)::text"
 _Key = tuple[UUID, str | None, str | None, int | None]
 _ANY = MappingProxyType({DEFAULT: KnownProvider(None, "chat")})
-
-
-def stricter(*modes: str) -> str:
-    """Return the strictest of some memory modes."""
-    return min(modes, key=_MODES.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +459,9 @@ def _memory(
 ) -> str:
     """Return the strictest memory mode of a run's first agents; ``None``: of a graph's nodes."""
     if first is not None:
-        return stricter("full", *(agents[name]["memory"] for name in first))
+        return strictest("full", *(agents[name]["memory"] for name in first))
     pairs = zip(of_graph["nodes"], of_graph["memory"] or (), strict=False)
-    return stricter("full", *(mode or agents[name]["memory"] for name, mode in pairs))
+    return strictest("full", *(mode or agents[name]["memory"] for name, mode in pairs))
 
 
 def _refuse_unknown_version(

@@ -41,8 +41,8 @@ from bottega.events.types import (
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
 from bottega.graph.decisions import GraphRules, name_of_node
+from bottega.memory.episodes.scope import strictest
 from bottega.runs import graphs, read
-from bottega.runs.pins import stricter
 from bottega.runs.submit import Carried, accept
 from bottega.subagents.child import places_of
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
@@ -172,7 +172,7 @@ async def repeated_values(
     await touch(connection, tenant_id, files_of(old["input"]))
     pinned = _pinned(old["pinned"], limits)
     common = {name: old[name] for name in _KEPT}
-    return common | {"pinned": pinned, "memory": stricter(memory, old["memory"])}
+    return common | {"pinned": pinned, "memory": strictest(memory, old["memory"])}
 
 
 def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:

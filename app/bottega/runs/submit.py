@@ -28,9 +28,9 @@ from bottega.errors import (
     UnknownAgentError,
     UserErasingError,
 )
-from bottega.memory.episodes.scope import OFF, MemoryScope, memory_used, scope_of_run
+from bottega.memory.episodes.scope import OFF, MemoryScope, memory_used, scope_of_run, strictest
 from bottega.runs.control import REFUSED_MESSAGES, refused_message
-from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced, stricter
+from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced
 from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
@@ -176,7 +176,7 @@ class RunRequest:
         usual = "none" if asked.get("session_id") is None else "continue"
         asked = {
             **asked,
-            "memory": stricter(memory, asked.get("memory") or memory),
+            "memory": strictest(memory, asked.get("memory") or memory),
             "conversation": asked.get("conversation") or usual,
             "if_busy": asked.get("if_busy") or "queue",
         }
@@ -275,7 +275,7 @@ async def _checked(
         refuse_parts(new.input, found.dialects[agent])
     if new.cost_budget is not None:
         await refuse_unpriced(found.models)
-    memory = stricter(new.memory, found.memory)
+    memory = strictest(new.memory, found.memory)
     values = {name: getattr(new, name) for name in _FIELDS if name != "draft"}  # it is pinned
     used = OFF if memory == "off" else _memory_used(new, found.memory_scope, shared=pins.shared)
     pinned = limits.pinned(found.pinned)

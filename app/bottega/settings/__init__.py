@@ -36,8 +36,7 @@ from bottega.db.embedded import secrets_key
 from bottega.definitions.agents import DEFAULT, KnownProvider
 from bottega.environment import ENCODING, unwrap_all
 from bottega.errors import InvalidInputError
-from bottega.events.types import MemoryMode
-from bottega.memory.episodes.scope import LearningOptions, MemoryOptions
+from bottega.memory.episodes.scope import LearningOptions, MemoryMode, MemoryOptions
 from bottega.memory.episodes.scoring import ScoringOptions
 from bottega.redaction import Redactor
 from bottega.settings.providers import OperatorProvider, is_credential

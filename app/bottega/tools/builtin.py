@@ -11,7 +11,7 @@ import operator
 import zoneinfo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -315,6 +315,7 @@ def read_shared_memory(deps: ToolDeps) -> ToolBase:
     )
 
 
+BuiltinName = Literal["current_time", "calculator", "http_get", "read_shared_memory", "ask_user"]
 BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
     "current_time": current_time,
     "calculator": calculator,
@@ -322,7 +323,7 @@ BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
     "read_shared_memory": read_shared_memory,
     "ask_user": lambda deps: AskUser(),
 }
-_WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask_user"))
+WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask_user"))
 """Tools that call nothing outside the run."""
 
 
@@ -339,7 +340,7 @@ def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
             code="unknown_tool",
         )
     tool = make(deps)
-    tool.local = name in _WITHIN_RUN
+    tool.local = name in WITHIN_RUN
     return tool
 
 

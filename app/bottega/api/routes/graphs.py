@@ -69,9 +69,9 @@ from bottega.definitions.pinned import PinnedDefinitions, pinned_graph, pins_of
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
-from bottega.events.types import MemoryMode
 from bottega.graph.decisions import NodeType
 from bottega.json_schema.values import WHOLE
+from bottega.memory.episodes.scope import MemoryMode
 from bottega.runs.graphs import published_graph
 from bottega.tenants import audit
 from bottega.tools.http import HttpToolDefinition

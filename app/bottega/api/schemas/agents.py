@@ -32,9 +32,8 @@ from bottega.api.schemas.params import (
     short_schema,
 )
 from bottega.definitions.agents import TASK_TOOLS
-from bottega.events.types import MemoryMode
 from bottega.json_schema.values import WHOLE
-from bottega.memory.episodes.scope import MemoryScope
+from bottega.memory.episodes.scope import MemoryMode, MemoryScope
 from bottega.runs.read import OutcomeSource, OutcomeValue
 from bottega.tools.mcp import McpToolDefinition
 from bottega.tools.people import ApprovalField

@@ -21,6 +21,7 @@ from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import shown_schema
 from bottega.json_schema.output import check_length
 from bottega.json_schema.values import WHOLE
+from bottega.tools.builtin import BuiltinName
 from bottega.tools.http import HttpToolDefinition, ToolParameters, ToolPurpose
 from bottega.tools.http import ToolName as HttpToolName
 from bottega.tools.mcp import McpToolDefinition
@@ -33,7 +34,7 @@ class BuiltinTool(Body, Approvable):
     """A tool that is built into the server."""
 
     type: Literal["builtin"]
-    name: Literal["current_time", "calculator", "http_get", "read_shared_memory", "ask_user"]
+    name: BuiltinName
     """Name of the tool, as the model sees it."""
 
 

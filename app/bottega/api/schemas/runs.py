@@ -33,9 +33,10 @@ from bottega.api.schemas.parts import (
     Text,
     WebhookUrl,
 )
-from bottega.events.types import MemoryMode, WaitReason
+from bottega.events.types import WaitReason
 from bottega.graph.decisions import NodeStatus, NodeType
 from bottega.json_schema.values import WHOLE
+from bottega.memory.episodes.scope import MemoryMode
 
 
 def _positive(amount: str) -> str:

@@ -6,7 +6,7 @@ scope into conditions.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic_core import to_json
 
@@ -15,8 +15,17 @@ from bottega.memory.episodes.scoring import ScoringOptions
 UNASKED = "resp-"
 """Prefix of sessions that the OpenAI-compatible API creates itself. They do not identify an owner.
 """
+MemoryMode = Literal["off", "read", "full"]
+"""Use of memory by a run: none, reading alone, or reading and storing the run; strictest first."""
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
 """Values of an agent's ``memory_scope``: the owners of the episodes that its runs may see."""
+
+_MODES = get_args(MemoryMode)
+
+
+def strictest(*modes: str) -> str:
+    """Return the strictest of some memory modes."""
+    return min(modes, key=_MODES.index)
 
 
 class Reach(StrEnum):
