@@ -19,7 +19,7 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.store import AccessCounter
 from bottega.memory.learning import reflection_worker
-from bottega.memory.patterns import application_rows
+from bottega.memory.patterns import store as pattern_store
 from bottega.tenants import audit, erase
 from tests.many import fill, pages_read, rows_ever_read, rows_read
 from tests.pattern_changes import add
@@ -182,7 +182,7 @@ async def test_episodes_of_evidence_are_held_by_key(database_url: str, owner: as
             given = to_json([{"episode_id": each, "reflection": {}} for each in some]).decode()
             before = await pages_read(pool)
             async with acting_as(pool, DEFAULT_TENANT) as connection:
-                await connection.fetch(application_rows._STAY, DEFAULT_TENANT, some)
+                await connection.fetch(pattern_store._STAY, DEFAULT_TENANT, some)
                 await connection.execute("SELECT hold_episodes($1)", some)
                 await connection.execute(reflection_worker._WRITE, DEFAULT_TENANT, given)
             pages = await pages_read(pool) - before

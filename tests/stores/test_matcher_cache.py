@@ -13,10 +13,9 @@ from bottega.clock import utcnow
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
-from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
-from bottega.memory.patterns.store import PatternStore
+from bottega.memory.patterns.store import CHANNEL, PatternStore
 from bottega.services import background
 from tests.waiting import until
 
@@ -37,7 +36,7 @@ async def hearing(database: Database) -> AsyncIterator[PatternCache]:
 
 async def until_listening(cache: PatternCache, *, is_listening: bool = True) -> None:
     async with asyncio.timeout(WITHIN_S):
-        await until(lambda: cache.listener.hears(application_rows.CHANNEL) is is_listening)
+        await until(lambda: cache.listener.hears(CHANNEL) is is_listening)
 
 
 async def add(
@@ -47,9 +46,10 @@ async def add(
     content = Content(ContentKind.HEURISTIC, {"action": str(uuid4())})
     new = Pattern(name, Category.STRATEGIC, content)
     async with acting_as(database.pool, tenant) as connection:
-        stored = (await PatternStore(connection, tenant, NOW).add(new)).key
+        store = PatternStore(connection, tenant, NOW)
+        stored = (await store.add(new)).key
         await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
-        await application_rows.notify_change(connection, tenant)
+        await store.notify()
     return stored
 
 
@@ -85,7 +85,7 @@ async def test_a_change_by_another_process_is_noticed(
         await until_found(cache, [first])
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET state = 'IN_REVIEW'")
-            await application_rows.notify_change(connection, DEFAULT_TENANT)
+            await cache.store(connection, DEFAULT_TENANT).notify()
         await until_found(cache, [])
 
 

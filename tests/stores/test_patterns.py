@@ -17,7 +17,6 @@ from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.patterns import store
-from bottega.memory.patterns.application_rows import CHANNEL
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import Verdict
 from bottega.memory.patterns.pattern import (
@@ -568,12 +567,12 @@ class TestDeprecation:
         heard: asyncio.Queue[str] = asyncio.Queue()
         listener = await asyncpg.connect(database_url)
         try:
-            await listener.add_listener(CHANNEL, lambda *said: heard.put_nowait(said[3]))
+            await listener.add_listener(store.CHANNEL, lambda *said: heard.put_nowait(said[3]))
 
             async def news() -> list[str]:
                 """Return the notices up to here; they arrive in the order of sending."""
                 await database.trust.signals.sent()
-                await owner.execute(f"NOTIFY {CHANNEL}, 'here'")
+                await owner.execute(f"NOTIFY {store.CHANNEL}, 'here'")
                 found = []
                 while (said := await heard.get()) != "here":
                     found.append(said)
@@ -707,12 +706,12 @@ class TestWhichApply:
         strategic = await promoted(cache)
         recovery = await promoted(cache, category=Category.RECOVERY)
 
-        async def ids(features: Features, **more: Any) -> list[UUID]:
-            found = await cache.find_applicable(TENANT, features, **more)
+        async def ids(features: Features) -> list[UUID]:
+            found = await cache.find_applicable(TENANT, features)
             return [each.pattern.key for each in found]
 
         assert await ids(self.task) == [strategic.key]
-        assert await ids(self.task, failure_signature="f") == [recovery.key]
+        assert await ids(self.task | {"failure_signature": "f"}) == [recovery.key]
         assert await ids(self.task | {"error_type": "Timeout"}) == [recovery.key]
 
     async def test_a_search_among_many_conditions_gives_the_same(self, cache: PatternCache) -> None:

@@ -15,7 +15,7 @@ from bottega.db.connect import connect
 from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes import embedding_worker, maintenance
-from bottega.memory.patterns import application_rows
+from bottega.memory.patterns import store as pattern_store
 from tests.claims import leased
 from tests.stores.test_child_runs import ADD, new
 from tests.stores.test_neighbours import claimed
@@ -249,7 +249,7 @@ async def test_applications_are_recorded_by_key(
         about | {"pattern_id": pattern, "episode_id": episode}
         for pattern, episode in zip(patterns[:20], episodes[:20], strict=True)
     ]
-    query = application_rows._RECORD
+    query = pattern_store._RECORD
     rows = await acting.fetch(query, DEFAULT_TENANT, to_json(given).decode(), ["used"])
     assert len(rows) == 20
     for table in ("patterns", "episodes", "episode_state"):

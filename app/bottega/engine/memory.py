@@ -324,13 +324,13 @@ class MemoryRetriever:
 
     async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
         tool, signature = failure.tool, failure.signature
+        about = {"error_type": failure.error.type, "tool": tool, "failure_signature": signature}
         patterns = partial(
             patterns_for,
             sources,
             self._journal.tenant_id,
-            {**self._features, "error_type": failure.error.type, "tool": tool},
+            {**self._features, **about},
             self._assignment,
-            failure_signature=signature,
             but=frozenset(self._patterns),
         )
         return await self._both(patterns, partial(self._alike, sources, tool, signature))

@@ -131,18 +131,14 @@ async def patterns_for(
     features: Features,
     assignment: Assignment,
     *,
-    failure_signature: str | None = None,
     but: frozenset[UUID] = frozenset(),
 ) -> list[dict[str, Any]]:
     """Return the patterns assigned to a run, given and withheld, as event data.
 
     Args:
-        failure_signature: signature of the latest failure.
         but: patterns that the run has got already.
     """
     cache = sources.patterns
-    if failure_signature is not None:
-        features = {**features, "failure_signature": failure_signature}
     most = MOST_PATTERNS + len(but)
     found = await cache.find_applicable(tenant_id, features, k=most)
     tried = (

@@ -439,10 +439,9 @@ async def context(
         for name in ("complexity", "tools_required")
         if (value := getattr(body, name)) is not None
     }
-    signature = None
     if (error := body.error) is not None:
-        signature = failure_signature(error.type, error.message, error.tool)
         known |= {"error_type": error.type} | ({"tool": error.tool} if error.tool else {})
+        known["failure_signature"] = failure_signature(error.type, error.message, error.tool)
     found = await context_for_task(
         service.memory,
         service.patterns,
@@ -453,7 +452,6 @@ async def context(
         task_type=body.task_type,
         capabilities=body.capabilities,
         known=known,
-        failure_signature=signature,
         k=body.k,
     )
     goals = found.goals

@@ -32,7 +32,6 @@ from bottega.errors import ConflictError, InvalidInputError, VersionConflictErro
 from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns import pattern as memory
 from bottega.memory.patterns import task_analysis
-from bottega.memory.patterns.application_rows import newest
 from bottega.memory.patterns.evidence import history
 from bottega.memory.patterns.matcher import score_parts
 from bottega.memory.patterns.pattern import Application, Arm, Category, PatternState
@@ -775,7 +774,6 @@ async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -
         tenant,
         features,
         category=None if body.category is None else Category(body.category),
-        failure_signature=body.failure_signature,
         k=body.k,
     )
     now = service.patterns.clock()
@@ -970,7 +968,7 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
     async with service.database.turn(tenant):
         await service.patterns.get(tenant, pattern_id)
         async with acting_as(service.database.pool, tenant) as connection:
-            found = await newest(connection, tenant, pattern_id, 501)
+            found = await service.patterns.store(connection, tenant).newest(pattern_id, 501)
     points = await asyncio.to_thread(history, found[-500:])
     return {"points": points, "more": len(found) > 500}
 

@@ -89,7 +89,6 @@ async def context_for_task(
     task_type: str | None = None,
     capabilities: Sequence[str] = (),
     known: Features = EMPTY,
-    failure_signature: str | None = None,
     k: int = 5,
 ) -> TaskContext:
     """Retrieve memory that may help with a task, outside of the experiment about patterns.
@@ -104,9 +103,7 @@ async def context_for_task(
     """
     goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
     features = {**goals.features, **known}
-    patterns = await cache.find_applicable(
-        tenant_id, features, failure_signature=failure_signature, k=k
-    )
+    patterns = await cache.find_applicable(tenant_id, features, k=k)
     of_domain = await cache.find_applicable(tenant_id, features, category=Category.DOMAIN, k=k)
     found = await memory.semantic_search(tenant_id, scope, task, k=k, domain=domain)
     near = [

@@ -27,8 +27,6 @@ from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.maintenance import Counts, Job, Stages
 from bottega.memory.learning.mining import Observed, mine, observed
-from bottega.memory.patterns import application_rows
-from bottega.memory.patterns.application_rows import notify_change
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.refinement import narrowed, narrowing
@@ -179,8 +177,7 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
     was = (await store.get_many([pattern_id], lock=True))[pattern_id]
     if was.state is not PatternState.IN_REVIEW:
         return None
-    applied = await application_rows.applied(store.connection, store.tenant_id, was, 1_000)
-    by = narrowing(applied)
+    by = narrowing(await store.applied(was, 1_000))
     applicability = by and narrowed(was.applicability, by)
     if by is not None and applicability is not None:
         changes = {"applicability": applicability}
@@ -256,8 +253,8 @@ def stages_of(
     async def care(job: Job) -> Counts:
         """Maintain indexes, and make all processes rebuild the tenant's matcher."""
         done = await maintain_indexes(connect)
-        async with acting_as(pool, job.tenant_id) as connection:
-            await notify_change(connection, job.tenant_id)
+        async with patterns.changing(job.tenant_id) as store:
+            await store.notify()
         return done
 
     return {

@@ -22,7 +22,6 @@ from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.events.listener import NotifyListener
-from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
@@ -33,7 +32,14 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from bottega.memory.patterns.refinement import likeness, of_low_value, tally_of
-from bottega.memory.patterns.store import PatternStore
+from bottega.memory.patterns.store import (
+    CHANNEL,
+    COLUMNS,
+    GIVEN_ARMS,
+    PAGE,
+    PatternStore,
+    from_row,
+)
 
 MOST_KEPT = 100_000
 """Most patterns in all matchers of a process; the least recently used matcher is dropped first."""
@@ -42,7 +48,7 @@ _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 
 # The patterns of a tenant for its matcher: validated patterns first, then by confidence.
 _LIVE = f"""
-SELECT {application_rows.COLUMNS} FROM patterns p
+SELECT {COLUMNS} FROM patterns p
 WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
 ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT 20000
 """  # noqa: S608 (constant texts)
@@ -68,7 +74,7 @@ class PatternCache:
     _turns: WeakValueDictionary[UUID, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
-        self.listener.subscribe(application_rows.CHANNEL, self._on_change)
+        self.listener.subscribe(CHANNEL, self._on_change)
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
         """Return a complete pattern in its current version.
@@ -92,13 +98,13 @@ class PatternCache:
     ) -> PageItems[Pattern]:
         """List patterns in the order of their creation, after the one with the id ``after``."""
         beyond, order = ("<", "DESC") if descending else (">", "ASC")
-        query = application_rows.PAGE.format(beyond=beyond, order=order)
-        where = application_rows.GIVEN_ARMS, [*states], [*categories], after
+        query = PAGE.format(beyond=beyond, order=order)
+        where = GIVEN_ARMS, [*states], [*categories], after
         async with acting_as(self.pool, tenant_id) as connection:
             found = await fetch_rows(
                 connection, query, tenant_id, *where, limit=limit, by_index=True
             )
-        return PageItems(map(application_rows.pattern, found), more=found.more)
+        return PageItems(map(from_row, found), more=found.more)
 
     async def pages(
         self,
@@ -147,7 +153,6 @@ class PatternCache:
         features: Features,
         *,
         category: Category | None = None,
-        failure_signature: str | None = None,
         k: int = 5,
     ) -> list[Match]:
         """Return the validated patterns that apply to a task, best first.
@@ -155,10 +160,7 @@ class PatternCache:
         Args:
             category: ``None``: the categories about failures if the features name a failure,
                 otherwise all others.
-            failure_signature: signature of a failure; it becomes a feature.
         """
-        if failure_signature is not None:
-            features = {**features, "failure_signature": failure_signature}
         of = _categories(features) if category is None else (category,)
         now = self.clock()
         return await self._found(
@@ -208,13 +210,13 @@ class PatternCache:
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
-            if tenant_id in self._matchers and self.listener.hears(application_rows.CHANNEL):
+            if tenant_id in self._matchers and self.listener.hears(CHANNEL):
                 metrics.cache_hits.labels("matchers").inc()
                 return self._matchers[tenant_id]
             self._loading.add(tenant_id)
             async with acting_as(self.pool, tenant_id) as connection:
                 found = await connection.fetch(_LIVE, tenant_id)
-            matcher = await asyncio.to_thread(lambda: Matcher(map(application_rows.pattern, found)))
+            matcher = await asyncio.to_thread(lambda: Matcher(map(from_row, found)))
             if tenant_id in self._loading:
                 self._matchers[tenant_id] = matcher
             return matcher
