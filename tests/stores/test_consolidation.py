@@ -200,18 +200,6 @@ async def test_episodes_of_different_tenants_are_not_consolidated(
     assert await consolidated(owner) == []
 
 
-async def test_consolidation_respects_feedback(
-    database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
-) -> None:
-    ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
-    await owner.execute(
-        "UPDATE episode_search SET outcome = 'FAILURE' WHERE episode_id = $1", ids[1]
-    )
-    await tending.tend(DEFAULT_TENANT, LATER)
-    [one] = await consolidated(owner)
-    assert await searchable(owner) == {one["id"], ids[1]}
-
-
 async def test_consolidation_waits_for_missing_vectors(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
