@@ -273,3 +273,39 @@ async def test_calls_for_programs_have_their_own_tab(console: Console) -> None:
     for path in ("", "agents"):
         await console.open(path)
         await expect(page).to_have_title(re.compile(r"^\(2\) "))
+
+
+async def test_a_doubtful_amount_is_confirmed_and_all_decisions_are_listed(
+    console: Console,
+) -> None:
+    await console.define(REFUND)
+    console.model.decide = lambda _: text("done")
+    await waiting(console, "Refund A-1, I paid 21.", "A-1", 210, "ada")
+    await waiting(console, "Refund A-2, I paid 22.", "A-2", 22, "bob")
+    page = await console.open("approvals")
+    await expect(page.get_by_text("amount 210 is not in the user's messages")).to_be_visible()
+    await takes_keys(page)
+    await page.keyboard.press("a")
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("clerk calls refund at once")
+    assert await violations(page) == []
+    await page.keyboard.press("Enter")  # the way back has the focus
+    await expect(dialog).to_have_count(0)
+    await page.get_by_label("Comment").fill("21 was paid.")
+    await page.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_role("heading", name="Asked by bob")).to_be_visible()
+    await takes_keys(page)
+    await page.keyboard.press("a")
+    await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
+    await page.get_by_role("tab", name="Decided").click()
+    listed = page.get_by_role("main").get_by_role("listitem")
+    await expect(listed).to_have_count(2)
+    assert await violations(page) == []
+    await page.get_by_label("User").fill("ada")
+    await page.get_by_label("User").press("Enter")
+    await expect(listed).to_have_count(1)
+    await expect(listed).to_contain_text("refund for ada: denied")
+    await expect(listed).to_contain_text("by a test's")
+    await expect(listed).to_contain_text("Why: 21 was paid.")
+    await listed.get_by_role("link", name="the run").click()
+    await expect(page.get_by_role("heading", name="clerk").first).to_be_visible()

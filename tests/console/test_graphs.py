@@ -196,3 +196,28 @@ async def test_a_drawing_that_was_moved_is_shown_whole_again(console: Console) -
     assert await violations(page) == []
     await whole.press("Enter")
     await expect(whole).to_have_count(0)
+
+
+async def test_an_agent_that_somebody_else_changed_is_read_again_in_the_graph_s_panel(
+    console: Console,
+) -> None:
+    await console.define()
+    client = console.server.client
+    graph = {"name": "one", "nodes": [{"agent": "clerk"}], "edges": []}
+    (await client.post("/v1/graphs", json=graph)).raise_for_status()
+    page = await console.open("graphs/one")
+    await page.get_by_role("button", name="clerk", exact=True).first.click()
+    await page.get_by_role("button", name="Instructions, model and tools").click()
+    form = page.get_by_role("form", name="Agent clerk")
+    message = form.get_by_label("System message")
+    await message.fill("Mine.")
+    theirs = {"system_message": "Theirs."}
+    (await client.put("/v1/agents/clerk", json=theirs)).raise_for_status()
+    await form.get_by_role("button", name="Save clerk").click()
+    await form.get_by_role("button", name="Show theirs, and drop this change").click()
+    await expect(message).to_have_value("Theirs.")
+    await expect(form.get_by_text("Version 2 of clerk.")).to_be_visible()
+    await message.fill("Both.")
+    await form.get_by_role("button", name="Save clerk").click()
+    await expect(form.get_by_text("Version 3 of clerk.")).to_be_visible()
+    console.provoked.add("412 (Precondition Failed)")

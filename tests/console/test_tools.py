@@ -69,6 +69,7 @@ async def test_a_schedule_is_changed_in_typed_fields_and_run_now(console: Consol
 
 async def test_dates_follow_the_chosen_language_and_zone(console: Console) -> None:
     page = await console.open("settings")
+    await expect(page.get_by_role("heading", name="Settings")).to_be_visible()
     assert await violations(page) == []
     await page.get_by_label("Time zone").select_option("Asia/Tokyo")
     await page.get_by_label("Language of dates").select_option("de")

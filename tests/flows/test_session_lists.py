@@ -118,3 +118,28 @@ async def test_a_change_of_nothing_is_refused(guest: Running) -> None:
         assert answer.status_code == 422, body
     kept = await guest.client.patch("/v1/sessions/s", json={"title": "t"})
     assert (kept.json()["title"], kept.json()["metadata"]) == ("t", {"a": "1"})
+
+
+async def test_a_search_takes_words_of_title_question_and_user_and_a_time(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    await define(guest, None)
+    guest_model.decide = lambda request: text("Done.")
+    await finished(guest, session_id="one", user="Ada", input="My refund, please")
+    between = await finished(guest, session_id="two", user="bob", input="My refund, again")
+    await finished(guest, session_id="one", user="Ada", input="The blue lamp")
+    assert await ids(guest, q="refund ADA") == ["one"]
+    assert await ids(guest, q="lamp refund") == ["one"]
+    assert await ids(guest, q="refund") == ["one", "two"]
+    assert await ids(guest, q="refund carl") == []
+    assert await ids(guest, q=" ") == ["one", "two"]
+    assert await ids(guest, q="refund please a d e i o u y x my") == []
+    at = between["created_at"]
+    by_time = {"order": "updated_at"}
+    assert await ids(guest, active_before=at, **by_time) == ["one"]
+    assert await ids(guest, active_after=at, **by_time) == ["one", "two"]
+    assert await ids(guest, active_before=between["ended_at"], limit=1, **by_time) == ["one"]
+    both = {"active_before": between["ended_at"], **by_time}
+    first = await guest.client.get(f"/v1/sessions?{urlencode({**both, 'limit': 1})}")
+    cursor = first.json()["next_cursor"]
+    assert await ids(guest, **both, limit=1, cursor=cursor) == ["two"]

@@ -5,6 +5,7 @@ The messages of a session are pages over its runs.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -23,6 +24,7 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
+    false,
     func,
     or_,
     select,
@@ -59,6 +61,8 @@ from bottega.runs.read import ABOVE_ROOTS, spelled
 
 SHOWN_TEXT = 200
 """Characters of a title that was made from the first question, and of a last message."""
+MOST_WORDS = 10
+"""Number of words of a search."""
 RECENT_RUNS = 20_000
 """A search for sessions, or a list of them by time, reads this number of their newest runs."""
 
@@ -296,9 +300,11 @@ class SessionFilter:
 
     Attributes:
         metadata: as in :class:`bottega.runs.read.RunFilter`.
-        text: part of the title or of a question, whatever its case and accents.
+        text: words, each of which is in the title, in a question or in the user's name, whatever
+            its case and accents; at most ``MOST_WORDS``, what follows belongs to the last.
         agent: agent or graph of one of its runs.
         state: see the schema of a session.
+        active_after, active_before: one of its runs was created in this time.
     """
 
     user: str | None = None
@@ -306,10 +312,17 @@ class SessionFilter:
     text: str | None = None
     agent: str | None = None
     state: str | None = None
+    active_after: datetime | None = None
+    active_before: datetime | None = None
 
     @property
     def searches(self) -> bool:
-        return (self.text, self.agent, self.state) != (None, None, None)
+        wanted = self.text, self.agent, self.state, self.active_after, self.active_before
+        return any(each is not None for each in wanted)
+
+    @property
+    def words(self) -> Sequence[str]:
+        return () if self.text is None else self.text.split(maxsplit=MOST_WORDS - 1)
 
 
 async def page(
@@ -350,7 +363,9 @@ async def page(
         recent = _recent_sessions(tenant_id, wanted).subquery("recent")
         query = query.join(recent, recent.c.session_id == sessions.c.id)
         query = query.where(*_matches(query, recent.c, wanted))
-        place = recent.c.last_run if by_time else sessions.c.id
+        if by_time:  # of a past time, the last run of then may not be the session's last
+            is_last = wanted.active_before is None
+            place = recent.c.last_run if is_last else query.selected_columns.last_run_id
     query = paged(query, place, after=after, descending=descending)
     return await fetch_page(connection, query, limit, by_index=not searches)
 
@@ -362,19 +377,28 @@ def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
     query = query.where(*own, runs.c.parent_run_id.is_(None))
     if wanted.user is not None:
         query = query.where(runs.c.user_id == wanted.user)
+    if wanted.active_after is not None:
+        query = query.where(runs.c.created_at >= wanted.active_after)
+    if wanted.active_before is not None:
+        query = query.where(runs.c.created_at < wanted.active_before)
     run = query.order_by(runs.c.id.desc()).limit(RECENT_RUNS).subquery("recent_runs").c
     by_agent: ColumnElement[bool] = true()
-    by_text: ColumnElement[bool] = true()
     if wanted.agent is not None:
         by_agent = func.coalesce(run.graph, run.agent) == wanted.agent
-    if wanted.text is not None:
-        by_text = func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
+    with_words = (
+        func.bool_or(_has(run.question, word)).label(f"has_word_{number}")
+        for number, word in enumerate(wanted.words)
+    )
     return select(
         run.session_id,
         func.max(cast(run.id, Text)).cast(Uuid).label("last_run"),
         func.bool_or(by_agent).label("has_agent"),
-        func.bool_or(by_text).label("has_text"),
+        *with_words,
     ).group_by(run.session_id)
+
+
+def _has(column: ColumnElement[Any], word: str) -> ColumnElement[bool]:
+    return func.strpos(func.folded(column), func.folded(word)) > 0
 
 
 def _matches(
@@ -384,9 +408,9 @@ def _matches(
     shown = query.selected_columns
     if wanted.agent is not None:
         yield recent.has_agent
-    if wanted.text is not None:
-        by_title = func.strpos(func.folded(shown.title), func.folded(wanted.text)) > 0
-        yield or_(recent.has_text, by_title)
+    for number, word in enumerate(wanted.words):
+        of_user = func.coalesce(_has(shown.user, word), false())
+        yield or_(recent[f"has_word_{number}"], _has(shown.title, word), of_user)
     if wanted.state is not None:
         yield shown.state == wanted.state
 

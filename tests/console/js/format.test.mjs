@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ago, duration, excerpt, money, plain, tokens } from "../../../app/bottega/console/js/format.js";
+import { searchOf } from "../../../app/bottega/console/js/parts/search_words.js";
 
 test("an amount shows its first digit that is not zero", () => {
   const of = (amount, complete = true) => money({ amount, currency: "USD", complete });
@@ -37,4 +38,16 @@ test("an input is the text of its parts", () => {
   assert.equal(plain(input), "What is this?\n[image]");
   assert.equal(excerpt("a\n  b", 9), "a b");
   assert.equal(excerpt("abcdef", 4), "abc…");
+});
+
+test("one field has names, words and dates", () => {
+  const now = new Date(2026, 10, 29, 12);
+  const span = (from, to) => ({ active_after: from.toISOString(), active_before: to.toISOString() });
+  const day = (month, number, year = 2026) => new Date(year, month - 1, number);
+  assert.deepEqual(searchOf("  ada refund ", now), { q: "ada refund" });
+  assert.deepEqual(searchOf("ada yesterday", now), { q: "ada", ...span(day(11, 28), day(11, 29)) });
+  assert.deepEqual(searchOf("2026-11-03 Today", now), { q: "", ...span(day(11, 3), day(11, 30)) });
+  assert.deepEqual(searchOf("lamp 2026-10", now), { q: "lamp", ...span(day(10, 1), day(11, 1)) });
+  assert.deepEqual(searchOf("3.12. x", now), { q: "x", ...span(day(12, 3, 2025), day(12, 4, 2025)) });
+  assert.deepEqual(searchOf("A-1 3.50", now), { q: "A-1 3.50" });
 });

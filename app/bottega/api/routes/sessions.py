@@ -11,7 +11,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Metadata, OwnUser, Page, UserName
+from bottega.api.schemas.base import (
+    NAME_PATTERN,
+    Answer,
+    Body,
+    Metadata,
+    OwnUser,
+    Page,
+    PlaceInTime,
+    UserName,
+)
 from bottega.api.schemas.messages import Message
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import (
@@ -216,10 +225,17 @@ class SessionQuery(PageQuery):
         Query(
             min_length=1,
             max_length=500,
-            description="Text in the title or in the first 300 characters of a question; case and "
-            f"accents do not matter; no wildcards. {_SEARCHED}",
+            description="Words, each in the title, in the first 300 characters of a question or in "
+            f"the user's name; case and accents do not matter; no wildcards. {_SEARCHED}",
         ),
         AfterValidator(storable),
+    ] = None
+    active_after: Annotated[
+        PlaceInTime | None,
+        Query(description="Only sessions with a run created at this time or later."),
+    ] = None
+    active_before: Annotated[
+        PlaceInTime | None, Query(description="Only sessions with a run created before this time.")
     ] = None
     metadata: MetadataPairs
 
@@ -257,6 +273,8 @@ async def list_(
             text=query.q,
             agent=query.agent,
             state=query.state,
+            active_after=query.active_after,
+            active_before=query.active_before,
         ),
         by_time=by_time,
         **query.window(UUID if by_time else str),

@@ -46,6 +46,8 @@ export function duration(ms) {
 
 export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
 
+export const dayOf = (at) => day.format(new Date(at));
+
 /** The time of day; of another day with its date. */
 export const clock = (at) =>
   day.format(new Date(at)) === day.format(new Date()) ? dayTime.format(new Date(at)) : exact(at);

@@ -4,10 +4,11 @@ import { useState } from "preact/hooks";
 import { AgentForm } from "../agents/form.js";
 import { useKnown } from "../agents/known.js";
 import { contentOf } from "../agents/schema.js";
-import { call, url } from "../api.js";
+import { call, get, url } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Failure, Link, Loaded, Loading } from "../parts/basics.js";
+import { instead, useWork } from "../parts/work.js";
 import { keep, unsaved } from "../unsaved.js";
 
 export function NodeAgent({ name }) {
@@ -25,8 +26,7 @@ function Form({ known, stored }) {
   const [agent, setAgent] = useState(unsaved(place)?.agent ?? stored);
   const content = contentOf(agent, known.schemas.AgentContent);
   const [draft, setDraft] = useState(unsaved(place)?.draft ?? content);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work, setError } = useWork();
   const [turn, setTurn] = useState(0);
   const isChanged = JSON.stringify(draft) !== JSON.stringify(content);
   const change = (next) => {
@@ -34,22 +34,22 @@ function Form({ known, stored }) {
     keep(place, JSON.stringify(next) === JSON.stringify(content) ? null : { agent,
       base: unsaved(place)?.base ?? null, draft: next });
   };
-  const save = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    setError(null);
-    try {
-      const now = await call("PUT", url`/v1/agents/${agent.name}`, draft,
-        { headers: { "If-Match": `"${agent.version}"` } });
-      const left = unsaved(place);
-      if (left) keep(place, left.draft === draft ? null : { ...left, agent: now });
-      setAgent(now);
-      setDraft((other) => (other === draft ? contentOf(now, known.schemas.AgentContent) : other));
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
+  const path = url`/v1/agents/${agent.name}`;
+  const save = instead(() => work(async () => {
+    const now = await call("PUT", path, draft, { headers: { "If-Match": `"${agent.version}"` } });
+    const left = unsaved(place);
+    if (left) keep(place, left.draft === draft ? null : { ...left, agent: now });
+    setAgent(now);
+    setDraft((other) => (other === draft ? contentOf(now, known.schemas.AgentContent) : other));
+  }));
+  /** Drop what was changed here, for what somebody else has stored. */
+  const readAgain = () => work(async () => {
+    const now = await get(path);
+    keep(place, null);
+    setAgent(now);
+    setDraft(contentOf(now, known.schemas.AgentContent));
+    setTurn(turn + 1);
+  });
   const undo = () => {
     change(content);
     setError(null);
@@ -61,6 +61,8 @@ function Form({ known, stored }) {
     <${AgentForm} known=${{ ...known, problems: error?.problem?.errors ?? [] }} draft=${draft} turn=${turn}
       onChange=${change} />
     ${error && html`<${Failure} error=${error} />`}
+    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button}
+      kind="small" onClick=${readAgain}>Show theirs, and drop this change<//></p>`}
     <div class="actions"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!isChanged}>
       Save ${agent.name}<//>${isChanged && html`<${Button} onClick=${undo}>Undo its changes<//>`}</div></form>`;
 }

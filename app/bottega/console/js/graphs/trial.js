@@ -5,6 +5,7 @@ import { post, url } from "../api.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure, Panel, Value } from "../parts/basics.js";
+import { instead, useWork } from "../parts/work.js";
 import { follow } from "../router.js";
 import { POLICIES } from "./draft.js";
 
@@ -13,25 +14,11 @@ export function Trial({ name, agents, isChanged }) {
   const [postOnce] = usePostOnce();
   const [agent, setAgent] = useState("");
   const [input, setInput] = useState("");
-  const [busy, setBusy] = useState("");
-  const [error, setError] = useState(null);
+  const { busy, error, work } = useWork();
   const [found, setFound] = useState(null);
-  const act = async (what, work) => {
-    setBusy(what);
-    setError(null);
-    try {
-      await work();
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy("");
-  };
   const asked = agent ? { agent, input } : { input };
-  const dryRun = (event) => {
-    event.preventDefault();
-    act("dry", async () => setFound(await post(url`/v1/graphs/${name}/dry-run`, asked)));
-  };
-  const start = () => act("run", () =>
+  const dryRun = instead(() => work(async () => setFound(await post(url`/v1/graphs/${name}/dry-run`, asked)), "dry"));
+  const start = () => work(() =>
     follow(postOnce("/v1/runs", { ...asked, graph: name, mode: agent ? "orchestrated" : "dag" }),
       ({ id }) => ["runs", id]));
   return html`

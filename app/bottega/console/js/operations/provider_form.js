@@ -8,6 +8,7 @@ import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Failure, Loaded } from "../parts/basics.js";
+import { instead, useWork } from "../parts/work.js";
 
 /** `model`: one whose price is wanted. `onDone` is called once it is stored, or left. */
 export function ProviderForm({ name, model, onDone }) {
@@ -22,17 +23,11 @@ function Form({ provider, model, schema, schemas, onDone }) {
   const content = Object.fromEntries(Object.entries(provider).filter(([name]) => name in schema.properties));
   const [draft, setDraft] = useState(model && !content.prices?.[model]
     ? { ...content, prices: { ...content.prices, [model]: {} } } : content);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work } = useWork();
   const box = useRef(null);
   useEffect(() => box.current.scrollIntoView({ block: "nearest" }), []);
-  const save = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    await call("PUT", url`/v1/providers/${provider.name}`, draft, { headers: { "If-Match": `"${provider.version}"` } })
-      .then(onDone, setError);
-    setBusy(false);
-  };
+  const save = instead(() => work(() => call("PUT", url`/v1/providers/${provider.name}`, draft,
+    { headers: { "If-Match": `"${provider.version}"` } }).then(onDone)));
   const fields = (isShown) => html`<${Fields} schema=${schema} value=${draft} at="" onChange=${setDraft}
     shown=${({ name }) => isShown(name)} />`;
   return html`<form class="form body" ref=${box} onSubmit=${save}><h3>Change ${provider.name}</h3>

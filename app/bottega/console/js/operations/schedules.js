@@ -11,6 +11,7 @@ import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Act, Confirmed, Pages, Sending, Table } from "../parts/lists.js";
+import { instead, useWork } from "../parts/work.js";
 import { follow } from "../router.js";
 
 export function Schedules() {
@@ -68,14 +69,8 @@ function Change({ schedule, onDone }) {
   const [schemas, failed] = useSchemas();
   const { cron, timezone, paused, run } = schedule;
   const [draft, setDraft] = useState({ cron, timezone, paused, run });
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
-  const send = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    await call("PUT", url`/v1/schedules/${schedule.name}`, draft).then(onDone, setError);
-    setBusy(false);
-  };
+  const { busy, error, work } = useWork();
+  const send = instead(() => work(() => call("PUT", url`/v1/schedules/${schedule.name}`, draft).then(onDone)));
   if (failed) return html`<${Failure} error=${failed} />`;
   return schemas && html`<${Panel} title=${`Change ${schedule.name}`}><form class="form body" onSubmit=${send}>
     <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>

@@ -46,8 +46,7 @@ function All({ query }) {
           ${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
         <td class="small">${models(each.model)}</td><td class="small">${each.subagents?.names?.join(", ") || "–"}</td>
           <td>${each.memory}</td><td class="right">${each.version}</td><td><${Time} at=${each.created_at} /></td>
-          <td><${Link} class="small" path=${["health"]} query=${{ agent: each.name }}
-            aria-label=${`Figures of ${each.name}`}>Figures<//></td></tr>`)}<//>`
+          <td><${Link} class="small" path=${["health"]} query=${{ agent: each.name }}>Figures<//></td></tr>`)}<//>`
       : html`<${Empty} title=${text ? "No agent is like that." : "There is no agent yet."}>
         <p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
 }

@@ -9,7 +9,7 @@ import { decided, factsOf, saidByUser } from "../parts/approval_facts.js";
 import { Button, Empty, Link, Loaded, Panel, Tabs, Time, useHeading } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
-import { usePages } from "../parts/lists.js";
+import { Filter, Pages, usePages } from "../parts/lists.js";
 import { Markdown } from "../parts/markdown.js";
 import { go } from "../router.js";
 
@@ -20,32 +20,44 @@ const MOST = 200;
 
 /** Who decides: a person here, or the program that started the run. */
 const isForPrograms = ({ kind }) => kind === "client_tool";
-const TABS = { people: ["For people", (each) => !isForPrograms(each)], programs: ["For programs", isForPrograms] };
+const TABS = { people: ["For people", (each) => !isForPrograms(each)], programs: ["For programs", isForPrograms],
+  decided: ["Decided", () => false] };
 
 export function Approvals({ query }) {
   const found = usePages("/v1/interrupts?status=pending", { everyMs: EVERY_MS });
   const all = found.data?.items ?? [];
   const waits = all.length > 0;
   const named = all.find(({ id }) => id === query.id);
-  const isOfPrograms = query.tab ? query.tab === "programs" : named ? isForPrograms(named)
-    : waits && all.every(isForPrograms);
-  const tab = isOfPrograms ? "programs" : "people";
+  const isOfPrograms = named ? isForPrograms(named) : waits && all.every(isForPrograms);
+  const tab = query.tab in TABS ? query.tab : isOfPrograms ? "programs" : "people";
   const own = { ...found, data: found.data && { ...found.data, items: all.filter(TABS[tab][1]) } };
-  const tabs = Object.entries(TABS).map(([name, [label, isIn]]) => [name, `${label} ${all.filter(isIn).length || ""}`]);
+  const tabs = Object.entries(TABS).map(([name, [label, isIn]]) => [name, `${label} ${all.filter(isIn).length || ""}`])
+    .filter(([name]) => name !== "programs" || tab === name || all.some(isForPrograms));
   const others = useData(withQuery("/v1/interrupts", { order: "desc", limit: MOST }), { everyMs: EVERY_MS });
   const latest = (others.data?.items ?? []).filter(({ status }) => status === "resolved")
     .sort((a, b) => (a.resolved_at < b.resolved_at ? 1 : -1)).slice(0, SHOWN_DECISIONS);
   return html`
     <div class="head"><h1>Approvals</h1><p class="small soft">Keys: <kbd>j</kbd> next, <kbd>k</kbd> before,${" "}
       <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit</p></div>
-    ${all.some(isForPrograms) && html`<${Tabs} tabs=${tabs} chosen=${tab} label="Who decides"
-      onChoose=${(name) => go(["approvals"], { tab: name }, { replace: true })} />`}
-    <${Loaded} from=${own} what="decisions">${(page) => page.items.length
+    <${Tabs} tabs=${tabs} chosen=${tab} label="What waits, and what was decided"
+      onChoose=${(name) => go(["approvals"], { tab: name }, { replace: true })} />
+    ${tab === "decided" ? html`<${Decided} query=${query} />`
+    : html`<${Loaded} from=${own} what="decisions">${(page) => page.items.length
       ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id}
         others=${others.data?.items ?? null} />`
       : html`<${Panel}><${Empty} title="Nobody waits for you.">
           <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>
-    ${latest.length > 0 && html`<${Panel} title="Decided last"><${Decisions} of=${latest} /><//>`}`;
+    ${latest.length > 0 && html`<${Panel} title="Decided last" actions=${html`<${Link} path=${["approvals"]}
+      query=${{ tab: "decided" }}>All<//>`}><${Decisions} of=${latest} /><//>`}`}`;
+}
+
+/** All that was decided, the newest calls first. */
+function Decided({ query }) {
+  const path = withQuery("/v1/interrupts", { status: "resolved", order: "desc", user: query.user });
+  return html`<form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="User"
+      value=${query.user ?? ""} onChange=${(user) => go(["approvals"], { tab: "decided", user }, { replace: true })} />
+    </form><${Panel}><${Pages} key=${path} path=${path} what="decisions" everyMs=${EVERY_MS} isSaved>${(items) =>
+      items.length ? html`<${Decisions} of=${items} />` : html`<${Empty} title="Nothing was decided." />`}<//><//>`;
 }
 
 /**
@@ -98,10 +110,11 @@ const worth = (given) => Object.values(given ?? {}).map(plain).join(" · ");
 
 /** What was decided on calls and questions, by whom. */
 const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li key=${each.id}>
-  <${Link} path=${["runs", each.run_id]}>${each.tool ?? each.agent}<//> for ${each.user ?? "nobody named"}:
+  <strong>${each.tool ?? each.agent}</strong> for ${each.user ?? "nobody named"}:
   ${" "}${decided(each)} <code>${excerpt(worth(each.resolution?.arguments ?? each.arguments), 80)}</code>
-  <span class="small soft"> ${each.resolved_by?.name ?? ""} <${Time} at=${each.resolved_at} /></span>
-  ${each.resolution?.comment && html`<p class="small">${each.resolution.comment}</p>`}</li>`)}</ul>`;
+  <span class="small soft"> by ${each.resolved_by?.name ?? "nobody"} <${Time} at=${each.resolved_at} /> · <${Link}
+    path=${["runs", each.run_id]}>the run<//></span>
+  ${each.resolution?.comment && html`<p class="small">Why: ${each.resolution.comment}</p>`}</li>`)}</ul>`;
 
 /** `others`: as of `factsOf`; null: not read yet. */
 function One({ asked, isThere, others, onDone }) {

@@ -12,6 +12,7 @@ import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time, chosenOf, permitted } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
 import { Pages, Table } from "../parts/lists.js";
+import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
@@ -38,16 +39,8 @@ function All() {
 function New() {
   const [postOnce] = usePostOnce();
   const [name, setName] = useState("");
-  const [error, setError] = useState(null);
-  const make = async (event) => {
-    event.preventDefault();
-    setError(null);
-    try {
-      await follow(postOnce("/v1/graphs", { name }), () => ["graphs", name]);
-    } catch (problem) {
-      setError(problem);
-    }
-  };
+  const { error, work } = useWork();
+  const make = instead(() => work(() => follow(postOnce("/v1/graphs", { name }), () => ["graphs", name])));
   return may("define") && html`<form class="filters" onSubmit=${make}>
       <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}"
         title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off"
@@ -71,8 +64,7 @@ function Workshop({ graph, agents, query, reload }) {
   const place = `graphs/${name}`;
   const [base, setBase] = useState(unsaved(place)?.base ?? graph);
   const [drafts, setDrafts] = useState(unsaved(place)?.drafts ?? []);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work, setError } = useWork();
   const [removes, setRemoves] = useState(false);
   const draft = drafts.at(-1) ?? draftOf(base);
   const differences = changes(base, draft);
@@ -95,20 +87,13 @@ function Workshop({ graph, agents, query, reload }) {
     setDrafts([]);
     setError(null);
   };
-  const save = async () => {
-    setBusy(true);
-    setError(null);
-    try {
-      setBase(await call("PUT", url`/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
-      if (unsaved(place)?.drafts.at(-1) === draft) keep(place, null); // also if the page was left
-      // What was changed or undone meanwhile stays.
-      setDrafts((now) => (now.includes(draft) ? now.slice(now.indexOf(draft) + 1) : [now.at(-1) ?? draftOf(base)]));
-      reload();
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
+  const save = () => work(async () => {
+    setBase(await call("PUT", url`/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
+    if (unsaved(place)?.drafts.at(-1) === draft) keep(place, null); // also if the page was left
+    // What was changed or undone meanwhile stays.
+    setDrafts((now) => (now.includes(draft) ? now.slice(now.indexOf(draft) + 1) : [now.at(-1) ?? draftOf(base)]));
+    reload();
+  });
   return html`<div class="workshop">
     <div class="head">
       <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p>
@@ -139,16 +124,12 @@ function Workshop({ graph, agents, query, reload }) {
 }
 
 function Removal({ name, version, onClose }) {
-  const [error, setError] = useState(null);
-  const remove = async () => {
-    try {
-      await follow(call("DELETE", url`/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }),
-        () => ["graphs"]);
-      keep(`graphs/${name}`, null);
-    } catch (problem) {
-      setError(problem);
-    }
-  };
+  const { error, work } = useWork();
+  const remove = () => work(async () => {
+    await follow(call("DELETE", url`/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }),
+      () => ["graphs"]);
+    keep(`graphs/${name}`, null);
+  });
   return html`<${Dialog} title=${`Delete ${name}?`} onClose=${onClose}>
     <p>Runs that were accepted keep their version. Schedules that name the graph fail.</p>
     ${error && html`<${Failure} error=${error} />`}

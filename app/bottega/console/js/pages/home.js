@@ -1,5 +1,5 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
 import { ROOT, withQuery } from "../api.js";
 import { LABEL_SOURCES } from "../en.js";
@@ -11,6 +11,7 @@ import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
 import { pending } from "../parts/pending.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
+import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
 import { causeOf } from "../run/diagnosis.js";
@@ -139,20 +140,10 @@ const FirstMinute = () => html`<${Empty} title="Nothing has run yet.">
 function Demo() {
   const [postOnce] = usePostOnce();
   const lead = useData("/v1/agents?limit=100");
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
+  const { busy, error, work } = useWork();
   const isHere = lead.data?.items.some((each) => each.name === DEMO.run.agent
     && each.metadata?.created_by === DEMO.mark);
-  const start = async () => {
-    setBusy(true);
-    setError(null);
-    try {
-      await follow(postOnce("/v1/runs", DEMO.run), ({ id }) => ["runs", id]);
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
+  const start = () => work(() => follow(postOnce("/v1/runs", DEMO.run), ({ id }) => ["runs", id]));
   return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>
     ${error && html`<${Failure} error=${error} />`}`;
 }

@@ -10,6 +10,7 @@ import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Link, Loading, Panel, Time } from "../parts/basics.js";
 import { Confirmed, Pages } from "../parts/lists.js";
+import { instead, useWork } from "../parts/work.js";
 
 export function Mcp() {
   const [turn, setTurn] = useState(0);
@@ -23,22 +24,14 @@ export function Mcp() {
 }
 
 function Server({ server, reload }) {
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work } = useWork();
   const [said, setSaid] = useState(null);
-  const [error, setError] = useState(null);
-  const refresh = async () => {
-    setBusy(true);
-    setError(null);
-    try {
-      const found = await post(url`/v1/mcp-servers/${server.name}/refresh`);
-      setSaid(`It answers, with ${found.tools.length} tools.`);
-      await reload();
-    } catch (problem) {
-      setSaid(null);
-      setError(problem);
-    }
-    setBusy(false);
-  };
+  const refresh = () => work(async () => {
+    setSaid(null);
+    const found = await post(url`/v1/mcp-servers/${server.name}/refresh`);
+    setSaid(`It answers, with ${found.tools.length} tools.`);
+    await reload();
+  });
   const remove = async () => {
     await call("DELETE", url`/v1/mcp-servers/${server.name}`);
     reload();
@@ -63,24 +56,15 @@ function Add({ onAdded }) {
   const [postOnce] = usePostOnce();
   const [schemas, failed] = useSchemas();
   const [draft, setDraft] = useState(/** @type {any} */ (null));
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work } = useWork();
   if (failed) return html`<${Failure} error=${failed} />`;
   if (!schemas) return html`<${Loading} what="the form" />`;
   const schema = schemas.NewMcpServerAtUrl;
-  const send = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    setError(null);
-    try {
-      await postOnce("/v1/mcp-servers", draft ?? begun(schema, schemas));
-      setDraft(null);
-      onAdded();
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
+  const send = instead(() => work(async () => {
+    await postOnce("/v1/mcp-servers", draft ?? begun(schema, schemas));
+    setDraft(null);
+    onAdded();
+  }));
   return html`<${Panel} title="Add a server" needs="define"><form class="form body" onSubmit=${send}>
     <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>
       <${Fields} schema=${schema} value=${draft ?? begun(schema, schemas)} at="" onChange=${setDraft} /><//>

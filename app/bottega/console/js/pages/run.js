@@ -13,6 +13,7 @@ import {
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { Unpriced } from "../parts/unpriced.js";
+import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
 import { EventList } from "../run/events.js";
@@ -178,20 +179,12 @@ function Asked({ state, user }) {
 function Actions({ run, status, onDone }) {
   const [postOnce] = usePostOnce();
   const moves = !isFinal(status);
-  const [busy, setBusy] = useState("");
-  const [error, setError] = useState(null);
+  const { busy, error, work } = useWork();
   const [changing, setChanging] = useState(false);
-  const act = async (name, work) => {
-    setBusy(name);
-    setError(null);
-    try {
-      await work();
-      onDone();
-    } catch (problem) {
-      setError(problem.message);
-    }
-    setBusy("");
-  };
+  const act = (name, what) => work(async () => {
+    await what();
+    onDone();
+  }, name);
   const retry = (from) => follow(postOnce(url`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
   const cancel = () => post(url`/v1/runs/${run.id}/cancel`);
   return html`
@@ -207,7 +200,7 @@ function Actions({ run, status, onDone }) {
     <${Link} needs="read" class="button" path=${["runs", run.id, "compare"]}>Compare<//>
     <${CopyAs} run=${run} />
     ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}
-    ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
+    ${error && html`<span class="bad-text small" role="alert">${error.message}</span>`}`;
 }
 
 /** The run as a program that starts one like it. */
@@ -223,19 +216,11 @@ function CopyAs({ run }) {
 function Changed({ run, onClose }) {
   const [postOnce] = usePostOnce();
   const [input, setInput] = useState(run.input);
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
-  const start = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    try {
-      await follow(postOnce("/v1/runs", { ...requestOf(run), input }), ({ id }) => ["runs", id]);
-      onClose();
-    } catch (problem) {
-      setError(problem);
-      setBusy(false);
-    }
-  };
+  const { busy, error, work } = useWork();
+  const start = instead(() => work(async () => {
+    await follow(postOnce("/v1/runs", { ...requestOf(run), input }), ({ id }) => ["runs", id]);
+    onClose();
+  }));
   return html`<${Dialog} title="Change and run" onClose=${onClose}>
     <form class="form" onSubmit=${start}>
       <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea>

@@ -52,10 +52,11 @@ export function decided({ status, resolution }) {
 }
 
 /**
- * `[{name, text, run}]`: what a person should see before deciding.
+ * `[{name, text, run, isGrave}]`: what a person should see before deciding.
  *
  * `text`: all that the users said in the conversation; null: it is not known. `others`: calls of the tenant, decided
  * or not. `name`: of the argument that a fact is about; null: the whole call. `run`: the other run that it is about.
+ * `isGrave`: of an amount, another user or a call again; a name may be missing in messages for a good reason.
  */
 export function factsOf(asked, text, others) {
   const facts = [];
@@ -63,12 +64,14 @@ export function factsOf(asked, text, others) {
     id !== asked.id && tool === asked.tool && kind === asked.kind && status !== "cancelled");
   for (const [[name, ...below], value] of valuesOf(asked.arguments)) {
     if (text !== null && !mentions(text, value)) {
-      facts.push({ name, text: `${[name, ...below].join(".")} ${value} is not in the user's messages` });
+      facts.push({ name, text: `${[name, ...below].join(".")} ${value} is not in the user's messages`,
+        isGrave: typeof value === "number" });
     }
     const other = typeof value === "string" && rest.find((each) => each.user !== asked.user
       && valuesOf(each.arguments).some(([, theirs]) => theirs === value));
     if (other) {
-      facts.push({ name, text: `${value} is in a call for ${other.user ?? "nobody"}, too`, run: other.run_id });
+      facts.push({ name, text: `${value} is in a call for ${other.user ?? "nobody"}, too`, run: other.run_id,
+        isGrave: true });
     }
   }
   const again = rest.find((each) => sameText(each.arguments) === sameText(asked.arguments));
@@ -76,7 +79,7 @@ export function factsOf(asked, text, others) {
     const became = { pending: "waits, too", expired: "expired" }[again.status] ?? `was ${decided(again)}`;
     const changed = again.resolution?.arguments ? `: ${JSON.stringify(again.resolution.arguments)}` : "";
     facts.push({ name: null, text: `the same call for ${again.user ?? "nobody"} ${became}${changed}`,
-      run: again.run_id });
+      run: again.run_id, isGrave: true });
   }
   return facts;
 }

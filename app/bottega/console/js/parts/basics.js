@@ -39,11 +39,12 @@ export function Time({ at }) {
 }
 
 /**
- * `busy`: the button ignores clicks, but keeps the focus, which a disabled button loses. `needs`, also of
- * links and panels: scopes; who has none of them does not see it.
+ * `busy`, true or a text: the button ignores clicks, but keeps the focus, which a disabled button loses. `needs`, also
+ * of links and panels: scopes; who has none of them does not see it.
  */
 export const Button = ({ kind = "", busy = false, needs, children, ...rest }) => may(needs) && html`
-  <button type="button" class="button ${kind}" aria-disabled=${busy} aria-busy=${busy} ...${rest}>${children}</button>`;
+  <button type="button" class="button ${kind}" aria-disabled=${Boolean(busy)} aria-busy=${Boolean(busy)}
+    ...${rest}>${children}</button>`;
 addEventListener("click", (event) => {
   if (!(event.target instanceof Element) || !event.target.closest('[aria-disabled="true"]')) return;
   event.preventDefault(); // a form is not sent again, by Enter either

@@ -3,31 +3,42 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { call, post, url, withQuery } from "../api.js";
 import { CONVERSATION_STATES } from "../en.js";
-import { excerpt } from "../format.js";
+import { dayOf, excerpt } from "../format.js";
 import { html } from "../html.js";
 import { go } from "../router.js";
 import { Button, Empty, Link, Panel, Time } from "./basics.js";
 import { Act, Confirmed, Filter, Pages } from "./lists.js";
+import { searchOf } from "./search_words.js";
 import { isUnread } from "./seen.js";
 
 const TONES = { answering: "busy", waiting: "wait", failed: "bad" };
 
+/** The days from a time to before another one, in words. */
+function daysOf(from, to) {
+  const [first, last] = [from, Date.parse(to) - 1].map(dayOf);
+  return first === last ? `of ${first}` : `of ${first} to ${last}`;
+}
+
 /** `query`: of the page's address, which holds the filters. */
 export function Conversations({ query }) {
   const { q = "", of = "", user = "", state = "" } = query;
-  const path = withQuery("/v1/sessions", { order: "updated_at", q, agent: of, user, state });
+  const search = searchOf(q);
+  const path = withQuery("/v1/sessions", { order: "updated_at", ...search, agent: of, user, state });
   const set = (change) => go(["chat"], { ...query, ...change }, { replace: true });
   const field = (name, label, value, rest = {}) => html`<${Filter} label=${label} value=${value} ...${rest}
     onChange=${(text) => set({ [name]: text })} />`;
   return html`<${Panel} title="Conversations">
     <form class="filters body" onSubmit=${(e) => e.preventDefault()}>
-      ${field("q", "Title or question contains", q, { kind: "grow", type: "search", maxlength: 500 })}
+      ${field("q", "Name, words or date", q, { kind: "grow", type: "search", maxlength: 500,
+        placeholder: "such as: ada refund yesterday" })}
       ${field("of", "Answered by", of)} ${field("user", "User", user)}
       <label>State <select value=${state} onChange=${(e) => set({ state: e.target.value })}>
         <option value="">any</option>
         ${Object.entries(CONVERSATION_STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
       </select></label>
     </form>
+    ${search.active_after && html`<p class="small soft">${`Conversations ${daysOf(search.active_after, search.active_before)}${
+      search.q ? `, with: ${search.q}` : ""}`}</p>`}
     <${Pages} key=${path} path=${path} what="conversations" isSaved everyMs=${10_000}>${(items, reload) => items.length
       ? html`<ul class="rows">${items.map((each) => html`<${Conversation} key=${each.id} of=${each}
         onChange=${reload} />`)}</ul>`

@@ -36,7 +36,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const [comment, setComment] = useState("");
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
-  const [large, setLarge] = useState([]); // arguments that the person must confirm once more
+  const [doubts, setDoubts] = useState([]); // what the person must confirm once more
   const id = `decision-${interrupt.id}`;
   const field = useRef(null);
   useEffect(() => field.current?.focus(), [edited === null]);
@@ -55,12 +55,14 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const said = comment ? { comment } : {};
   const changed = () => (edited === null ? {} : { arguments: JSON.parse(edited) });
   const approveNow = () => {
-    setLarge([]);
+    setDoubts([]);
     return send(() => ({ decision: "approve", ...changed(), ...said }));
   };
+  const grave = edited === null ? facts.filter(({ isGrave }) => isGrave) : [];
   const approve = () => {
-    const found = largeArguments(interrupt, edited);
-    if (found.length) setLarge(found);
+    const found = [...largeArguments(interrupt, edited).map(({ name, value, limit }) =>
+      `${name} ${value} is above ${limit}`), ...grave.map(({ text }) => text)];
+    if (found.length) setDoubts(found);
     else approveNow();
   };
   const deny = () => send(() => ({ decision: "deny", ...said }));
@@ -116,11 +118,12 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
         <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Send<//></div>
       </form>`}
     ${error && html`<p class="note bad" role="alert">${error}</p>`}
-    ${large.length > 0 && html`<${Dialog} title="Approve this, too?" onClose=${() => setLarge([])}>
+    ${doubts.length > 0 && html`<${Dialog} title="Approve this, too?" onClose=${() => setDoubts([])}>
       <p>${interrupt.tool}${interrupt.user ?? user ? ` for ${interrupt.user ?? user}` : ""}:</p>
-      <ul>${large.map(({ name, value, limit }) => html`<li>
-        <strong>${name} ${String(value)}</strong> is above ${limit}</li>`)}</ul>
+      <ul>${doubts.map((each) => html`<li><strong>${each}</strong></li>`)}</ul>
+      <p class="small soft">Once you approve it, ${interrupt.agent} calls ${interrupt.tool} at once. That cannot be
+        taken back.</p>
       <div class="actions"><${Button} kind="primary" onClick=${approveNow}>Approve it<//>
-        <${Button} autofocus onClick=${() => setLarge([])}>Back<//></div><//>`}
+        <${Button} autofocus onClick=${() => setDoubts([])}>Back<//></div><//>`}
   </article>`;
 }

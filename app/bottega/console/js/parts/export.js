@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { Button } from "./basics.js";
 import { csvOf } from "./csv.js";
 import { save } from "./save.js";
+import { useWork } from "./work.js";
 
 const PAGE = 100;
 /** So many items are written to a file; then it says that there are more. */
@@ -32,18 +33,13 @@ async function allOf(path) {
  */
 export function Export({ name, path, items, columns }) {
   const [said, setSaid] = useState("");
-  const [isBusy, setBusy] = useState(false);
-  const write = async () => {
-    setBusy(true);
-    try {
-      const found = items ? { items, isCut: false } : await allOf(path);
-      save(new Blob([csvOf(found.items, columns)], { type: "text/csv" }), `${name.replaceAll(" ", "-")}.csv`);
-      setSaid(`${count(found.items.length)} ${name} saved${found.isCut ? "; there are more" : ""}`);
-    } catch (problem) {
-      setSaid(problem.message);
-    }
-    setBusy(false);
-  };
-  return html`<${Button} kind="small" busy=${isBusy} onClick=${write} aria-label=${`Export ${name}`}
-    title="Save all of this list as CSV">Export<//><span class="small soft" role="status">${said}</span>`;
+  const { busy, error, work } = useWork();
+  const write = () => work(async () => {
+    const found = items ? { items, isCut: false } : await allOf(path);
+    save(new Blob([csvOf(found.items, columns)], { type: "text/csv" }), `${name.replaceAll(" ", "-")}.csv`);
+    setSaid(`${count(found.items.length)} ${name} saved${found.isCut ? "; there are more" : ""}`);
+  });
+  return html`<${Button} kind="small" busy=${busy} onClick=${write} aria-label=${`Export ${name}`}
+    title="Save all of this list as CSV">Export<//>
+    <span class="small soft" role="status">${error?.message ?? said}</span>`;
 }

@@ -7,6 +7,7 @@ import { useData } from "../load.js";
 import { place } from "../router.js";
 import { Button, Failure, Loaded } from "./basics.js";
 import { Export } from "./export.js";
+import { useWork } from "./work.js";
 
 const LIMIT = 50;
 /** @type {(answer: any) => boolean} */
@@ -100,37 +101,24 @@ export function Confirmed({ label, question, act, needs, kind = "small danger" }
   useEffect(() => {
     if (asks !== null) (asks ? box.current : box.current.querySelector("button"))?.focus();
   }, [asks]);
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
-  const go = async () => {
-    setBusy(true);
-    setError(null);
-    try {
-      await act();
-      setAsks(false);
-    } catch (problem) {
-      setError(problem.message);
-    }
-    setBusy(false);
-  };
+  const { busy, error, work, setError } = useWork();
+  const go = () => work(async () => {
+    await act();
+    setAsks(false);
+  });
   if (!asks) return html`<span ref=${box}><${Button} needs=${needs} kind=${kind} onClick=${() => setAsks(true)}>${label}
     <//></span>`;
   return html`<span ref=${box} class="inline" role="group" tabindex="-1" aria-label=${question}>${question}
     <${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//><${Button} kind="small"
       onClick=${() => (setAsks(false), setError(null))}>Keep<//>
-    ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</span>`;
+    ${error && html`<span class="bad-text small" role="alert">${error.message}</span>`}</span>`;
 }
 
 /** A button that acts at once, and says so if that did not work; `needs` as of a button. */
 export function Act({ label, act, needs, kind = "" }) {
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
-  const go = async () => {
-    setBusy(true);
-    await act().then(() => setError(null), setError);
-    setBusy(false);
-  };
-  return html`<${Button} needs=${needs} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure}
+  const { busy, error, work } = useWork();
+  return html`<${Button} needs=${needs} kind=${kind} busy=${busy} onClick=${() => work(act)}>${label}<//>
+    ${error && html`<${Failure}
     error=${error} />`}`;
 }
 

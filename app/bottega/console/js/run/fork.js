@@ -6,6 +6,7 @@ import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
+import { instead, useWork } from "../parts/work.js";
 import { follow } from "../router.js";
 import { isFinal } from "./state.js";
 
@@ -30,20 +31,12 @@ function Form({ run, node, text, onClose }) {
   const [postOnce] = usePostOnce();
   const [gives, setGives] = useState(false);
   const [publication, setPublication] = useState(text);
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
-  const start = async (event) => {
-    event.preventDefault();
-    setBusy(true);
+  const { busy, error, work } = useWork();
+  const start = instead(() => work(async () => {
     const body = gives ? { node, publication } : { node };
-    try {
-      await follow(postOnce(url`/v1/runs/${run.id}/fork`, body), ({ id }) => ["runs", id]);
-      onClose();
-    } catch (problem) {
-      setError(problem);
-      setBusy(false);
-    }
-  };
+    await follow(postOnce(url`/v1/runs/${run.id}/fork`, body), ({ id }) => ["runs", id]);
+    onClose();
+  }));
   return html`<${Dialog} title=${`Repeat from ${node}`} onClose=${onClose}>
     <form class="form" onSubmit=${start}>
       <p class="small soft">A new run takes over what came before, at no cost. ${node} and all nodes that follow it are

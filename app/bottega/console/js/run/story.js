@@ -8,6 +8,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Link, Panel } from "../parts/basics.js";
 import { Markdown } from "../parts/markdown.js";
+import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { alike, brokenVersion, diagnose } from "./diagnosis.js";
 import { isFinal } from "./state.js";
@@ -34,29 +35,21 @@ export const Answer = ({ run, answer, moves, isPlayed, onRated }) => html`<${Pan
 export function Rating({ run, onRated }) {
   const { value, source } = run.outcome;
   const [comment, setComment] = useState("");
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
+  const { busy, error, work } = useWork();
   const rated = source === "feedback" ? value : null;
-  const rate = async (outcome) => {
-    setBusy(true);
-    setError(null);
-    try {
-      const said = comment.trim() ? { comment: comment.trim() } : {};
-      await post(url`/v1/runs/${run.id}/feedback`, { outcome, ...said });
-      await onRated?.(outcome);
-    } catch (problem) {
-      setError(problem.message);
-    }
-    setBusy(false);
-  };
+  const rate = (outcome) => work(async () => {
+    const said = comment.trim() ? { comment: comment.trim() } : {};
+    await post(url`/v1/runs/${run.id}/feedback`, { outcome, ...said });
+    await onRated?.(outcome);
+  });
   const choice = (outcome, name) => html`<${Button} busy=${busy} data-rate=${outcome} aria-pressed=${rated === outcome}
     kind=${rated === outcome ? "primary" : ""} onClick=${() => rate(outcome)}>${name}<//>`;
   return html`<div class="filters rating" role="group" aria-label="Rate it">
     ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
-    <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy}
+    <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy !== ""}
       placeholder="why; it is sent with the choice" onInput=${(e) => setComment(e.target.value)} /></label>
     ${rated && html`<p class="small soft">Another rating replaces this one and its comment.</p>`}
-    ${error && html`<p class="bad-text small" role="alert">${error}</p>`}</div>`;
+    ${error && html`<p class="bad-text small" role="alert">${error.message}</p>`}</div>`;
 }
 
 /** The sentence, what else happened alike, and where to look next. */

@@ -7,6 +7,7 @@ import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
+import { instead, useWork } from "../parts/work.js";
 import { follow } from "../router.js";
 
 /** What is in examples/, as tests/flows/test_templates.py writes it. */
@@ -32,26 +33,17 @@ async function store(definitions) {
 
 function Ask({ template, onClose }) {
   const [question, setQuestion] = useState(template.ask);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work } = useWork();
   const [postOnce] = usePostOnce();
-  const ask = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    setError(null);
-    try {
-      await store(template.definitions);
-      const lines = question.split("\n").filter((line) => line.trim());
-      await follow(template.batch
-        ? postOnce("/v1/batches", { ...template.run, items: lines.map((input) => ({ input })) })
-        : postOnce("/v1/runs", { ...template.run, input: question }),
-      ({ id }) => [template.batch ? "batches" : "runs", id]);
-      onClose();
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
+  const ask = instead(() => work(async () => {
+    await store(template.definitions);
+    const lines = question.split("\n").filter((line) => line.trim());
+    await follow(template.batch
+      ? postOnce("/v1/batches", { ...template.run, items: lines.map((input) => ({ input })) })
+      : postOnce("/v1/runs", { ...template.run, input: question }),
+    ({ id }) => [template.batch ? "batches" : "runs", id]);
+    onClose();
+  }));
   const names = (template.definitions.agents ?? []).map(({ name }) => name).join(", ");
   return html`<${Dialog} title=${template.title} onClose=${onClose}>
     <p>${template.about}</p><p class="small soft">It stores ${names}, for you to change under Agents.</p>

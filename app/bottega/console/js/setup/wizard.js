@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
+import { instead, useWork } from "../parts/work.js";
 
 /** The tiles. `prefers`: of a long list, the model to begin with. */
 const VENDORS = {
@@ -45,8 +46,7 @@ export function Wizard({ onConnected, onClose }) {
   const [key, setKey] = useState("");
   const [tested, setTested] = useState(null);
   const [model, setModel] = useState("");
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState("");
+  const { busy, error, work, setError } = useWork();
   const [postOnce] = usePostOnce();
   const secret = useRef(null);
   const provider = useRef(null);
@@ -64,17 +64,7 @@ export function Wizard({ onConnected, onClose }) {
     set(event.target.value);
     setTested(null);
   };
-  const doing = (what, act) => async (event) => {
-    event.preventDefault();
-    setBusy(what);
-    setError(null);
-    try {
-      await act();
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy("");
-  };
+  const doing = (what, act) => instead(() => work(act, what));
   const definition = () => ({ dialect: vendor.dialect, base_url: address.trim(),
     ...(key && { key: { secret: secret.current } }) });
 
