@@ -100,7 +100,7 @@ async def test_another_tasks_folder_looks_nonexistent() -> None:
             code, detail = await refusal(act(path))
             assert code == "not_found"
             assert detail.replace(path, "PATH") == (
-                "there is no file 'PATH' that you may use; list_files shows those"
+                "there is no file 'PATH' that you may use; list_files lists your files"
             )
     assert family.child.list(f"/subagent/{SIBLING}") == family.child.list(f"/subagent/{nobody}")
 

@@ -1,9 +1,10 @@
-"""Circuit breakers: hold back an agent's tasks in a run while they keep failing.
+"""Circuit breakers, which hold back an agent's tasks in a run while such tasks keep failing.
 
 A breaker is closed (tasks start), open (no task starts until its reset time), or half-open (one
 task, the probe, starts, and its end closes or opens the breaker). :class:`FailureRates` decides
 when a breaker opens. :class:`Breakers` decides which tasks may start, and is pure.
-:class:`BreakerSet` reports the ends of tasks to it, and starts the tasks that it releases.
+:class:`BreakerSet` reports the ends of tasks to ``Breakers``, and starts the tasks that it
+releases.
 """
 
 import asyncio
@@ -49,7 +50,8 @@ class _Breaker:
         retry_at: reset time.
         probe: the task whose end closes or opens the breaker.
         held: tasks that are held back, in order.
-        idle_since: time from which :meth:`Breakers.forget` has found it half-open without a probe.
+        idle_since: time at which :meth:`Breakers.forget` first found the breaker half-open without
+            a probe.
     """
 
     failures: int
@@ -186,7 +188,7 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Forget breakers that were half-open without a probe for ``monitor_window``, and old ends.
+        """Forget old ends of tasks, and breakers half-open without a probe for ``monitor_window``.
 
         Otherwise the breaker of an agent that is never dispatched again would stay for ever.
         """
@@ -228,9 +230,9 @@ def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
 def is_own_fault(handle: SubagentHandle) -> bool:
     """Check if the end of a task is a failure that its breaker counts.
 
-    It does not count cancellations, timeouts, exhausted budgets, limits of the model's server and
-    requests that the server refuses. It counts all other failures, also ``max_iterations`` and
-    refused content.
+    A breaker does not count cancellations, timeouts, exhausted budgets, limits of the model's
+    server and requests that the server refuses. It counts all other failures, also
+    ``max_iterations`` and refused content.
     """
     return (
         handle.status is SubagentStatus.FAILED
@@ -271,13 +273,13 @@ class BreakerSet:
         return self.breakers.refusal(key, _now())
 
     def enqueued(self, handle: SubagentHandle) -> None:
-        """Ask the breaker about a newly queued task; it may hold the task back."""
+        """Ask the breaker about a newly queued task; the breaker may hold the task back."""
         if handle.breaker is not None:
             handle.is_held = not self.breakers.admit(handle.breaker, handle, _now())
             self._keep_time()
 
     def ended(self, handle: SubagentHandle) -> None:
-        """Report a finished or suspended task to its breaker, and start the tasks it releases."""
+        """Report a finished or suspended task to its breaker; start tasks that this releases."""
         if (key := handle.breaker) is None:
             return
         if handle.status is SubagentStatus.COMPLETED:

@@ -1,8 +1,8 @@
 """Budgets of tokens and of money that several tasks spend at once.
 
-A model call first reserves the most that it may take, in every account that pays for it, and
-releases the rest afterwards. So all tasks together overspend at most by the error of one call's
-estimate.
+A model call first reserves the largest amount that it may use, in every account that pays for it.
+After the call it releases the unused amount. So all tasks together exceed a budget at most by the
+error of one call's estimate.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from bottega.agents.query import Query
 from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096
-"""Expected most tokens in an answer, for calls without a limit of their own."""
+"""Tokens of the longest expected answer, for calls that set no limit."""
 _BILLION = Decimal(10**9)
 
 
@@ -77,8 +77,8 @@ class Account:
     Attributes:
         name: used in error texts.
         reserved: amount reserved by running model calls.
-        is_operators: the operator's account, in which calls of a tenant's own servers are free.
-        needs_price: refuse calls of models without a known price, instead of counting them as free.
+        is_operators: true for the operator's account: calls of a tenant's own servers cost nothing.
+        needs_price: true: refuse calls of models without a known price; false: they cost nothing.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Account:
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
     def used_up(self, more: int) -> str:
-        """Return the error text for a call whose input takes ``more``."""
+        """Return the error text for a call whose input costs ``more``."""
         return f"{self.state}, and the next model call takes about {self.unit.text(more)}"
 
     def give_back(self, amount: int) -> None:
@@ -132,11 +132,11 @@ class Account:
                 self._waiting.remove(future)
 
     async def fill(self, amount: int) -> None:
-        """Get more from a shared budget if less than ``amount`` is left; this class has none."""
+        """Get more of a shared budget if less than ``amount`` is left. This class does nothing."""
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow later, even if no call here releases a reservation."""
+        """True if the limit may grow later, even if no call of this process ends."""
         return False
 
 
@@ -157,13 +157,13 @@ def grant(
     """Return the tokens that a call may produce, or the account to wait for. Pure.
 
     Args:
-        longest: tokens of the longest answer to expect.
+        longest: tokens of the longest expected answer.
 
     Raises:
         BudgetExhaustedError: an account would not have enough even without reservations.
     """
     tightest: Account | None = None
-    free, least = longest, min(longest, 16)  # a shorter answer is of no use
+    free, least = longest, min(longest, 16)  # a shorter answer is useless
     for account in accounts:
         if account.limit is None:
             continue
@@ -189,7 +189,7 @@ async def reserved(
 ) -> AsyncIterator[Permit]:
     """Reserve a model call's tokens and cost. Its permit has no bound if the longest answer fits.
 
-    Waits while too little is left only because of other calls' reservations.
+    Wait while too little is left, if the reservations of other calls are the only reason.
 
     Args:
         sent: tokens of the input.
@@ -238,8 +238,8 @@ async def _prices(limited: Sequence[Account], provider: object | None) -> ModelP
     unpriced = None if prices else next((one for one in limited if one.needs_price), None)
     if unpriced is not None:
         raise ModelError(
-            f"{unpriced.name} cannot be kept: the model has no known price. Give its provider "
-            "prices, or leave the budget out",
+            f"{unpriced.name} cannot be enforced: the model has no known price. Give its "
+            "provider prices, or remove the budget",
             code="unpriced_model",
         )
     return prices

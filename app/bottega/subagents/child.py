@@ -53,7 +53,7 @@ FAN_OUT = "dispatch_subagents"
 
 
 def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[int, int]]:
-    """Return the places of the tasks that a tool call dispatches, in order.
+    """Return the positions (model call, index) of the tasks that a tool call dispatches, in order.
 
     Args:
         index: index of the tool call in its message.
@@ -61,7 +61,7 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
     tasks = tool_call.arguments.get("tasks") if tool_call.name == FAN_OUT else None
     if not isinstance(tasks, list):
         return [(model_call, index)]
-    # Places are distinct, because no message has 2^20 tool calls.
+    # The positions are distinct, because no message has 2^20 tool calls.
     return [(model_call, index + (number << 20)) for number in range(1, len(tasks) + 1)]
 
 
@@ -112,7 +112,7 @@ class ChildTask:
         return handle
 
     def dispatch(self, params: DispatchParams) -> SubagentHandle:
-        """Dispatch the task; raises as :meth:`SubagentRegistry.dispatch`."""
+        """Dispatch the task; raise the errors of :meth:`SubagentRegistry.dispatch`."""
         registry, parent = self.scope.swarm.registry, self.scope.parent
         params = replace(params, spread=self._is_spread(params))
         work = self._work(params)
@@ -124,7 +124,7 @@ class ChildTask:
         """Write the task's input files, before it is dispatched.
 
         Raises:
-            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; no file is left.
+            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; then no file stays.
         """
         context = self.scope.swarm.context
         try:
@@ -139,7 +139,7 @@ class ChildTask:
         self.scope.swarm.context.forget(folder_of(self.task_id))
 
     def give_again(self, files: Mapping[str, str]) -> None:
-        """Restore the input files of a task from before a crash, except files written since."""
+        """Restore the input files of a task from before a crash, except files that exist."""
         context = self.scope.swarm.context
         known = context.list(folder_of(self.task_id))
         for path, content in files.items():
@@ -173,7 +173,7 @@ class ChildTask:
         return work
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Check if a new task becomes a child run: simple work, while many tasks run here."""
+        """Check if a new task becomes a child run: its work is simple, and many tasks run here."""
         parent, swarm = self.scope.parent, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
@@ -240,7 +240,7 @@ def is_leaf(agent: BaseAgent) -> bool:
 
 
 def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a helper with its caller's model, and its parameters without the choice of tools."""
+    """Return a helper with the model of its caller, and the parameters except ``tool_choice``."""
     return BaseAgent(
         instructions or DEFAULT_INSTRUCTIONS,
         provider=with_patience(parent.provider, PATIENCE_S),
@@ -256,7 +256,7 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
 
     Args:
         instructions: added to the agent's own instructions.
-        most: most model calls of the copy.
+        most: limit of the copy's model calls.
     """
     agent = source.fresh_copy()
     agent.max_iterations = min(agent.max_iterations, most)
@@ -341,7 +341,7 @@ async def _try(
 
 
 def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
-    """Return the first message to a task's agent: prompt, shared metadata, places of its files."""
+    """Return the first message to a task's agent: prompt, shared metadata, paths of its folders."""
     about = f"\n\nMetadata: {json.dumps(shared, ensure_ascii=False)}" if shared else ""
     return (
         f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
@@ -365,7 +365,7 @@ def answer_file(task_id: UUID) -> str:
 
 
 def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
-    """Give the parent a file with a long answer. It is not stored, because the log has the text."""
+    """Give the parent a file with a long answer; do not store it, because the log has the text."""
     if outcome.output is not None and is_long(outcome.output):
         swarm.context.restore(answer_file(task_id), outcome.output)
 

@@ -55,12 +55,12 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
         IllegalTransition: the move is illegal, as any move from a final state or to ``old``.
     """
     if new not in _MOVES[old]:
-        legal = ", ".join(sorted(_MOVES[old])) or "none: it is final"
-        raise IllegalTransition(f"no move leads from {old} to {new}; from {old} to: {legal}")
+        legal = ", ".join(sorted(_MOVES[old])) or "none, because it is final"
+        raise IllegalTransition(f"{old} cannot change to {new}; {old} can change to: {legal}")
 
 
 def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
-    """Check if a wait until ``missing`` of these tasks end cannot be over without people."""
+    """Check if fewer than ``missing`` of these tasks can end before people have decided."""
     at_work = (status for status in statuses if not status.is_final)
     return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
 
@@ -116,7 +116,7 @@ class DispatchParams:
 
     Attributes:
         agent: the sub-agent's name.
-        named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous one.
+        named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous agent.
         timeout: in seconds; ``None``: the default.
         shared: keys of the metadata that the task's agent can read.
         retries: number of further tries after a failure.
@@ -141,7 +141,7 @@ class SubagentOutcome:
     """End of a task's work.
 
     Attributes:
-        status: a final one.
+        status: a final status.
         error_code: stable code of the error; the text is in ``error``.
     """
 
@@ -167,8 +167,8 @@ class RestoredTask:
         outcome: ``None`` if it had not ended.
         spent: tokens that the task itself used.
         usage: usage of a finished task and all tasks below it; they do not run again.
-        publications: their publications to the run's graph.
-        mailbox: messages to it; ``None``: it got none.
+        publications: publications of these tasks to the run's graph.
+        mailbox: messages to the task; ``None``: no messages.
         received: the task's parent has read its outcome.
     """
 
@@ -209,7 +209,7 @@ class Parent:
 
     Attributes:
         agent: the agent's name.
-        path: the query's place in the run's tree; the paths of its tasks begin with this path.
+        path: the query's position in the run's tree; the paths of its tasks begin with this path.
         limits: limits of its tasks.
         account: token budget of all its tasks together.
         accounts: accounts that pay for its tasks' model calls; ``account`` is the first of them.
@@ -258,7 +258,7 @@ class Parent:
 
     @property
     def is_over(self) -> bool:
-        """True if it dispatches no more tasks, because it has ended, or its own task has."""
+        """True if the query can dispatch no more tasks, because the query or its task has ended."""
         return self.ended or not self.alive()
 
     def time_for(self, timeout: float | None) -> float:
@@ -284,7 +284,7 @@ class SubagentHandle:
     """A task. Times are seconds on the event loop's clock, durations of the API milliseconds.
 
     Attributes:
-        named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
+        named: true if its agent is one of its parent's sub-agents, false for an anonymous agent.
         shared_keys: keys of the metadata that the task's agent can read.
         retries: number of further tries after a failure.
         spread: a child run does the task, so that it needs no slot; the child run has its timeout.
@@ -293,8 +293,8 @@ class SubagentHandle:
         has_answered: the task has given its answer and reads no more messages.
         work: coroutine function that does the task; the scheduler runs it.
         attempt: 1, plus one for each restoration after a crash.
-        queue_position: ready tasks of the tenant before it at its dispatch (see
-            :meth:`TakeQueue.position`).
+        queue_position: number of the tenant's ready tasks before this task when it was dispatched
+            (see :meth:`TakeQueue.position`).
         deadline: set when it first runs.
         paused_at: time at which its clock stopped, because it waits for people.
         partial_output: the last 10,000 characters of its model's text.
@@ -435,7 +435,7 @@ class SubagentHandle:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A wait for the end of ``missing`` more of some tasks.
+    """A wait until ``missing`` more of its tasks have ended.
 
     Attributes:
         for_success: the first success also ends the wait.
@@ -451,17 +451,17 @@ class Waiter:
 
     @property
     def is_open(self) -> bool:
-        """True if neither tasks nor the timeout have ended it."""
+        """True if neither tasks nor the timeout have ended the wait."""
         return not self.future.done() and not self.limit.expired()
 
     @property
     def needs_people(self) -> bool:
-        """True if it cannot end before people have decided."""
+        """True if the wait cannot end before people have decided."""
         return stands_still((handle.status for handle in self.handles), self.fewest_ends)
 
     @property
     def fewest_ends(self) -> int:
-        """Fewest further ends of tasks that may end the wait."""
+        """Smallest number of further ends of tasks that may end the wait."""
         return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:

@@ -19,11 +19,11 @@ class SubagentLimits:
         max_concurrent_global: tasks of all parents that hold a slot.
         max_queue_size: tasks of all parents that wait.
         max_depth: levels of nested tasks.
-        spread_above: if a parent has this number of tasks here, further tasks become child runs,
-            which any worker may execute; they need no slot and no place in the queue.
+        spread_above: if a parent has this number of tasks in its worker, further tasks become child
+            runs, which any worker may execute; child runs need no slot and wait in no queue here.
         gc_ttl: time for which a finished task stays after its parent has read it.
-        tenant_max_concurrent: tasks of one tenant that hold a slot, in the service those of all
-            workers; ``None``: no limit.
+        tenant_max_concurrent: tasks of one tenant that hold a slot, in the service on all workers
+            together; ``None``: no limit.
         tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.
     """
 
@@ -60,16 +60,16 @@ class SubagentLimits:
         return replace(self, **lower)
 
     def above(self, wanted: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-        """Yield the wanted limits that are higher than this object's, each with this object's."""
+        """Yield (name, limit of this object) for each limit that ``wanted`` exceeds."""
         for name, value in wanted.items():
             if value is not None and value > (most := getattr(self, name)):
                 yield name, most
 
     def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
-        """Return the limits of an agent's tasks; ``None``: it has no asynchronous sub-agents.
+        """Return the limits of an agent's tasks; ``None``: no asynchronous sub-agents.
 
         Args:
-            subagents: the field ``subagents`` of its definition.
+            subagents: the field ``subagents`` of the agent's definition.
         """
         if subagents is None or subagents["mode"] != "async":
             return None

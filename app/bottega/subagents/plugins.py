@@ -8,10 +8,10 @@ A plugin is any object with one or both of these functions, async or not::
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
 Each call may take ``TIMEOUT_S`` seconds. If a plugin raises, takes longer or returns something
-invalid, this is logged and the plugin is skipped. But if the plugin has ``guard = True``, the task
-is refused. Guards are asked last, and again after another guard has changed the task. They are also
-asked about messages to a task. For plugins, a call of a synchronous sub-agent is a dispatch whose
-``prompt`` is the query; its priority and metadata have no effect.
+invalid, the error is logged and the plugin is skipped. But if the plugin has ``guard = True``, the
+task is refused. Guards are called last, and again after another guard has changed the task. Guards
+are also called for messages to a task. A call of a synchronous sub-agent is a dispatch, too: its
+``prompt`` is the query, and its priority and metadata have no effect.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class DispatchRequest:
     """A requested task. Plugins may change ``prompt``, ``priority`` and ``metadata``.
 
     Attributes:
-        agent: the sub-agent's name; ``None`` for an anonymous one.
+        agent: the sub-agent's name; ``None`` for an anonymous sub-agent.
         priority: 1 (first) to 10.
         metadata: a JSON object.
     """
@@ -104,7 +104,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """A task's end, for plugins; ``status`` is a final one."""
+    """A task's end, for plugins; ``status`` is a final status."""
 
     task_id: UUID
     status: SubagentStatus
@@ -129,7 +129,7 @@ async def before_dispatch(
 async def guarded(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
-    """Pass the request through the guards until each has accepted the others' changes."""
+    """Pass the request through the guards until each has accepted the changes of all guards."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
     for _ in range(3 * len(guards)):
@@ -163,7 +163,7 @@ async def _asked(
             return request
         return Refused(
             "a guard of this service could not check the task, so it was not dispatched; "
-            "try again later, or do without it"
+            "try again later, or continue without this task"
         )
 
 
@@ -283,7 +283,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
     for name in ("agent", "instructions"):
         own = getattr(request, name)
         if words.pop(name, own) != own:
-            raise ValueError(f"it may not change {name}")
+            raise ValueError(f"a plugin must not change '{name}'")
     try:
         valid = _Said.model_validate(words)
     except ValidationError as error:  # without the input, which may be a prompt

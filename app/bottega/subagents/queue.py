@@ -1,10 +1,10 @@
 """Queue of tasks that wait for a slot: ageing priorities, limits per parent and tenant. Pure.
 
-Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Priorities get
-better with age, so entries have no fixed order. But of two entries with equal base priority, the
-older one always goes first. So each parent has one line by age for each priority, and a take only
-compares the first entries of the lines of the run's ready parents. A parent at its limit is not
-ready.
+Tenants take turns, and so do the runs of a tenant; within a run priorities decide. The priority of
+an entry rises with its age, so the order of entries changes. But of two entries with equal base
+priority, the older entry always goes first. So each parent has one line for each base priority,
+sorted by age. :meth:`TakeQueue.take` compares only the first entries of the lines of the run's
+ready parents. A parent is ready if it holds fewer slots than its limit.
 """
 
 from bisect import bisect_left, insort
@@ -50,7 +50,7 @@ def effective_priority(priority: int, waited: float, ageing_interval: float) -> 
 
 
 Place = tuple[float, int]
-"""Enqueueing time and order of an entry: the smaller one is first in a line."""
+"""Enqueueing time and order of an entry. A line is sorted by this pair."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +148,7 @@ class TakeQueue:
         self._blocked: set[Hashable] = set()
 
     def __len__(self) -> int:
-        """Return the number of waiting entries, with those of parents at their limit."""
+        """Return the number of waiting entries, also of parents at their limit."""
         return len(self._entries)
 
     def push(self, entry: QueueEntry) -> None:
@@ -244,11 +244,11 @@ class TakeQueue:
         return self._parents[parent].size if parent in self._parents else 0
 
     def entries_of_tenant(self, tenant: Hashable) -> int:
-        """Count all waiting entries of a tenant, with those of parents at their limit."""
+        """Count all waiting entries of a tenant, also of parents at their limit."""
         return self._tenants[tenant].size if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
-        """Count the entries taken and not released, of one tenant or of all."""
+        """Count the entries taken and not released, of one tenant or of all tenants."""
         if tenant is None:
             return self._taken
         return self._tenants[tenant].taken if tenant in self._tenants else 0
@@ -287,7 +287,7 @@ class TakeQueue:
         )
 
     def _end(self, entry: QueueEntry, priority: int, now: float) -> tuple[float, float]:
-        """Return a bound: entries of a priority with a smaller place go before ``entry``."""
+        """Return a bound: entries of ``priority`` below this (time, order) go before ``entry``."""
         own = entry.enqueued_at, entry.order
         if priority == entry.priority:
             return own

@@ -23,7 +23,7 @@ from bottega.subagents.telemetry import Telemetry
 _ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 
 MOST_SPREAD = 10_000
-"""Most unfinished tasks of one parent that are child runs."""
+"""Limit of one parent's unfinished tasks that are child runs."""
 
 
 class TaskCounts:
@@ -69,7 +69,7 @@ class TaskCounts:
         return list(self._queued.get(key, {}).values())
 
     def enter(self, handle: SubagentHandle) -> None:
-        """Count a task in its current state; a task of a child run takes no place here."""
+        """Count a task in its current state; a child run counts only in its parent's ``remote``."""
         if handle.spread:
             handle.parent.remote += not handle.status.is_final
             return
@@ -128,7 +128,7 @@ class TaskRegistry(Protocol):
         """End a task; return false if it had ended already."""
 
     def cancel(self, task_id: UUID, reason: str) -> bool:
-        """Cancel a task and all below it."""
+        """Cancel a task and all tasks below it."""
 
 
 def _take_one(counter: Counter[Any], key: Any) -> None:
@@ -152,9 +152,9 @@ def check_dispatch(
     Args:
         limits: limits of all parents together; the parent's own are ``parent.limits``.
         counts: counts of the registry's tasks.
-        room: (tasks of this parent that may start at once, tasks of it that wait already).
+        room: (number of the parent's tasks that may start at once, number that wait already).
         wait: seconds until the breaker lets a task of this agent through; ``None``: now.
-        spread: the task becomes a child run, which needs no place here.
+        spread: the task becomes a child run, which needs no slot and no queue here.
 
     Raises:
         SubagentRefusedError: a subclass for each limit; the text is for the model.
@@ -164,13 +164,13 @@ def check_dispatch(
         raise SubagentQuotaExceededError("the dispatching agent has ended already")
     if parent.depth >= own.max_depth:
         raise SubagentDepthExceededError(
-            f"tasks may be nested {own.max_depth} deep, and this would be deeper: do it without a "
-            "sub-agent",
+            f"tasks may be nested at most {own.max_depth} deep, and this task would be deeper: do "
+            "it without a sub-agent",
             limit=own.max_depth,
         )
     if wait is not None:
         raise SubagentCircuitOpenError(
-            "tasks for this agent failed repeatedly in this run, so none is taken for about "
+            "tasks for this agent failed repeatedly in this run, so it accepts no task for about "
             f"{wait:.0f} s: try later, or without this agent",
             retry_after_ms=round(wait * 1000),
         )
@@ -183,8 +183,8 @@ def check_dispatch(
     if spread:
         if parent.remote >= MOST_SPREAD:
             raise SubagentQuotaExceededError(
-                f"{parent.remote} of your tasks are runs of their own that are not over, and no "
-                "more may be: await some before you dispatch others",
+                f"{parent.remote} of your tasks are runs of their own that are not over, which is "
+                "the limit: await some before you dispatch others",
                 size=parent.remote,
                 limit=MOST_SPREAD,
             )
@@ -192,7 +192,7 @@ def check_dispatch(
     waiting = parent.queued - min(room)
     if parent.queued >= own.max_queued + room[0]:
         raise SubagentQuotaExceededError(
-            f"{waiting} of your tasks wait already, and no more may: await some before you "
+            f"{waiting} of your tasks wait already, which is the limit: await some before you "
             "dispatch others",
             size=waiting,
             limit=own.max_queued,
@@ -203,10 +203,10 @@ def check_dispatch(
 def _check_queue(
     parent: Parent, limits: SubagentLimits, counts: TaskCounts, room: int, ready: int
 ) -> None:
-    """Check that the queue has a place.
+    """Check that the queue has room for one more task.
 
-    A tenant without queued tasks always gets a place. Beyond its limit, the queue has one extra
-    place for each tenant, which a run without queued tasks may use.
+    It always has room for a tenant without queued tasks. Beyond its limit, it accepts one extra
+    task per tenant, from a run without queued tasks.
     """
     of_tenant = counts.queued_of_tenant(parent.tenant_id)
     if not of_tenant:

@@ -35,7 +35,7 @@ ORPHANED = "orphan-cleanup"
 def collectable(
     handles: Collection[SubagentHandle], limits: SubagentLimits, now: float
 ) -> list[SubagentHandle]:
-    """Return the finished tasks to remove: old ones, and if tasks are many, received ones. Pure.
+    """Return the finished tasks to remove: old tasks; of too many tasks, received tasks. Pure.
 
     A task stays as long as its parent may still read its outcome.
 
@@ -222,7 +222,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Hold back a task until the siblings that it reads end, and siblings that read it."""
+        """Hold back a task until siblings end whose answers it reads, and siblings that read it."""
         parent = handle.parent
         if parent.ancestors is None or not handle.named:
             return
@@ -311,7 +311,7 @@ class SubagentRegistry:
     # Ending
 
     def cancel(self, task_id: UUID, reason: str, code: str = "cancelled") -> bool:
-        """Cancel a task, and all below it with the reason ``parent-cancelled:{reason}``.
+        """Cancel a task, and all tasks below it with the reason ``parent-cancelled:{reason}``.
 
         Return false if the task has ended already.
         """
@@ -327,7 +327,7 @@ class SubagentRegistry:
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
-        """Mark a parent as ended, and cancel its tasks because it will not read their results."""
+        """Mark a parent as ended, and cancel its tasks, because nobody will read their results."""
         parent.ended = True
         for child in list(parent.children.values()):
             self.cancel(child.task_id, reason)

@@ -36,7 +36,7 @@ class PlaceSource(Protocol):
         ...
 
     async def wait(self, tenant: UUID) -> None:
-        """Wait for a place; a cancelled wait takes none."""
+        """Wait for a place; a cancelled wait takes no place."""
         ...
 
     def give_back(self, tenant: UUID) -> None: ...
@@ -117,7 +117,7 @@ class SlotLimit(NamedTuple):
 
     Attributes:
         slots: number of slots that the tasks may hold together.
-        claims: number of tasks that hold a slot, wait for one or will need one again.
+        claims: number of tasks that hold a slot, wait for a slot or will need a slot again.
         is_fixed: the number of slots does not change.
     """
 
@@ -129,9 +129,9 @@ class SlotLimit(NamedTuple):
 def estimated_start_ms(
     handle: SubagentHandle, queue: TakeQueue, limits: Sequence[SlotLimit], now: float
 ) -> int | None:
-    """Return the milliseconds until a queued task starts; ``None``: they cannot be estimated.
+    """Return the milliseconds until a queued task starts; ``None``: no estimate is possible.
 
-    They can be estimated if only siblings are before the task, which take about equally long.
+    An estimate is possible if only siblings are before the task, and all take about equally long.
 
     Args:
         limits: limits of slots, besides the parent's own limit.
@@ -170,7 +170,7 @@ def _all_are_in_line(parent: Parent, queue: TakeQueue) -> bool:
 def _slots(
     parent: Parent, queue: TakeQueue, before: int, limits: Sequence[SlotLimit]
 ) -> int | None:
-    """Return the slots that a parent's tasks can use; ``None``: other tasks need them, too."""
+    """Return the slots that a parent's tasks can use; ``None``: other tasks need these slots."""
     slots = parent.limits.max_concurrent
     own = len(parent.holders)
     for limit in limits:
@@ -309,7 +309,7 @@ class SubagentScheduler:
             self._leave_queue(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
-        """Queue a task after the end of a task for which it waited; warn if that one failed."""
+        """Queue a task that waited for the task ``by``; warn if ``by`` did not complete."""
         if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
             text = f"'{handle.agent}' starts without the answer of '{by.agent}': it is {by.status}"
             data = {"code": "upstream_failed", "message": text}
@@ -327,7 +327,7 @@ class SubagentScheduler:
         self.circuits.ended(handle)
 
     def watch_over(self, handle: SubagentHandle) -> None:
-        """End a task that has run for twice its timeout, because its timer was lost."""
+        """End a task that has run for twice its timeout, because its timer never fired."""
         started = handle.started_at if handle.paused_at is None else None
         if started is not None and self.now() - started > 2 * handle.timeout:
             self.time_out(handle)
@@ -350,7 +350,7 @@ class SubagentScheduler:
     # Slots
 
     def pump_soon(self) -> None:
-        """Assign free slots in the next pass of the loop, after the present dispatches."""
+        """Assign free slots in the event loop's next iteration, after the current dispatches."""
         if self._pumping is None:
             self._pumping = asyncio.get_running_loop().call_soon(self._pump)
 
@@ -545,7 +545,7 @@ class SubagentScheduler:
     def _resize(self) -> bool:
         """Resize the pool by its load; return true if it changed.
 
-        Call it after free slots are assigned. Otherwise many simultaneous ends seem a low load.
+        Call it after free slots are assigned. Otherwise many simultaneous ends look like low load.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

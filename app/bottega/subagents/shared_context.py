@@ -1,4 +1,4 @@
-"""Shared files of the agents of one run, and the access rights.
+"""Shared files of the agents of one run, and the agents' access rights.
 
 The root writes ``/global/**``, and all agents read it. ``/subagent/{task_id}/**`` is a task's own
 folder; the task's parent reads all of it and writes its folder ``input``. Any other path is a
@@ -80,7 +80,7 @@ def _check_letters(path: str) -> None:
         )
     if not unicodedata.is_normalized("NFKC", path):
         raise bad_path(
-            f"{quoted} has letters that look like others (Unicode normal form NFKC changes it): "
+            f"{quoted} has letters that look like other letters (the normal form NFKC differs): "
             "use plain letters"
         )
 
@@ -118,8 +118,8 @@ def below(prefix: str, paths: Iterable[str]) -> list[str]:
 
 
 def missing(path: str) -> NotFoundError:
-    """Return the error for a missing or a forbidden file; it does not tell which, to hide files."""
-    return NotFoundError(f"there is no file '{path}' that you may use; list_files shows those")
+    """Return the error for a missing file, and for a forbidden file, so that it stays hidden."""
+    return NotFoundError(f"there is no file '{path}' that you may use; list_files lists your files")
 
 
 class Allowance:
@@ -312,7 +312,7 @@ class SharedContext:
         return self._folders[namespace].read(path)
 
     async def write(self, path: str, content: str) -> None:
-        """Replace a shared file's text, after earlier writes to this file.
+        """Replace a shared file's text, after earlier writes to this file have ended.
 
         Raises:
             InvalidInputError: as :meth:`VirtualFileSystem.write`.
@@ -327,7 +327,7 @@ class SharedContext:
         """Read, change and write a shared file as one atomic operation.
 
         Args:
-            change: returns the new text for the old one (``None``: no file).
+            change: returns the new text for the old text (``None``: no file).
 
         Raises:
             InvalidInputError: as :meth:`VirtualFileSystem.write`.
@@ -386,7 +386,7 @@ def _shared(path: str) -> tuple[str, str]:
     path = check_path(path)
     namespace = namespace_of(path)
     if namespace is None:
-        raise bad_path(f"'{path}' is no shared file: these are below {GLOBAL} or {SUBAGENT}")
+        raise bad_path(f"'{path}' is no shared file: shared files are in {GLOBAL} or {SUBAGENT}")
     return path, namespace
 
 
@@ -495,7 +495,7 @@ class Workspace:
         mine = f"{namespace}/input"
         if path != mine and not path.startswith(f"{mine}/"):
             raise ForbiddenError(
-                f"of a sub-agent's folder you may write '{mine}' and what is below it",
+                f"in the folder of a sub-agent you may write only '{mine}' and files below it",
                 code="read_only",
             )
 

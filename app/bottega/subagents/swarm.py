@@ -40,7 +40,7 @@ class ChildWork:
     """The work of a task in a form that another worker can execute.
 
     Attributes:
-        agent: a defined agent, which does the task, or whose helper does it.
+        agent: a defined agent; this agent or its helper does the task.
         is_helper: a helper of ``agent`` does the task.
         question: the first message that the task's agent reads.
         most_steps: most model calls of the task's agent.
@@ -60,8 +60,8 @@ class ChildEnd:
     """The end of a child run.
 
     Attributes:
-        files: texts that it wrote below its task's folder, by path.
-        output_json: its answer, parsed, if it has a schema.
+        files: texts that the run wrote below its task's folder, by path.
+        output_json: the run's answer, parsed, if its agent has a schema.
     """
 
     outcome: SubagentOutcome
@@ -111,7 +111,7 @@ class SwarmOptions:
         lookup: finds tasks that the registry has removed; ``None``: they are not found.
         is_suspended: returns true if the run's queries end here but another process resumes the
             run.
-        broke: called with the first error of a task that must end the run.
+        broke: called with the first error in a task that must end the run, such as a bug in a hook.
         awaits: called when a query begins to await tasks.
         remote: does tasks as child runs; ``None``: all tasks run here.
         own_task: the task for which this run is the child run.
@@ -139,7 +139,7 @@ class Swarm:
     """The asynchronous sub-agents of one run.
 
     Attributes:
-        broken: the first error of a task that must end the run.
+        broken: the first error in a task that must end the run, such as a bug in a hook.
     """
 
     def __init__(self, registry: SubagentRegistry, options: SwarmOptions = SwarmOptions()) -> None:
@@ -200,7 +200,7 @@ class Swarm:
             parent.owner.scopes.remove(parent)
 
     def break_with(self, error: Exception) -> None:
-        """End the run because of an error that no model may handle: a lost run, a bug in a hook."""
+        """End the run because of an error that no model may handle, such as a bug in a hook."""
         if self.broken is None and not self.suspended:
             self.broken = error
             self.options.broke(error)
@@ -364,7 +364,7 @@ class QueryScope:
         swarm.open(self.parent)
 
     def id_below(self, place: tuple[int, int]) -> UUID:
-        """Return the id of the task that this query's tool call at ``place`` dispatches."""
+        """Return the id of the task that this query dispatches at the position ``place``."""
         return task_id_at(self.task_id or self.swarm.task_root, (place,))
 
     async def wait(
@@ -389,7 +389,7 @@ class QueryScope:
             return await wait_for(handles, count, timeout, self.waits, for_success=success)
 
     async def close(self, error: BaseException | None = None) -> None:
-        """See :class:`bottega.agents.query.QueryScopePort`.
+        """End the query's tasks; see :class:`bottega.agents.context.QueryScopePort`.
 
         Raises:
             Exception: the swarm's ``broken``, if the query itself ended without an error.

@@ -19,7 +19,7 @@ class Telemetry(Protocol):
 
 
 BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
-"""Upper bounds of a histogram's buckets. ``count`` and ``sum`` also have larger values."""
+"""Upper bounds of a histogram's buckets. ``count`` and ``sum`` also include larger values."""
 
 
 class Totals:

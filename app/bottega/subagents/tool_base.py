@@ -1,6 +1,6 @@
 """Parts that the tools for sub-agents share: base class, arguments, and reports about tasks.
 
-Plugins also see messages to tasks and synchronous calls of sub-agents; functions here ask them.
+Functions of this module also ask plugins about messages to tasks and synchronous sub-agent calls.
 """
 
 from abc import abstractmethod
@@ -34,7 +34,7 @@ from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm, scope_of
 
 
 class AsyncSubagents:
-    """State shared by an agent's tools.
+    """State shared by an agent's tools for sub-agents.
 
     Attributes:
         agents: the agent's sub-agents by name.
@@ -97,10 +97,10 @@ class AsyncSubagents:
 
 
 class SubagentTool(DispatchingTool):
-    """Base of the tools.
+    """Base of the tools for sub-agents.
 
     Attributes:
-        arguments: type of the arguments; :meth:`answer` gets them checked.
+        arguments: type of the arguments; :meth:`answer` gets an object of this type.
     """
 
     timeout_s = None
@@ -141,7 +141,7 @@ class SubagentTool(DispatchingTool):
 
 
 MOST_TASKS, MOST_DISPATCHED = 50, 100
-"""Most tasks that one call may name or list, and most that one call may dispatch."""
+"""Most tasks that one call may name or list, and most tasks that one call may dispatch."""
 MOST_PARTIAL = 10_000
 """Most characters of an unfinished answer that one call returns."""
 USUAL_PRIORITY, LAST_PRIORITY = 5, 10
@@ -261,11 +261,11 @@ async def report(
     news: bool = False,
     reads: bool = True,
 ) -> dict[str, Any]:
-    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received.
+    """Build the result of ``poll_subagent``.
 
     Args:
-        news: leave out outputs that the caller got before.
-        reads: the caller gets the outputs.
+        news: true: leave out outputs that the caller got before.
+        reads: true: the caller reads the outputs, so mark its finished tasks as received.
     """
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
@@ -287,7 +287,7 @@ async def report(
 
 
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
-    """Return the ids of at most ``MOST_TASKS`` of the caller's own tasks, and a note on others.
+    """Return ids of at most ``MOST_TASKS`` of the caller's tasks, and a note on its other tasks.
 
     Tasks whose end the caller has not read are chosen first, then the latest tasks. The ids are in
     order of dispatch.
@@ -336,7 +336,7 @@ def shown_usage(usage: Usage) -> dict[str, int]:
 
 
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
-    """Return a task's answer; for a long one, its head and tail and the file with all of it."""
+    """Return a task's answer; for a long answer, its head and tail, and the path of its file."""
     if not is_long(output):
         return output
     return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})

@@ -363,7 +363,7 @@ class SendTool(SubagentTool):
         message_id = str(scope.id_below((call.query.model_calls, call.index)))
         sent = {"task_id": str(handle.task_id), "status": "sent"}
         if handle.mailbox is not None and message_id in handle.mailbox.known:
-            return sent  # before a crash
+            return sent  # an attempt before a crash has sent the message
         text: str | Skip | Refused = arguments.message
         if scope.swarm.options.plugins:
             text = await checked_message(scope.swarm, call.query, handle.agent, arguments.message)
@@ -395,12 +395,12 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # unknown for a child run
+    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # a child run reports none
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= 50:  # each message adds a step to the task's loop
         sent = len(handle.mailbox.known)
-        return f"the task got {sent} messages already, and may get no more"
+        return f"the task has got {sent} messages, which is the limit"
     return None
 
 
@@ -444,7 +444,7 @@ def use_async_subagents(
     for name, child in agents.items():
         if not child.description:
             raise InvalidInputError(
-                f"the sub-agent '{name}' needs a description: the model decides by it when to call",
+                f"the sub-agent '{name}' needs a description: it tells the model when to call it",
                 code="missing_description",
             )
         if path := child.path_to(agent):
