@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no type, with a default": (Untyped().method, "'unit' has no type"),
     "no type, of an object": (Untyped(), "'number' has no type"),
     "no type, partial": (functools.partial(lambda a, b: a, b=1), "'a' has no type"),
-    "self": (Doubler.method, "'self' has no type; make the tool of an object's method"),
+    "self": (Doubler.method, "'self' has no type; make the tool from a method of an object"),
     "variadic": (Variadic(), r"\*numbers"),
     "keywords": (keywords, r"\*\*named"),
     "built-in": (math.sqrt, "'x' has no type"),

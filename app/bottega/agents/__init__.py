@@ -73,7 +73,8 @@ _ABOVE = {
     "SubagentScheduler": "scheduler",
     "use_async_subagents": "tools",
 }
-"""Names of ``bottega.subagents``, and the module that has each; that package imports this one."""
+"""The module of each name of ``bottega.subagents``. That package imports ``bottega.agents``, so
+these names are imported late."""
 
 
 def __getattr__(name: str) -> Any:

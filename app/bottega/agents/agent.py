@@ -55,7 +55,7 @@ _PARTS: Mapping[str, tuple[_Fits, str]] = {
     "params": (lambda value: isinstance(value, ModelParams), "ModelParams(…)"),
     "output_schema": (
         lambda value: isinstance(value, Mapping),
-        "a JSON Schema as a dict (that of a Pydantic model: {name}.model_json_schema())",
+        "a JSON Schema as a dict (for a Pydantic model: {name}.model_json_schema())",
     ),
 }
 
@@ -246,7 +246,7 @@ class BaseAgent:
 
     @property
     def subagents(self) -> list["BaseAgent"]:
-        """The agents among its tools."""
+        """The agents that this agent calls as tools."""
         agents = (agent for tool in self.registered_tools for agent in tool.subagents)
         return [agent for agent in agents if isinstance(agent, BaseAgent)]
 
@@ -320,7 +320,7 @@ class BaseAgent:
 
         Args:
             query: a text, or messages of one or several turns. The last message is a
-                ``HumanMessage``, or a result of a tool call that followed it.
+                ``HumanMessage``, or the result of a tool call after the last ``HumanMessage``.
             recorder: observes the query; a sub-agent uses its parent's recorder.
             caller: tenant, end user and session of the query; tools read them in their
                 :class:`ToolContext`. ``None``: the recorder's caller.

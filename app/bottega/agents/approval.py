@@ -24,8 +24,8 @@ class Approval:
     Attributes:
         when: condition on the arguments; ``None``: every call needs an approval.
         why: the reason that people read; ``None``: they read the condition.
-        confirm_above: threshold by feature. A person who approves a larger argument must confirm
-            it once more.
+        confirm_above: threshold by feature. A person who approves a call must confirm the approval
+            once more if an argument exceeds its threshold.
     """
 
     when: Condition | None = None
@@ -35,7 +35,7 @@ class Approval:
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the reason why a call needs an approval; ``None``: the call needs none.
 
-        A call also needs an approval if the condition cannot compare an argument of its type.
+        A call also needs an approval if the condition cannot compare an argument's type of value.
         """
         if self.when is None:
             return self.why or "always"
@@ -44,7 +44,7 @@ class Approval:
         for test in tests_of(self.when):
             found = _value(arguments, test["feature"])
             if found is not None and not can_compare(found, test["op"], test.get("value")):
-                return f"the type of {test['feature']} differs from that of its condition"
+                return f"the condition cannot compare the type of {test['feature']}"
         return None
 
 
@@ -128,7 +128,8 @@ class Interrupt:
         server: the MCP server that asks; ``None``: the agent asks.
         node: the node of a graph that asks; ``None``: a tool call asks.
         who: group of people who may answer a node: ``run``, ``approve`` or ``user``.
-        number: number of a question that a running tool asks, from 1; 0: the call itself asks.
+        number: number of the question among those that the running tool asks, from 1; 0: the tool
+            does not run yet.
     """
 
     kind: Kind

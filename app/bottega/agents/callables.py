@@ -53,8 +53,8 @@ class ToolArguments:
 
     Args:
         what: description of the tool in error texts.
-        known: further names for types that are written as text; names of the tool's module are
-            known without it.
+        known: values by name, to resolve types that are written as text, in addition to the names
+            of the tool's module.
 
     Attributes:
         schema: JSON Schema of the arguments; its type is ``object``.
@@ -111,15 +111,15 @@ def schema_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
 def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
     """Validate arguments and convert them to a type.
 
-    The validation reads JSON, so that strict types accept dates and similar values as JSON writes
-    them.
+    The arguments are validated as JSON text, so that strict types accept dates and similar values
+    that are strings in JSON.
 
     Raises:
         pydantic.ValidationError: the arguments do not fit the type.
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # a lone surrogate, or an object that a hook put there
+    except PydanticSerializationError:  # a lone surrogate, or an object from a hook
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 
@@ -205,7 +205,7 @@ class _Hints:
         name = parameter.name
         written = self._hints.get(name, parameter.annotation)
         if written is parameter.empty:
-            bound = "make the tool of an object's method, as in tool(…)(thing.method)"
+            bound = "make the tool from a method of an object, as in tool(…)(thing.method)"
             hint = bound if name in ("self", "cls") else f"write a type, as in '{name}: str'"
             raise TypeError(f"{self._what}: the parameter '{name}' has no type; {hint}")
         hint = resolved(f"{self._what}: the type of '{name}'", written, self.names, self._known)
@@ -213,7 +213,7 @@ class _Hints:
 
 
 def names_near(target: Any, frame: FrameType) -> Names:
-    """Return the local names of ``frame`` if the tool is defined inside a function, else none."""
+    """Return the local names of ``frame`` if a function defines the tool, else no names."""
     code = target if inspect.isclass(target) else _code_of(target)
     return frame.f_locals if "<locals>" in getattr(code, "__qualname__", "") else {}
 
@@ -419,7 +419,7 @@ def _plain(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if callable(to_list := getattr(value, "tolist", None)):  # of numpy and array
+    if callable(to_list := getattr(value, "tolist", None)):  # an array of numpy or ``array``
         return to_list()
     if isinstance(value, Iterator | Sequence | Set | ValuesView):
         return list(value)

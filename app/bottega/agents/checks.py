@@ -1,4 +1,4 @@
-"""Checks of an answer that need no model and no service: of its text, or by JSON Schema. Pure."""
+"""Checks of an answer by its text or by a JSON Schema, without a model or a service. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -12,11 +12,11 @@ from pydantic_core import from_json, to_json
 from bottega.errors import InvalidInputError
 
 MOST_ANNOTATION_BYTES = 8192
-"""Bytes of the annotations of one tool call, or of one query's hooks, as JSON."""
+"""Limit of the annotations of one tool call, or of all hooks of one query, in bytes of JSON."""
 
 
 class QueryScopePort(Protocol):
-    """Work started by a query that must not outlive it."""
+    """Work that a query started, and that must end with the query."""
 
     async def close(self, error: BaseException | None = None) -> None:
         """Stop the work after the query ended, or failed with ``error``; return when it stopped."""
@@ -27,7 +27,7 @@ class Caller:
     """The run, tenant, end user and session of a query and its sub-agents; ``None``: unknown.
 
     Attributes:
-        run_id: the run; set by the service, or by a program that has such ids.
+        run_id: the run; set by the service, or by a program that has ids of runs.
         tenant: name of the tenant.
         user: the name that the tenant's product uses for the end user.
         session_id: the session, or conversation.
@@ -73,7 +73,7 @@ class ToolContext:
     Attributes:
         agent: name of the agent that calls the tool.
         caller: run, tenant, end user and session of the query.
-        task_id: the sub-agent's task; ``None`` for the root agent, and without a run.
+        task_id: id of the sub-agent's task; ``None`` for the root agent, or if there is no run.
         tool_call_id: the call's id from the model.
         cancel: flag that is set when the call is over.
         annotations: metadata that :meth:`annotate` collected.

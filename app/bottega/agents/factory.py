@@ -46,7 +46,7 @@ class AgentFactory:
         self._graph: SharedMemoryGraph | None = None
 
     def with_memory_graph(self, graph: SharedMemoryGraph) -> Self:
-        """Set the graph of all agents created from now on."""
+        """Set the shared memory of all agents created from now on."""
         self._graph = graph
         return self
 
@@ -60,7 +60,7 @@ class AgentFactory:
         stateless: bool = False,
         defaults: Config | None = None,
     ) -> Self:
-        """Register a class under ``name``; replace an earlier registration.
+        """Register a class under ``name``; replace an earlier class of that name.
 
         Args:
             subagent_name: name of the tool through which other agents call this agent; defaults to
@@ -136,13 +136,13 @@ class AgentFactory:
         description = (spec.subagent_description if spec else None) or child.description
         if not description:
             raise InvalidInputError(
-                f"the sub-agent '{name}' needs a description: the model decides by it when to call",
+                f"the sub-agent '{name}' needs a description: it tells the model when to call it",
                 code="missing_description",
             )
         if self._graph is not None and not self._graph.has_node(name):
             self._warn(
                 "subagent_not_in_graph",
-                f"the sub-agent '{name}' is not in the memory graph and shares nothing",
+                f"the sub-agent '{name}' is not in the memory graph, so it shares no memory",
             )
         agent.register_agent(
             child,

@@ -18,7 +18,7 @@ from bottega.agents.parts import Part, content_text
 from bottega.errors import HistoryError, InvalidQueryError
 
 QueryInput = str | Sequence[StandardMessage]
-"""A query: a text, or messages of one or several turns, the last one being the question."""
+"""A query: a text, or messages of one or several turns. The last turn is the question."""
 
 
 def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
@@ -59,7 +59,8 @@ def split_turns(
     """Split a query's messages into earlier turns and the question.
 
     If there is only one user message, all messages are the question. Otherwise the question is the
-    last user message, the demands right before it, and the tool calls and answers after it.
+    last user message, the message with demands right before it, and the tool calls and their
+    answers after it.
     """
     first = _question_at(messages)
     while first and DEMANDS in messages[first - 1].metadata:
@@ -115,7 +116,7 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
 
 
 def without_calls(message: AssistantMessage) -> AssistantMessage:
-    """Return the message without its tool calls, for a history without their answers."""
+    """Return the message without its tool calls, for a history that has no answers to them."""
     if not message.tool_calls:
         return message
     # Without the state, too, because the state refers to the calls.
@@ -149,7 +150,7 @@ DEMAND_TITLES = {
     "constraints": "Constraints:",
     "success_criteria": "Success criteria:",
 }
-"""Titles, in the prompt, of the fields of a request that add demands to its input."""
+"""Titles in the prompt for the fields of a request that have demands."""
 
 _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
     "system": SystemMessage,

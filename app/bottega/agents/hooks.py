@@ -53,8 +53,8 @@ class HookDecision(StrEnum):
 class AgentStatus:
     """The state of a query, as hooks see it. The event decides which fields are set.
 
-    Effects must act on ``agent``, never on a captured ``self``: a stateless sub-agent runs on a
-    copy, and the copy has the same hooks.
+    A hook's functions must change ``agent`` of this object, never an agent that they captured. A
+    stateless sub-agent runs on a copy, and the copy has the same hooks.
 
     Attributes:
         iteration: 1-based; 0 at QUERY_START.
@@ -182,7 +182,7 @@ class Hook:
     def handle(
         self, decision: HookDecision, value: Any = None, effects: Iterable[Effect] | None = None
     ) -> Self:
-        """Run the effects, then replace the event's value and decide.
+        """Add an action: run the effects, replace the event's value and return the decision.
 
         Args:
             value: a constant or ``fn(value, status)``; the constant ``None`` keeps the event's
@@ -193,15 +193,15 @@ class Hook:
         return self
 
     def do(self, action: Effect) -> Self:
-        """Call ``action(status)`` and continue."""
+        """Add an action: call ``action(status)`` and continue."""
         return self.handle(HookDecision.CONTINUE, effects=[action])
 
     def transform(self, transformer: Transformer) -> Self:
-        """Replace the value by ``transformer(value, status)`` and continue."""
+        """Add an action: replace the value by ``transformer(value, status)`` and continue."""
         return self.handle(HookDecision.CONTINUE, value=transformer)
 
     def inject(self, factory: MessageFactory) -> Self:
-        """Append the message ``factory(status)`` to the history."""
+        """Add an action: append the message ``factory(status)`` to the history."""
 
         async def effect(status: AgentStatus) -> None:
             _place(await _made(factory, status), None, status)
@@ -209,9 +209,10 @@ class Hook:
         return self.do(effect)
 
     def inject_at(self, position: Position, factory: MessageFactory) -> Self:
-        """Insert the message ``factory(status)`` at an index of the history, as ``list.insert``.
+        """Add an action: insert the message ``factory(status)`` at an index of the history.
 
-        If the index is between answers to tool calls, the message goes after those answers.
+        The index works as in ``list.insert``. If it is between answers to tool calls, the message
+        goes after those answers.
         """
 
         async def effect(status: AgentStatus) -> None:

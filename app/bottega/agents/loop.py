@@ -113,7 +113,7 @@ class QueryLoop:
         return response
 
     async def _closed(self, response: AssistantResponse) -> AssistantResponse:
-        """Close the query's scope; add the usage of the scope's tasks to the response."""
+        """Stop the work that the query started; add the usage of this work to the response."""
         if self.query.scope is None:
             return response
         await self.query.scope.close()
@@ -136,7 +136,7 @@ class QueryLoop:
         return ended
 
     async def _abandoned(self, error: BaseException) -> None:
-        """Run QUERY_END for a query without a response; log errors of its hooks."""
+        """Run the hooks of QUERY_END for a query without a response; log their errors."""
         cancelled = isinstance(error, asyncio.CancelledError)
         text = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
         try:
@@ -161,7 +161,7 @@ class QueryLoop:
         return self.query.iteration - self._heard_at >= self.agent.max_iterations
 
     def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
-        """Append ``said`` and newly arrived messages to the history; return false if none came."""
+        """Return true if new messages came; first append ``said`` and them to the history."""
         query = self.query
         if self._pending.kept:
             return False
@@ -174,8 +174,8 @@ class QueryLoop:
         return True
 
     def _is_told_more(self, answer: FinalAnswer) -> bool:
-        """Return true if messages came before the answer; the query then continues."""
-        self._pending = PendingAnswer()  # a hook may have ended the query amid a pending answer
+        """Return true if messages came before the answer is final; the query then continues."""
+        self._pending = PendingAnswer()  # a hook may have ended the query during a continuation
         own = [without_calls(answer.message)] if answer.reason in _SAID else []
         return self._hear(*own, *answer.deferred, answered=True)
 
@@ -257,7 +257,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """Refresh the tools: the agent's, and its memory's that have no name of an agent's tool."""
+        """Refresh the tools: the agent's tools, and its memory's tools that have other names."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools
@@ -306,7 +306,7 @@ class QueryLoop:
         return message
 
     def _keeps_tool_choice(self) -> bool:
-        """Return true if ``tool_choice`` applies to this call; it never does without tools."""
+        """Return true if ``tool_choice`` applies to this call; without tools it never applies."""
         is_first = self.query.model_calls == self.query.earlier_calls + 1
         return bool(self._schemas) and (is_first or self.agent.tool_choice_scope == "all")
 
@@ -355,12 +355,12 @@ class QueryLoop:
         """Ask for the rest of an incomplete answer, or accept the answer as it is.
 
         Raises:
-            QueryFailed: the answer is refused.
+            QueryFailed: the answer can be neither continued nor accepted.
         """
         history, on_length = self.agent.conversation_history, self.agent.on_length
         if ending is Ending.LENGTH and self._pending.repeats(message):
             return await self._settle(FinalAnswer(self._whole(message), FINAL_ANSWER, deferred))
-        if self._output.schema is not None:  # half of a JSON value cannot be continued
+        if self._output.schema is not None:  # the model cannot continue a cut-off JSON value
             accepts = on_length == "accept" and await self._output.accepts(message.content)
             on_length = "accept" if accepts else "fail"
         if ending is Ending.LENGTH and on_length == "accept" and message.content.strip():
@@ -387,7 +387,7 @@ class QueryLoop:
     def _send_back(
         self, rejected: AssistantMessage, deferred: Sequence[StandardMessage]
     ) -> RunAgain:
-        """Keep a rejected answer in the history, but never publish it."""
+        """Append a rejected answer to the history, and exclude it from the publication."""
         rejected = without_calls(rejected)
         self._withheld.append(rejected)
         self.agent.conversation_history += [rejected, *deferred]

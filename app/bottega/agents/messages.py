@@ -35,20 +35,20 @@ _ZERO = Decimal(0)
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Tokens of model calls, and their cost. ``+`` adds two; an object never changes.
+    """Tokens of model calls, and their cost. ``+`` makes a new object; no object ever changes.
 
     The class is not ``frozen``, because each model call makes several objects, and ``frozen``
     doubles the time to make one.
 
     Attributes:
-        cached: input tokens that the server had cached.
+        cached: input tokens that the server read from its cache.
         reasoning: output tokens of the model's reasoning.
-        estimated: true if any part is our estimate because the server did not report it.
-        cost: in US dollars; ``None``: the price of none of the tokens is known.
+        estimated: true if a number is an estimate, because the server did not report the number.
+        cost: in US dollars; ``None``: no token has a known price.
         part_unpriced: true if ``cost`` omits tokens whose price is unknown.
-        written: input tokens that the server put into its cache. Sums omit it: only the price of a
-            single call needs it.
-        is_own: true if a tenant owns the model server. Sums omit it.
+        written: input tokens that the server put into its cache; only the price of a single call
+            needs them, so a sum of usages has 0.
+        is_own: true if a tenant owns the model server; a sum of usages has false.
     """
 
     input: int = 0
@@ -99,7 +99,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Input plus output; these include cached and reasoning tokens."""
+        """Input plus output tokens, which include cached and reasoning tokens."""
         return self.input + self.output
 
     @property
@@ -110,7 +110,7 @@ class Usage:
         return not self.part_unpriced
 
     def _cost_with(self, other: "Usage") -> tuple[Decimal | None, bool]:
-        """Return ``cost`` and ``part_unpriced`` of the sum of both."""
+        """Return ``cost`` and ``part_unpriced`` of the sum of two usages."""
         if self.cost is None and other.cost is None:
             return None, False
         cost = (self.cost or _ZERO) + (other.cost or _ZERO)
@@ -218,7 +218,7 @@ class Message(BaseModel):
     """Base of all messages. Use the subclasses.
 
     Attributes:
-        content: the text. If there are ``parts``, their texts, joined.
+        content: the text; if there are ``parts``, the joined texts of the parts.
         parts: the whole content, in order, if some of it is not text; otherwise empty.
     """
 
@@ -256,7 +256,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """True for shared memory, working memory and a request's demands: they serve one query."""
+        """True for messages of one query: shared memory, working memory, a request's demands."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 

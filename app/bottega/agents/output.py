@@ -21,7 +21,7 @@ _CORRECT = (
 class _Problem(Protocol):
     @property
     def pointer(self) -> str:
-        """The place of the wrong value, as a JSON Pointer."""
+        """The position of the wrong value, as a JSON Pointer."""
 
     @property
     def message(self) -> str:
@@ -35,7 +35,7 @@ class AnswerSchema(Protocol):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """Places of the schema's ``pattern`` keywords that are not checked."""
+        """Positions of the schema's ``pattern`` keywords that are not checked."""
 
     def is_quick(self, length: int) -> bool:
         """Return true if :meth:`read` takes only a few milliseconds for a text of this length."""

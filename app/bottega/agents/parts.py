@@ -44,7 +44,7 @@ class Part:
         file: id of a stored file; :attr:`ModelOptions.files` loads it.
         media_type: such as ``image/png``; optional with ``url`` and ``file``.
         name: file name, for the model.
-        size_tokens: estimate of its tokens in a prompt, made when a file was stored.
+        size_tokens: estimate of the part's tokens in a prompt, made when its file was stored.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(

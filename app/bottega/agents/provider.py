@@ -1,7 +1,7 @@
-"""Port to a model: the types of its options, and :class:`LLMProvider`, which calls it.
+"""Port to a model: :class:`LLMProvider`, which calls the model, and the options of a call.
 
-An ``LLMProvider`` is a client of model servers; ``bottega.llm`` has the implementations. Elsewhere
-a *provider definition* is the stored description of a server, from which a client is made.
+An ``LLMProvider`` is a client of model servers; ``bottega.llm`` has the implementations. A
+*provider definition* is the stored description of a server, from which a client is made.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -88,10 +88,10 @@ class ModelOptions:
         params: parameters of the model; ``None``: the model's defaults.
         output_schema: JSON Schema of the answer. The provider sends the schema in the server's
             form, and returns the answer's JSON as the message's text. The caller validates it.
-        asked: the user message that began the query; ``None``: the newest user message. Context of
-            the query goes into that message's turn, so that all calls of the query have the same
-            start of the prompt.
-        files: loads the parts that are stored files; ``None``: there are none.
+        asked: the user message that began the query; ``None``: the newest user message. The
+            provider puts the query's context messages into the turn of this message, so that the
+            prompts of all calls of the query begin alike.
+        files: loads stored files; ``None``: no message has a stored file.
         permit: the caller's reservation of tokens; ``None``: the provider reserves them in its own
             account, if it has an account.
     """

@@ -1,6 +1,7 @@
 """The state of a query, and the :class:`Recorder` port, which observes queries and may replay them.
 
-The base class records nothing. The service's journal writes events, and replays recorded calls.
+The class ``Recorder`` records nothing. The service's journal, a subclass, writes events and replays
+recorded calls.
 
 Providers mark an incomplete answer in the message's metadata: ``finish_reason`` is ``length`` (cut
 off) or ``content_filter``, or ``refusal`` is set. Any other answer that is not empty is complete.
@@ -55,7 +56,7 @@ OnLength = Literal["continue", "fail", "accept"]
 
 
 class FinalAnswer(NamedTuple):
-    """The next step of a loop: end with this answer.
+    """Decision after an iteration of the loop: end with this answer.
 
     Attributes:
         reason: the response's ``stop_reason``.
@@ -68,13 +69,13 @@ class FinalAnswer(NamedTuple):
 
 
 class RunAgain(NamedTuple):
-    """The next step of a loop: call the model with the current history."""
+    """Decision after an iteration of the loop: call the model with the current history."""
 
 
 RUN_AGAIN = RunAgain()
 NextStep = FinalAnswer | RunAgain
-"""The step of a loop after an iteration. A failure is an exception. Tool calls that wait for people
-suspend the whole run in the middle of an iteration."""
+"""Decision after an iteration of the loop. A failed iteration raises an exception instead. Tool
+calls that wait for people suspend the whole run in the middle of an iteration."""
 
 
 class Ending(StrEnum):
@@ -117,12 +118,12 @@ _CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
 _OVERLAP_LETTERS = 5
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"(?<!\w)\S|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]")
-"""Places where an overlap may begin: the start of a word, or any character of scripts without
-spaces."""
+"""Positions where an overlap may begin: the start of a word, or any character of a script that
+writes no spaces between words."""
 
 
 def ending_of(message: AssistantMessage) -> Ending | None:
-    """Return the reason why an answer is incomplete; ``None``: complete, or it calls tools."""
+    """Return why an answer is incomplete; ``None``: it is complete, or it calls tools."""
     reason = str(message.metadata.get("finish_reason"))
     if reason.startswith("content_filter"):
         return Ending.FILTER
@@ -243,7 +244,7 @@ class QueryFailed(Exception):  # noqa: N818
 
 
 Path = tuple[tuple[int, int], ...]
-"""The place of a query in the tree: per level (model call's number, tool call's index)."""
+"""The position of a query in the tree: per level (model call's number, tool call's index)."""
 
 
 def task_id_at(root: UUID, path: Path) -> UUID:
@@ -257,7 +258,7 @@ class BackgroundTask(Protocol):
     """The asynchronous task that a query works for."""
 
     def model_call(self, query: "Query") -> AbstractAsyncContextManager[Permit]:
-        """Hold the task's slot and a reservation of tokens during a model call, unless replayed.
+        """Hold the task's slot and reserve tokens during a model call that is not replayed.
 
         Raises:
             BudgetExhaustedError: too few tokens are left.
@@ -286,7 +287,7 @@ class PromptMemory(Protocol):
 
     @property
     def tools(self) -> Sequence[ToolBase]:
-        """Tools that the memory adds to the agent's; :meth:`compose` may change them."""
+        """Tools that the memory adds to the agent's tools; :meth:`compose` may change them."""
 
     def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
         """Return the prompt's messages in place of ``query.agent.conversation_history``.
@@ -336,7 +337,7 @@ class QueriedAgent(AgentState, Protocol):
 
     @property
     def recall(self) -> RecallPort | None:
-        """Adds publications of indirect ancestors."""
+        """The recall of publications of indirect ancestors."""
 
 
 @dataclass(slots=True, eq=False)
@@ -345,9 +346,9 @@ class Query:
 
     Attributes:
         agent: the agent that runs the query; for a stateless sub-agent, the copy.
-        messages: the query's own messages in the history, with messages that came while it ran.
+        messages: the query's own messages in the history, also those that came while it ran.
         parent: the query whose tool call started this query; ``None`` for the root.
-        path: place in the tree, the same in every replay; empty for the root.
+        path: position in the tree, the same in every replay; empty for the root.
         iteration: 1-based; 0 before the first iteration.
         model_calls: number of model calls begun, in this try and earlier tries at the task.
         earlier_calls: number of model calls in earlier tries at the task.
@@ -359,8 +360,9 @@ class Query:
         task: the asynchronous task that the query belongs to, directly or through its parent;
             ``None``: the caller waits for the query.
         scope: set by tools that start work in parallel to the query.
-        composed: what a shortened prompt has: its ``tokens``, the number of tool results ``shrunk``
-            to a summary, and of messages ``left`` out; ``None``: the prompt is the whole history.
+        composed: sizes of a shortened prompt: its ``tokens``; ``shrunk``, the number of tool
+            results replaced by a summary; ``left``, the number of messages left out. ``None``: the
+            prompt is the whole history.
         annotations: metadata from hooks for the agent's publication.
     """
 
@@ -416,7 +418,7 @@ def options_of(query: Query) -> ModelOptions:
 
 
 class QueryObserver:
-    """Reacts to what happens in queries; this base class does nothing.
+    """Observer of the events of queries; this base class does nothing.
 
     Methods that are not ``async`` must not block.
     """
@@ -509,7 +511,7 @@ class Recorder(QueryObserver):
 
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
         """Wait until people have decided on a tool call. Override it to ask people."""
-        text = "no person can be asked here (the query's recorder has no decision())"
+        text = "nobody can be asked, because the query's recorder has no method decision()"
         return Resolution({"decision": "deny", "comment": text})
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
@@ -519,7 +521,7 @@ class Recorder(QueryObserver):
         """Record recalled publications put into the history, each with its cosine (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the sources that an earlier attempt read; ``None``: there was no such attempt."""
+        """Return the agents whose publications an earlier attempt read; ``None``: no attempt."""
         return None
 
     def version_of(self, query: Query) -> int | None:

@@ -1,4 +1,4 @@
-"""Shared memory in a query: insertion and recall of others' publications, and own publication."""
+"""Shared memory of a query: other agents' publications in its history, and its own publication."""
 
 import asyncio
 import logging
@@ -81,7 +81,8 @@ def fence(content: str) -> str:
 def unheld(digest: str, content: str) -> str:
     """Return the shortest prefix of ``digest`` that does not occur in ``content``.
 
-    The search ignores case, variants and look-alikes of letters, and characters in between.
+    The search ignores case, and treats variants and look-alikes of a letter as that letter. It
+    skips characters that are not hexadecimal digits.
     """
     plain = content
     if not plain.isascii():
@@ -273,7 +274,7 @@ class Recall:
         return recalled
 
     async def _scores(self, text: str, items: Sequence[MemoryItem]) -> list[float]:
-        # Shielded: other queries may wait for the same batch.
+        # Shielded, because other queries may wait for the same batch.
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
         queries = getattr(self.embedder, "embed_queries", self.embedder.embed)
         [wanted] = _checked(await queries([text]), 1)
@@ -308,7 +309,7 @@ class AncestorRecall:
     """Recall of the final answers of all indirect ancestors of an agent, without a search."""
 
     async def inject(self, query: Query) -> list[tuple[MemoryItem, float | None]]:
-        """Insert the answers, in the graph's order, after those of the direct predecessors."""
+        """Insert the answers, in the graph's order, after the direct predecessors' publications."""
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
         if graph is None or agent_id is None:
             return []

@@ -21,7 +21,7 @@ class QueryEvent:
 
     Attributes:
         agent: name of the agent.
-        path: place of the agent's query: ``()`` for the streamed query itself; otherwise one pair
+        path: position of the agent's query: ``()`` for the streamed query; otherwise one pair
             (number of the model call, index of the tool call) per level of sub-agents.
     """
 
@@ -156,7 +156,7 @@ class _EventRecorder(Recorder):
     """Recorder that turns its observations into events.
 
     It waits for room in the queue before each model call, tool call and piece of text. It adds
-    starts and ends of sub-agents, and failed tries, without waiting, because each call has few.
+    starts and ends of sub-agents, and failed tries, without waiting, because they are few per call.
     """
 
     def __init__(self, events: _Events) -> None:

@@ -206,7 +206,7 @@ class _Calls:
             current_call.reset(token)
 
     async def _approved(self, call: ToolCall, tool: ToolBase) -> ToolResult:
-        """Execute a call, or wait for the people or client who answer it."""
+        """Execute a call, or wait until people or a client have answered it."""
         if not (interrupt := tool.interrupt(call)):
             return await self._executed(call, tool, None)
         decision = await self.query.recorder.decision(self.query, call, interrupt)
@@ -304,7 +304,7 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
 
 
 def must_escape(tool: ToolBase, error: BaseException) -> bool:
-    """Return true for errors that end the query: lost run, bug in a hook, failed sub-query."""
+    """Return true for errors that end the query: outdated attempt, bug in a hook, sub-query."""
     return isinstance(tool, SubAgentWrapper) or isinstance(
         error, FencedError | HookContractError | HistoryError
     )

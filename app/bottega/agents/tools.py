@@ -63,7 +63,7 @@ class ApprovalPort(Protocol):
 
     @property
     def confirm_above(self) -> Mapping[str, float] | None:
-        """Threshold by argument. A person must confirm a larger value once more; ``None``: none."""
+        """Threshold by argument, see :class:`Approval`; ``None``: no thresholds."""
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the reason why a call needs an approval; ``None``: the call needs none."""
@@ -174,7 +174,7 @@ def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> To
 
 
 def in_json(result: ToolResult) -> ToolResult:
-    """Convert the value of a result that a tool made itself to JSON's types.
+    """Convert the value of a ``ToolResult`` that a tool returned to JSON's types.
 
     Raises:
         TypeError, ValueError: see :func:`success_result`.
