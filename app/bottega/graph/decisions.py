@@ -1,8 +1,8 @@
 """Decisions in a graph that runs by itself: which nodes run, and which edges are taken. Pure.
 
 :class:`GraphCourse` holds the states of a run's nodes and edges. A caller reports each node's end,
-and gets the decisions that follow: decided edges, nodes that are skipped, nodes that may start. It
-needs neither database nor event loop; the engine, dry runs and tests call it.
+and gets the decisions that follow: decided edges, nodes that are skipped, nodes that may start. The
+class needs neither database nor event loop; the engine, dry runs and tests call it.
 """
 
 from collections import defaultdict, deque
@@ -33,9 +33,9 @@ class NodeRule:
 
     Attributes:
         agent: name of the agent of a node of type ``agent``.
-        needs_all: it starts only if all its incoming edges are taken, not any.
-        goes_on: its failure does not end the run.
-        is_router: its answer ``{"route": TARGET}`` takes one edge.
+        needs_all: true: the node starts if all its incoming edges are taken; false: if any is.
+        goes_on: true: a failure of the node does not end the run.
+        is_router: true: the node's answer ``{"route": TARGET}`` takes one edge.
     """
 
     name: str
@@ -59,7 +59,7 @@ class NodeRule:
 
 
 def name_of_node(node: Mapping[str, Any]) -> str:
-    """Return a node's name: its own, or its agent's."""
+    """Return a node's name; a node without a name has the name of its agent."""
     name: str = node.get("name") or node["agent"]
     return name
 
@@ -86,8 +86,8 @@ class GraphRules:
     Attributes:
         nodes: nodes by name, in the order of the definition.
         incoming, outgoing: the edges of each node, in the order of the definition.
-        output: the node whose answer is the run's; ``None``: the answers of the sinks are.
-        is_plain: the graph has no decisions: each node runs once all its sources have answered.
+        output: the node whose answer is the run's answer; ``None``: the sinks give the answers.
+        is_plain: true: there are no decisions, and each node runs once its sources have answered.
     """
 
     nodes: Mapping[str, NodeRule]
@@ -109,7 +109,7 @@ class GraphRules:
 
     @property
     def answering(self) -> Sequence[str]:
-        """The nodes whose answers are the run's: the node ``output``, or the sinks."""
+        """The nodes whose answers are the run's answers: the node ``output``, or the sinks."""
         if self.output is not None:
             return (self.output,)
         return [name for name, edges in self.outgoing.items() if not edges]
@@ -138,8 +138,8 @@ class NodeEnd(NamedTuple):
     """The end of a node.
 
     Attributes:
-        output: text of its answer.
-        output_json: its answer, parsed, if it has a schema.
+        output: text of the node's answer.
+        output_json: the answer, parsed, if the node has a schema.
     """
 
     name: str
@@ -195,12 +195,12 @@ class GraphCourse:
     _why_not: defaultdict[str, list[EdgeDecided]] = field(default_factory=lambda: defaultdict(list))
 
     def begin(self) -> list[Decision]:
-        """Return the nodes that depend on no other."""
+        """Return the nodes that depend on no other node."""
         self.statuses = dict.fromkeys(self.rules.nodes, "pending")
         return [self._start(name) for name, edges in self.rules.incoming.items() if not edges]
 
     def end(self, end: NodeEnd) -> list[Decision]:
-        """Return what follows from a node's end, in order."""
+        """Return the decisions that follow from a node's end, in order."""
         self.statuses[end.name] = "failed" if end.is_failed else "completed"
         decisions: list[Decision] = []
         waiting: deque[EdgeDecided] = deque(self._edges_of(end))
@@ -237,7 +237,7 @@ class GraphCourse:
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
     def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
-        """Return whether a node starts or is skipped; ``None``: decided before, or not yet."""
+        """Return the decision to start or skip a node; ``None``: it is made, or must wait."""
         incoming = self.rules.incoming[name]
         found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
         if self.statuses[name] != "pending" or None in found:
@@ -330,7 +330,7 @@ def label_of(edge: Mapping[str, Any]) -> str | None:
 
 
 def note_of(node: Mapping[str, Any]) -> str | None:
-    """Return in words what a stored node runs, and how often; ``None``: only itself, once."""
+    """Describe a stored node's sub-graph and repetitions in words; ``None``: it has neither."""
     each, loop = node.get("for_each"), node.get("loop")
     words = [] if node.get("graph") is None else [f"graph {node['graph']}"]
     if each is not None:
@@ -366,7 +366,7 @@ def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
     """Return a tool node's arguments, with values in place of references.
 
     Args:
-        outputs: the parsed output of each node that has one, ``run``, and ``item``, the element.
+        outputs: parsed outputs by node, the values of ``run``, and the current element, ``item``.
 
     Raises:
         MissingArgumentError: a reference names a value that does not exist.
@@ -393,10 +393,10 @@ def referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         else:
             found = None
     if found is None:
-        raise MissingArgumentError(f"there is nothing at {pointer or 'the root'} of {node}")
+        raise MissingArgumentError(f"'{node}' has no value at {pointer or 'the root'}")
     return found
 
 
 def steps_of(pointer: str) -> list[str]:
-    """Return the steps of a JSON Pointer (RFC 6901)."""
+    """Return the names and indexes that a JSON Pointer (RFC 6901) consists of."""
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]

@@ -1,8 +1,8 @@
 """Publications of agents, and their text for another agent's prompt.
 
 Tool results and messages are rendered as text. They are plain text already, or objects like the
-messages of ``bottega.agents`` (this layer does not import them). They are rendered only when an
-edge's policy needs it.
+messages of ``bottega.agents`` (this layer does not import that package). They are rendered only
+when an edge's policy needs their text.
 """
 
 import json
@@ -46,7 +46,7 @@ def as_text(value: Any) -> str:
 
 
 def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...]:
-    """Render one line per successful result; leave out failed ones."""
+    """Render one line per successful result; leave out failed results."""
     return tuple(
         item if isinstance(item, str) else f"{item.tool_name}: {as_text(item.result)}"
         for item in results
@@ -102,8 +102,8 @@ class Publication:
 
     Attributes:
         content: the accepted final answer.
-        metadata: JSON values about the publication; no reader's prompt has them.
-        version: 1 for the agent's first publication, plus one for each further one.
+        metadata: JSON values about the publication, which go into no prompt.
+        version: 1 for the agent's first publication, plus 1 for each later publication.
         tool_results: the query's tool results, as text or objects like tool results.
         messages: the query's messages without the final answer, as text or message-like objects.
     """

@@ -28,10 +28,10 @@ from bottega.graph.publication import (
 
 
 def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
-    """Check that edges form no cycle. The time is linear in their number.
+    """Check that edges form no cycle. The time is linear in the number of edges.
 
     Raises:
-        CycleError: they form one; the path begins with the cycle's last edge in the given order.
+        CycleError: the edges form a cycle; the path begins with the cycle's latest edge in order.
     """
     import networkx as nx
 
@@ -186,7 +186,7 @@ class SharedMemoryGraph:
         labels: conditions of edges in words, for drawings.
         skipped: reasons of skipped nodes, for drawings.
         notes: texts about nodes (what they run, and how often), for drawings.
-        relays: nodes that pass on what they read in place of their own answers.
+        relays: nodes without own answers, which pass on the items that they read.
         received: items that the graph itself got; nodes without sources read them.
     """
 
@@ -198,7 +198,7 @@ class SharedMemoryGraph:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
         self._nodes: dict[str, Node] = {}
         self._lock = threading.RLock()
-        self._shares = False  # true: another graph has this structure, too; copy before a change
+        self._shares = False  # true: another graph uses this structure; copy it before a change
         self.relays: frozenset[str] = frozenset()
         self.received: Sequence[MemoryItem] = ()
         self.labels: dict[tuple[str, str], str] = {}
@@ -210,7 +210,7 @@ class SharedMemoryGraph:
     @locked
     def without_publications(self) -> Self:
         """Return a graph with this structure and no publications; O(nodes)."""
-        self._ranks()  # now, so that the copies need not compute them
+        self._ranks()  # computes the ranks once, so that the copies have them
         new = copy(self)
         new._shares = self._shares = True
         new._nodes = {name: Node(node.ttl_s) for name, node in self._nodes.items()}
@@ -234,7 +234,7 @@ class SharedMemoryGraph:
 
     @locked
     def add_agent(self, agent_id: str, ttl_s: float | None = None) -> None:
-        """Add a node; for an existing one only update ``ttl_s``, if given."""
+        """Add a node; of an existing node only update ``ttl_s``, if given."""
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
@@ -281,7 +281,7 @@ class SharedMemoryGraph:
     def _may_reach(self, start: str, goal: str) -> bool:
         if start not in self._nodes or goal not in self._nodes:
             return False
-        # If edges are added in their direction, one of these is empty, and no search is needed.
+        # Without edges out of ``start`` or into ``goal``, no search is needed.
         if not self._graph.succ[start] or not self._graph.pred[goal]:
             return False
         import networkx as nx
@@ -428,7 +428,7 @@ class SharedMemoryGraph:
         return True
 
     def publication(self, agent_id: str) -> Publication | None:
-        """Return an agent's last publication, expired or not; ``None`` without one."""
+        """Return an agent's last publication, expired or not; ``None``: no publication."""
         node = self._nodes.get(agent_id)
         return None if node is None else node.publication
 
@@ -528,7 +528,7 @@ class SharedMemoryGraph:
         items = []
         now: datetime | None = None
         for node, policy in sources:
-            published = node.published  # once: another thread may publish now
+            published = node.published  # read once, because another thread may publish now
             if published is None:
                 continue
             publication = published.publication

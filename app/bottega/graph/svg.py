@@ -1,10 +1,10 @@
 """SVG drawing of a graph that marks the agents with a publication.
 
-Each column has the agents that can run at the same time, after those of the columns before. An edge
-that skips columns goes round all boxes, on a track; edges with equal source and policy share a
-track. Agents without edges stand in rows below. All lengths are in px. The drawing has no
-background, follows the viewer's light or dark mode, and uses no ids, so that a page can contain
-several drawings.
+Each column has the agents that can run at the same time, after the agents of earlier columns. An
+edge that skips columns runs above or below all boxes, on a track; edges with equal source and
+policy share a track. Agents without edges stand in rows below. All lengths are in px. The drawing
+has no background, follows the viewer's light or dark mode, and uses no ids, so that a page can
+contain several drawings.
 """
 
 import re
@@ -76,7 +76,7 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
 
     The root has the class ``bottega-graph``. A node is a ``g.node`` with its number in topological
     order as ``data-node``, and the class ``published`` if it has a publication. An edge is a
-    ``path`` with ``data-edge`` (source and target number). A publication moves and resizes nothing.
+    ``path`` with ``data-edge`` (source and target number). Publications move and resize nothing.
     """
     names = graph.get_topological_order()
     if not names:
@@ -140,7 +140,7 @@ def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Bo
 
 
 def _columns(digraph: "nx.DiGraph[int]") -> list[list[int]]:
-    """Return the columns, each box near the mean place of its neighbours (barycentre sweeps)."""
+    """Return the columns, each box near the mean height of its neighbours (barycentre sweeps)."""
     import networkx as nx
 
     columns = [sorted(column) for column in nx.topological_generations(digraph)]
