@@ -22,7 +22,7 @@ TASK_TOOLS = (
     *("cancel_subagent", "send_to_subagent"),
     *("read_file", "write_file", "list_files"),
 )
-"""Tools that an agent in mode ``async`` has in addition to its own."""
+"""Tools that an agent in mode ``async`` has in addition to its own tools."""
 _REACHABLE = text("""
 WITH RECURSIVE reached(name) AS (
     SELECT unnest(CAST(:roots AS text[]))
@@ -76,7 +76,7 @@ async def reachable(
 async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
     """Block changes of agents' sub-agents by other transactions until this transaction ends.
 
-    It must precede every lock on an agent's row.
+    Call it before any lock on an agent's row.
     """
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
@@ -89,8 +89,8 @@ async def refuse_circle(
 ) -> Mapping[str, Reached]:
     """Check that ``name`` may have these sub-agents; return existing sub-agents at all depths.
 
-    It holds a lock until the transaction ends, so that two concurrent definitions cannot close a
-    cycle together.
+    The function locks until the transaction ends, so that two concurrent definitions cannot close
+    a cycle together.
 
     Raises:
         CycleError: ``name`` is a sub-agent of one of ``children``, at any depth.
@@ -158,7 +158,7 @@ def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Map
 
 
 def with_default(definition: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
-    """Return an agent's definition; if it has no model, with the default that the run pinned."""
+    """Return an agent's definition; if it has no model, with the default model of the run."""
     return definition if model is None or definition["model"] else {**definition, "model": model}
 
 
@@ -169,7 +169,7 @@ OF_DEMO: Mapping[str, Any] = {
     "model": f"{DEMO}/demo",
     "success_check": [],
 }
-"""Fields that replace those of each agent of such a draft, so that it asks only the demo model."""
+"""Fields that replace the fields of each agent in a draft that uses the demo model."""
 
 DEFAULT = "default"
 """Name of the provider for references without a provider."""
@@ -238,14 +238,14 @@ def _of_default(model: str | None, providers: Collection[str]) -> ModelName:
     if DEFAULT not in providers:
         about = "an agent without a model" if model is None else f"the model '{model}'"
         raise InvalidInputError(
-            f"{about} needs a provider: write provider/MODEL, or create one named '{DEFAULT}'",
+            f"{about} needs a provider: write provider/MODEL, or create a provider '{DEFAULT}'",
             code="unknown_provider",
         )
     return ModelName(DEFAULT, model)
 
 
 def checked(reference: str | None, providers: Mapping[str, KnownProvider]) -> ModelName:
-    """Return the provider and the model of a reference, after checking that the provider has it.
+    """Check that a reference's provider has its model; return the provider and the model.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.

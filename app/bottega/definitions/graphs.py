@@ -33,7 +33,7 @@ agents for each use.
 DEEPEST = 3
 """Most levels of nested graphs."""
 RESERVED = ("run", "item")
-"""Names that no node may have, because arguments use them for other things."""
+"""Names that no node may have, because arguments use them for the run and for an element."""
 FEATURE = re.compile(r"status|output|input|(output_json|metadata)(\.[^.\x00-\x1f]{1,64}){0,8}")
 FEATURE_RULE = "the features are status, output, input, output_json[.NAME…] and metadata[.NAME…]"
 _TURN = re.compile(r"status|output|output_json(\.[^.\x00-\x1f]{1,64}){0,8}")
@@ -57,7 +57,7 @@ _OF_TYPES = {
     "timeout_s": ("agent", "tool"),
     **dict.fromkeys(("retry", "for_each"), ("agent", "tool", "graph")),
 }
-"""Types of nodes on which a field has an effect; fields that are not here: all types."""
+"""Types of nodes on which a field has an effect. Other fields have an effect on all types."""
 _KINDS = {
     "string": "text",
     "number": "number",
@@ -118,7 +118,7 @@ class GraphSize(NamedTuple):
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the index of the first sub-graph with which the graph has too many nodes.
+    """Return the index of the first sub-graph that raises the nodes above ``MOST_NODES_IN_ALL``.
 
     Args:
         inner: sizes of the sub-graphs at all levels.
@@ -127,7 +127,7 @@ def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int
     @cache
     def count(ref: GraphRef, level: int) -> int:
         if level > DEEPEST or ref not in inner:
-            return 0  # refused elsewhere
+            return 0  # :func:`refuse_nesting` refuses it
         nodes, below = inner[ref]
         return nodes + sum(count(each, level + 1) for each in below)
 
@@ -176,7 +176,7 @@ def _refuse_nesting(
         if len(above) >= DEEPEST:
             raise _wrong(f"graphs are nested at most {DEEPEST} deep", at)
         if len(GraphRules.of(found).answering) > 1:
-            raise _wrong(f"'{inner}' has several sinks: choose one by its 'output'", at)
+            raise _wrong(f"'{inner}' has several sinks: name one in its field 'output'", at)
         try:
             _refuse_nesting(inner, found, graphs, above)
         except InvalidInputError as error:
@@ -223,14 +223,14 @@ def normalised(
 ) -> dict[str, Any]:
     """Check a definition, and return its stored form.
 
-    It lists all nodes, including those that only edges name, with ``agent``, ``ttl_s`` and fields
-    that differ from the defaults; and all edges with ``source``, ``target``, ``policy`` and
+    The stored form lists all nodes, also nodes that only edges name, with ``agent``, ``ttl_s`` and
+    fields that differ from the defaults; and all edges with ``source``, ``target``, ``policy`` and
     condition.
 
     Args:
         schemas: output schemas of the agents of the graph and its sub-graphs.
         graphs: the sub-graphs, which :func:`refuse_nesting` checks.
-        adds_nodes: edges may name new nodes although nodes are listed, as in plain graphs.
+        adds_nodes: true: edges may name unlisted nodes, as they always may in plain graphs.
 
     Raises:
         CycleError: the edges form a cycle.
@@ -260,7 +260,7 @@ def normalised(
     if content.get("output") is not None:
         stored["output"] = content["output"]
     if _has_cycle(pairs):
-        to_graph(stored)  # raises with the cycle; done only now, because building takes far longer
+        to_graph(stored)  # raises the error with the cycle, but takes far longer than the check
     if not is_plain(stored):
         _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
@@ -366,7 +366,7 @@ class _Checks:
                 f"{place}/{chosen}",
             )
         if chosen == "when" and "else" in edge:
-            raise _wrong("an edge has either 'when' or 'else'", f"{place}/when")
+            raise _wrong("an edge has 'when' or 'else', not both", f"{place}/when")
         if chosen == "else" and not siblings:
             raise _wrong(f"'else' needs another edge of {source}", f"{place}/else")
         if chosen == "else" and any(each.is_else for each in siblings):
@@ -405,7 +405,7 @@ class _Checks:
             )
         for each in value if op in ("in", "not_in") else [value]:
             if kind != "list" and kind_of(each) != kind:
-                raise _wrong(f"the feature's type is {kind}", f"{place}/value")
+                raise _wrong(f"the value must have the feature's type, {kind}", f"{place}/value")
             if allowed is not None and op in _WHOLE and each not in allowed:
                 known = ", ".join(map(str, allowed[:20]))
                 raise _wrong(f"the feature can only have the values {known}", f"{place}/value")
@@ -413,7 +413,7 @@ class _Checks:
     def _schema_at(
         self, node: str, path: Sequence[str], pointer: str, outputs: Schemas | None = None
     ) -> Mapping[str, Any]:
-        """Return the schema of a part of a node's parsed output; empty: it may be anything."""
+        """Return the schema of a part of a node's parsed output; empty: any value is valid."""
         schema: Any = (self.outputs if outputs is None else outputs)[node]
         if schema is None:
             raise _wrong(f"the answer of '{node}' is text: its agent has no schema", pointer)
@@ -551,7 +551,7 @@ _Needed = Mapping[str, frozenset[str]]
 
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
-    """Return the choices that satisfy both; ``None``: there are none."""
+    """Return the choices that satisfy both; ``None``: no choices do."""
     found = {**one, **other}
     for each in one.keys() & other.keys():
         found[each] = one[each] & other[each]
@@ -559,7 +559,7 @@ def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
 
 
 def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
-    """Return the choices that at least one of several needs; ``None``: there are none."""
+    """Return the choices that satisfy at least one of ``ways``; ``None``: ``ways`` is empty."""
     if not ways:
         return None
     common = set.intersection(*(set(way) for way in ways))

@@ -27,7 +27,7 @@ class DefinitionKind:
 
     @property
     def path(self) -> str:
-        """The path of its resources."""
+        """The path of the kind's resources in the API."""
         return f"/v1/{self.word.replace('_', '-')}s"
 
     @property

@@ -30,8 +30,8 @@ class PinnedModels(Protocol):
     Attributes:
         tenant: the tenant's name.
         pins: the pinned versions.
-            providers: definitions of the tenant's own providers among the pins, by name.
-            operators: names of the operator's providers.
+        providers: definitions of the tenant's own providers among the pins, by name.
+        operators: names of the operator's providers.
     """
 
     @property
@@ -61,7 +61,7 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
 
 
 def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definition that is pinned in a draft's run itself, by its agent's name."""
+    """Return the definition that a draft's run itself contains, by its agent's name."""
     draft = pinned.get("draft")
     return {} if draft is None else {draft["agent"]: draft["definition"]}
 
@@ -86,10 +86,10 @@ def pinned_graph(
 
 
 class PinnedDefinitions:
-    """Cache of definitions by version; it keeps those that were used last."""
+    """Cache of definitions by version; it keeps the most recently used definitions."""
 
     def __init__(self, pool: asyncpg.Pool, characters: int = 16_000_000) -> None:
-        """Create it.
+        """Create an empty cache.
 
         Args:
             characters: most characters of the cached definitions as JSON.
@@ -100,7 +100,7 @@ class PinnedDefinitions:
         )
 
     async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
-        """Return the existing definitions of these pins; one query reads those not cached."""
+        """Return the existing definitions of these pins; one query reads those not in the cache."""
         found = {}
         for pin in pins & self._kept.keys():
             found[pin] = self._kept[pin][0]

@@ -215,7 +215,7 @@ async def referred(
     tenant_id: UUID,
     refs: Collection[tuple[str, int | None]],
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """Return the contents of the references (name, version or ``None``: current) that exist."""
+    """Return the existing contents by reference: (name, version; ``None``: the current one)."""
     table, old = kind.table.c, kind.versions.c
     query = select(old.name, old.version, table.version.label("current"), old.definition)
     query = query.join_from(
@@ -456,7 +456,7 @@ def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Delete the record of the source of a deleted definition; a later one has its own source."""
+    """Delete the source of a deleted definition, because a later definition has its own source."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

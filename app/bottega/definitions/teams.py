@@ -25,7 +25,7 @@ class Member:
     """An agent of a team.
 
     Attributes:
-        children: asynchronous sub-agents; ``None``: it is not in mode ``async``.
+        children: asynchronous sub-agents; ``None``: the agent is not in mode ``async``.
     """
 
     agent: BaseAgent
@@ -59,8 +59,8 @@ async def build_team(
     """Build agents with their sub-agents; for a large team, other tasks run in between.
 
     Args:
-        roots: names of the agents to build, by the agent's own name or its node's.
-        with_async: asynchronous sub-agents are supported; otherwise they are synchronous tools.
+        roots: names of the agents to build, by the agent's own name or the name of its node.
+        with_async: true: asynchronous sub-agents are supported; false: they are synchronous tools.
 
     Raises:
         InvalidInputError: from ``equip``.
@@ -97,7 +97,7 @@ async def build_team(
             if isinstance(tool, SubAgentWrapper):
                 rule = definitions[name].get("approval")
                 tool.approval = None if rule is None else approval_of(rule)
-            _ = tool.schema  # builds and encodes it once for all runs
+            _ = tool.schema  # builds the schema once for all runs
         members.append(Member(agent, definitions[name], children if is_async else None))
         await rest()
         return agent
@@ -130,7 +130,7 @@ async def _arguments(name: str, definition: Mapping[str, Any], equip: Equip) -> 
 
 
 def _rests() -> Callable[[], Awaitable[None]]:
-    """Return a function that lets other tasks run if none ran for 5 ms."""
+    """Return a function that lets other tasks run if no other task ran for 5 ms."""
     since = monotonic()
 
     async def rest() -> None:
