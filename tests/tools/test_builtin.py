@@ -157,7 +157,7 @@ async def test_redirect_is_reported_and_its_address_checked(web: RawServer, egre
     tool = made("http_get", egress)
     web.reply = answer(status=302, headers=("location: http://u:p@169.254.169.254/x#y",))
     said = await error_of(tool, url=web.url())
-    assert said.endswith("it has moved to http://169.254.169.254/x; get that")
+    assert said.endswith("it has moved to http://169.254.169.254/x; get that URL")
     assert "not a public address" in await error_of(tool, url="http://169.254.169.254/x")
     web.reply = answer(status=302, headers=("location: /there",))
     assert web.url("/there") in await error_of(tool, url=web.url("/here"))
@@ -255,7 +255,7 @@ async def test_source_without_a_publication_is_no_error() -> None:
 async def test_only_direct_predecessors_can_be_read(source: str) -> None:
     query = asking(await team())
     said = await error_of(made("read_shared_memory"), source_id=source)
-    assert said == f"'{source}' cannot be read from here; these can: a, b, d"
+    assert said == f"this agent cannot read '{source}'; it can read: a, b, d"
     assert noted(query) == []
 
 

@@ -258,7 +258,7 @@ async def test_redirect_is_not_followed_and_names_the_host(web: RawServer, egres
         said = await error_of(made(egress, web.url("/{id}"), headers=headers), id="1")
         assert said == (
             "the server answered 307 Temporary Redirect, a redirect to 127.0.0.1; redirects are "
-            "not followed: the tool's URL has to be the final one"
+            "not followed: the tool's URL has to be the target's URL"
         )
         assert other.connections == 0
 

@@ -48,7 +48,7 @@ _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 @dataclass(slots=True)
 class Patterns:
-    """The distinct ``pattern`` keywords of one server, within bounds; further ones are omitted."""
+    """The distinct patterns in one server's schemas, within bounds; further ones are omitted."""
 
     _known: set[str] = field(default_factory=set)
     # Bytes left for the compiled patterns of a server; model servers may compile all of them.
@@ -226,7 +226,7 @@ def _part(block: Any) -> Part:
 
 
 def _media(encoded: str, declared: Any) -> Part:
-    """Decode base64 to a part; the bytes show its type."""
+    """Decode base64 to a part; find the part's type in the bytes."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
@@ -356,7 +356,7 @@ class McpConnections:
             return made
 
     async def aclose(self) -> None:
-        """Close all connections, and end the programs."""
+        """Close all connections, and end the programs that are servers."""
         opened = list(self._open.values())
         self._open.clear()
         await asyncio.gather(*(each.close() for each in opened))
@@ -367,7 +367,7 @@ QuestionsOf = Callable[[ToolCall], OnQuestion | None]
 
 
 def _nobody(call: ToolCall) -> None:
-    """Follow no call."""
+    """Return no function, because nobody wants the progress or the questions of a call."""
 
 
 class McpTool(ToolBase):

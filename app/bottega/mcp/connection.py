@@ -1,5 +1,6 @@
 """One connection to an MCP server, by the official SDK, which supports both protocol eras.
 
+The newer era begins with the protocol version 2026-07-28.
 HTTP requests go through :mod:`bottega.tools.egress`: guarded, bounded and without redirects. A
 server that is a program runs in its own process, and exchanges lines of JSON with this one.
 """
@@ -29,7 +30,7 @@ from bottega.trace_context import with_trace
 
 _INHERITED = ("PATH", "HOME", "LANG")
 _MOST_LOGGED = 50
-"""Most lines of each 64 KB of standard error that are logged."""
+"""Number of lines that are logged, at most, of each 64 KB of standard error."""
 _MOST_NONSENSE = 1000
 """Number of lines without a message that ends a connection. Some programs write a greeting."""
 
@@ -166,7 +167,7 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Log lines of the program's standard error, shortened; of many lines only some."""
+    """Log lines of the program's standard error, shortened; if there are many, only some lines."""
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
@@ -176,12 +177,12 @@ async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait a moment for the program to end, then kill its process group."""
+    """Wait a second for the program to end, then kill its process group."""
     assert process.stdin is not None
     try:
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            # A program should end when its input is closed. It gets this time for that.
+            # A program should end when its input is closed. It has this time to do so.
             async with asyncio.timeout(1.0):
                 await process.wait()
     finally:
@@ -246,7 +247,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self._mirrored[tool] = x_mcp_header_map(schema)
 
     def _add_mirrored(self, request: httpx2.Request) -> None:
-        # Only with the newer protocol does the SDK name the method in a header.
+        # The SDK names the method in a header only with the newer protocol.
         if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
             from mcp.shared.inbound import mcp_param_headers
 
@@ -272,7 +273,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
         refused = None
         if response.is_redirect:
             place = response.headers.get("location", "")[:200]
-            refused = f"redirects to {place}, which is not followed: store that URL"
+            refused = f"redirects to {place}, which is not followed: store that URL instead"
         elif encoding.strip().lower() != "identity":
             refused = "compressed its answer, although it must not"
         if refused is not None:
@@ -343,7 +344,7 @@ class _Bounded(httpx2.AsyncByteStream):
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
             if text.startswith(b"["):  # the SDK would validate all messages, but use none
-                raise OutsideError("a list of messages, which the protocol has no more")
+                raise OutsideError("a list of messages, which the protocol no longer has")
         keys = step.count(b'":') - step.count(b'\\":')  # without escaped quotes in texts
         self._reader.count(step.count(b",") + step.count(b"[") + _KEY * max(0, keys))
         if self._is_stream:
@@ -473,7 +474,7 @@ class Connection:
             raise self._failed(self._own(), _words(self._task))
 
     def mirror(self, tool: str, schema: Mapping[str, JsonValue]) -> None:
-        """See :meth:`McpTransport.mirror`."""
+        """Send arguments of a tool's calls in headers, too; see :meth:`McpTransport.mirror`."""
         if self._transport is not None:
             self._transport.mirror(tool, schema)
 
@@ -482,7 +483,7 @@ class Connection:
         self._closing.set()
         if self._task is None:
             return
-        # A connection that never opened is cancelled at once: it has nothing to end in order.
+        # A connection that never opened is cancelled at once: it has nothing to close.
         _, late = await asyncio.wait((self._task,), timeout=5.0 if self._ready.done() else 0)
         for task in late:
             task.cancel()

@@ -52,7 +52,7 @@ class McpServer:
             only to ``url``.
         timeout_s: seconds for one answer, without the time in which people answer questions.
         max_bytes: limit of one answer.
-        tenant: the tenant that connects to it.
+        tenant: the tenant that connects to the server.
     """
 
     name: str
@@ -70,7 +70,7 @@ class McpToolSchema:
 
     Attributes:
         input_schema: JSON Schema of the tool's arguments, within our bounds.
-        warnings: texts about what was changed to fit the bounds.
+        warnings: texts about the changes that make the tool fit the bounds.
     """
 
     name: str

@@ -65,7 +65,7 @@ def evaluate(expression: str) -> Number:
     except ZeroDivisionError:
         raise InvalidInputError("division by zero") from None
     except OverflowError:
-        raise InvalidInputError("a number in it is too large") from None
+        raise InvalidInputError("a number in the expression is too large") from None
     except (RecursionError, MemoryError):
         raise InvalidInputError("the expression is nested too deeply") from None
 
@@ -94,7 +94,7 @@ def _called(name: str, arguments: list[Number]) -> Number:
     except TypeError:
         raise InvalidInputError(f"{name}() does not take {len(arguments)} such values") from None
     except ValueError:
-        raise InvalidInputError(f"{name}() has no value there") from None
+        raise InvalidInputError(f"{name}() has no value for these numbers") from None
 
 
 def _bounded(number: Any) -> Number:
@@ -256,7 +256,7 @@ def http_get(deps: ToolDeps) -> ToolBase:
             reply = replace(reply, body=reply.body[:_GET_MAX_BYTES], truncated=True)
         if is_redirect(reply):
             target = deps.known.text(str(redirect_target(reply, url) or "an invalid address"))
-            raise InvalidInputError(f"{failure_of(reply)}: it has moved to {target}; get that")
+            raise InvalidInputError(f"{failure_of(reply)}: it has moved to {target}; get that URL")
         text = None if (raw := text_of(reply)) is None else deps.known.text(raw)
         if (failure := failure_of(reply)) is not None:
             raise InvalidInputError(f"{failure}: {excerpt(text or '')}".rstrip(": \n"))
@@ -297,7 +297,7 @@ def read_shared_memory(deps: ToolDeps) -> ToolBase:
         readable = graph.predecessors(agent_id)
         if source_id is not None and source_id not in readable:
             raise InvalidInputError(
-                f"'{source_id[:100]}' cannot be read from here; these can: "
+                f"this agent cannot read '{source_id[:100]}'; it can read: "
                 f"{', '.join(readable) or 'none'}"
             )
         items = [item for item in graph.pull_for(agent_id) if source_id in (None, item.source_id)]
@@ -331,7 +331,7 @@ def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
     """Make a built-in tool by name.
 
     Raises:
-        InvalidInputError: the name is unknown (``unknown_tool``); lists the known names.
+        InvalidInputError: ``unknown_tool``: the name is unknown; the text lists the known names.
     """
     make = BUILTIN.get(name)
     if make is None:
@@ -367,7 +367,7 @@ def build_tool(
         return _approvable(builtin_tool(name, deps), definition, agents)
     try:
         checked = HttpToolDefinition.model_validate(definition)
-    except ValidationError as error:  # an older version stored it
+    except ValidationError as error:  # an older version of Bottega stored it
         raise InvalidInputError(
             f"the tool '{name}' can no longer be used: "
             f"{error.errors()[0]['msg']}; store the agent again",

@@ -1,8 +1,8 @@
 """The HTTP client for requests of tools, MCP servers and webhooks: bounded, to public addresses.
 
 ``tools.guard`` checks the address of each connection. The client ignores redirects, cookies and the
-environment's proxies. Calls of models do not use it: :mod:`bottega.llm.provider` opens its own
-sessions, with a guard of the same kind for servers that a tenant chooses.
+environment's proxies. Calls of models do not use this client: :mod:`bottega.llm.provider` opens its
+own sessions, with a guard of the same kind for servers that a tenant chooses.
 """
 
 import asyncio
@@ -210,7 +210,7 @@ class Egress:
     def turn(self, tenant: str) -> asyncio.Semaphore:
         """Return the semaphore that limits a tenant's concurrent requests.
 
-        :meth:`request` acquires it; a caller of :meth:`stream` must do so itself.
+        :meth:`request` acquires it; before :meth:`stream`, the caller must acquire it.
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 
@@ -309,7 +309,7 @@ def _explained(error: Exception, host: str, timeout_s: float) -> EgressError | E
 
 
 def _tls_reason(error: BaseException | None) -> str | None:
-    while isinstance(error, aiohttp.ClientError):  # aiohttp's own are of these types, too
+    while isinstance(error, aiohttp.ClientError):  # aiohttp's TLS errors also have ssl's types
         error = error.__cause__ or error.__context__
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid ({error.verify_message})"

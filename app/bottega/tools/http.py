@@ -149,7 +149,7 @@ def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
         text = _as_text(name, arguments.get(name))
         if not text:
             raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
-        # Slashes count although they are encoded: some servers decode a path before its dots.
+        # Slashes count although they are encoded, because some servers decode them before "..".
         if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
             raise InvalidInputError(f"'{name}' cannot be a part of a URL's path")
     return _filled(pieces, arguments)
@@ -243,7 +243,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """Decode the body as JSON if it is declared so, else as text; ``None``: empty or not text."""
+    """Decode the body as JSON if its type is JSON, else as text; ``None``: empty or not text."""
     text = text_of(reply)
     if not text:
         return None
@@ -300,7 +300,7 @@ def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
 
 
 Secrets = Callable[[str], Awaitable[str]]
-"""Function from a secret's name to its value; it raises InvalidInputError if there is none."""
+"""Function from a secret's name to its value; InvalidInputError: there is no such secret."""
 
 UPPER_NAME = r"^[A-Z](_?[A-Z0-9])*$"
 """Pattern of a secret's name, at most 64 characters."""
@@ -514,7 +514,7 @@ class HttpTool(ToolBase):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """The places of ``pattern`` keywords in the tool's schemas that are not checked."""
+        """The positions of ``pattern`` keywords in the tool's schemas that are not checked."""
         output = () if self._output is None else self._output.unchecked
         return [
             *(f"/parameters{place}" for place in self._arguments.unchecked),
@@ -621,7 +621,7 @@ class HttpTool(ToolBase):
             where = clean(target.host) if target else "an invalid address"
             return (
                 f"{failure_of(reply)}, a redirect to {where}; redirects are not followed: the "
-                "tool's URL has to be the final one"
+                "tool's URL has to be the target's URL"
             )
         if (failure := failure_of(reply)) is not None:
             # Redact before shortening: redaction does not find half a secret.

@@ -123,7 +123,7 @@ def refuse_unfit(
     if names.total() > MOST_TOOLS:
         raise InvalidInputError(
             f"the agent '{agent}' has {names.total()} tools, the maximum is {MOST_TOOLS}: name "
-            "those that it needs in `tools` of its MCP servers",
+            "the tools that it needs in `tools` of its MCP servers",
             code="too_many_tools",
         )
 

@@ -39,7 +39,7 @@ _BRANDS = (
     (b"M4A ", "audio/mp4"),
     (b"qt  ", "video/quicktime"),
 )
-"""Brands of ISO media files (ISO/IEC 14496-12); others are videos."""
+"""Brands of ISO media files (ISO/IEC 14496-12); files of other brands are videos."""
 _OOXML = "application/vnd.openxmlformats-officedocument."
 _ZIPPED = (
     (b"word/", _OOXML + "wordprocessingml.document"),

@@ -70,7 +70,7 @@ class Approvable(DescribedModel):
     expires_s: ExpiresS = EXPIRES_S
 
     def rule(self, agents: Any) -> Approval | None:
-        """Return the rule for its calls; ``agents`` is the agent's own, if any."""
+        """Return the rule for the tool's calls; ``agents`` is the rule of the agent, if any."""
         wanted = agents if self.approval is None else self.approval
         return approval_of(wanted, self.approval_reason)
 
@@ -95,7 +95,7 @@ class _Question(BaseModel):
             except InvalidInputError as error:
                 raise ValueError(error.detail) from None
             if patterns:
-                raise ValueError("a schema of an answer takes no patterns")
+                raise ValueError("the schema of an answer must not have 'pattern'")
         return schema
 
 
