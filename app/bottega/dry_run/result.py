@@ -46,7 +46,7 @@ from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
 
 PROMPT = "prompt"
-"""Key in a model answer's metadata with the messages that were sent."""
+"""Key of the sent messages in the metadata of a model's answer."""
 
 _DEFAULTS = ModelOptions()
 
@@ -109,7 +109,7 @@ class Note:
 
     Attributes:
         number: number of the task in the order of their starts, from 1.
-        parent: number of the task whose agent asked for this one; ``None``: it is a root.
+        parent: number of the task whose agent asked for this task; ``None``: a root task.
         received: answers of other agents, in the order of the prompt.
         messages: the prompt of the last model call, and the model's answer.
     """
@@ -126,7 +126,7 @@ class Note:
 
 
 class Notes(Recorder):
-    """A recorder that keeps everything in memory, within limits."""
+    """A recorder that keeps notes of all tasks in memory, within limits."""
 
     def __init__(self) -> None:
         self.tasks: list[Note] = []
@@ -255,7 +255,7 @@ def _embedder() -> RecallEmbedder:
 
 
 def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
-    """Return an agent's tools in the API's form, each with true if a dry run calls it."""
+    """Return an agent's tools in the API's form, each with a flag: true: a dry run calls it."""
     return [
         {
             "name": tool.name,
@@ -270,7 +270,7 @@ def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
 MOST_CHARACTERS = 4_000_000
 """Approximate limit of an answer."""
 _CUTS = (LONGEST_TEXT, 2_000, 200)
-"""Lengths to which texts are cut; the first one with which the answer fits is used."""
+"""Lengths to which texts are cut; the first length with which the answer fits is used."""
 
 
 async def dry_run(plan: Mapping[str, Any]) -> bytes:
@@ -337,8 +337,8 @@ class _Trial:
     ) -> str | None:
         """Ask the agents in the graph's order; return the first error's text; ``None``: no error.
 
-        Tools are not called and people are not asked, so later nodes see no answers of them. Nodes
-        with ``for_each`` or ``loop`` run once.
+        Tools are not called and people are not asked, so later nodes get no answers of tools or
+        people. Nodes with ``for_each`` or ``loop`` run once.
         """
         number = {name: index for index, name in enumerate(graph.get_topological_order())}
         nodes = {name_of_node(node): node for node in content["nodes"]}

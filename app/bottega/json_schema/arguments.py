@@ -1,4 +1,4 @@
-"""Schemas of tools' arguments: applied here, or only shown to a model if others check. Pure."""
+"""Schemas of tools' arguments: for checks here, or only for the model, if others check. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class ArgumentSchema:
 
     @property
     def is_flat(self) -> bool:
-        """True if checking few arguments is quick."""
+        """True if a check of a few arguments is quick."""
         return self._checked.is_flat
 
     @property

@@ -158,7 +158,7 @@ class DescribedModel(BaseModel):
     of a start. This class parses each file once, when a document is made.
 
     Attributes:
-        shows: request body whose fields this answer repeats; its descriptions are used, too.
+        shows: request body whose fields this answer repeats, with the body's descriptions.
     """
 
     shows: ClassVar[type[BaseModel] | None] = None

@@ -43,7 +43,7 @@ class OutputSchema:
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """The places of patterns that are not checked: only other engines know them."""
+        """JSON Pointers of patterns that are not checked: only other engines support them."""
         return self._checked.unchecked
 
     def is_quick(self, length: int) -> bool:
@@ -96,7 +96,7 @@ def check_length(schema: Mapping[str, Any]) -> None:
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
     """Parse and check a schema; cached, because runs build their agents repeatedly.
 
-    A large schema takes up to 50 ms, so the first call belongs into a thread.
+    A large schema takes up to 50 ms, so make the first call in a thread.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.

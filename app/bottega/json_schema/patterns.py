@@ -1,9 +1,10 @@
 r"""Users' regular expressions: measured before they are compiled, matched in linear time.
 
-The engine is the one of pydantic-core (Rust's ``regex``). It holds the GIL while it compiles and
-matches. Therefore the pattern's expanded size bounds both: a repeat copies its operand, and a
-Unicode class such as ``\w`` takes about 40 KB of automaton. Expensive patterns are tried in a
-separate process, ``python -m`` this module, because even a thread would delay all requests.
+The engine is Rust's ``regex``, in pydantic-core. It holds the GIL while it compiles and matches.
+Therefore the pattern's expanded size is limited, which bounds both times: a repeat copies its
+operand, and a Unicode class such as ``\w`` takes about 40 KB of automaton. Expensive patterns are
+tried in a separate process, ``python -m`` this module, because even a thread would delay all
+requests.
 """
 
 import os
@@ -276,7 +277,7 @@ class _Measure:
         return Size(_CHARACTER, 1)
 
     def _class(self) -> Size:
-        """Measure a class in brackets with its nested classes; it counts as its largest member."""
+        """Measure a class in brackets: its largest member, and one character for each member."""
         depth, largest, members = 0, 0, 0
         while self._at < len(self._pattern):
             here = self._pattern[self._at]

@@ -106,7 +106,7 @@ class Bounds:
     Attributes:
         depth: most levels of nesting.
         values: most values in the schema.
-        work: most values of the schema times values of the checked value.
+        work: limit of the number of values in the schema times that of the checked value.
     """
 
     depth: int
@@ -240,7 +240,7 @@ class _Modern:
             elif keyword == "dependencies":
                 self._split(value, at, modern)
             elif keyword in _DEFINITIONS:
-                self._named(value, at)  # only to check their form; references bring the used ones
+                self._named(value, at)  # only checks the form; references add their definitions
             elif keyword in _RULES:
                 modern[keyword] = value
             elif keyword in _MANY:
@@ -328,7 +328,7 @@ class _Modern:
 
 
 def _refuse_mixed(schema: dict[str, Any]) -> None:
-    """Refuse a keyword together with the keyword that it replaced; one would have no effect."""
+    """Refuse a keyword together with the keyword that it replaced: one of both has no effect."""
     newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
     if "dependencies" in schema:
         newer += ["dependentRequired", "dependentSchemas"]
