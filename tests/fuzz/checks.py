@@ -47,7 +47,7 @@ DETAILS = {
     r"^: ": "several fields depend on each other: the rule names none of them",
     r"of the graph's nodes": "what a field names must be in a list",
     r"belongs to (the )?mode|or allow .anonymous": "a member depends on the value of another",
-    r"give one from 1 to": "which events there are is no matter of a request's form",
+    r"give an? .* from 1 to": "which events there are is no matter of a request's form",
     r"more than \d+ points": "no keyword bounds a time",
     r"valid IPv[46] ": "networks have a grammar of their own",
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",

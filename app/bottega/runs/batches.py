@@ -36,8 +36,8 @@ async def store_items(
 ) -> None:
     """Store the items of an accepted batch, a page in each transaction, and start the batch.
 
-    After a failure, a repeated call goes on where the first one ended. Once the batch has started,
-    a call changes nothing.
+    After a failure, the next call stores the items that are missing. Once the batch has started, a
+    call changes nothing.
 
     Args:
         items: mappings with ``input``, and perhaps ``metadata`` and ``key``.

@@ -68,7 +68,7 @@ async def request_cancel(
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Store a request to cancel a task and all below it; return which were over already.
+    """Store a request to cancel a task and those below it; return for each if it was over already.
 
     Raises:
         NotFoundError: unknown, another run's, or another tenant's.
@@ -91,7 +91,7 @@ class RunsHere(Protocol):
         """Cancel a run, or only one task of it. Idempotent."""
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs; return the runs that are ready for them."""
+        """Deliver new messages or decisions to runs; return the ids of the runs that got them."""
 
     def child_ended(self, run_id: UUID) -> None:
         """Tell the parent run that a child run has ended. Idempotent."""
@@ -133,11 +133,11 @@ SELECT CAST(send_message(
     :tenant, :run, CAST(:content AS jsonb), :principal, CAST(:files AS uuid[])) AS text)
 """)
 _CONFLICTS = {
-    "final": "run {run} is over, or is being cancelled: start another one",
-    "no_root": "run {run} has the mode 'dag', and so no agent that takes messages: wait for its "
-    "end, or cancel it",
-    "too_many_messages": "run {run} has got {limit} messages, the most that a run takes: send it "
-    "after the end",
+    "final": "run {run} is over, or is being cancelled: start another run",
+    "no_root": "run {run} has the mode 'dag', and so no agent that takes messages: wait for the "
+    "run's end, or cancel it",
+    "too_many_messages": "run {run} has got {limit} messages, the most that a run takes: send the "
+    "message with a new run",
 }
 REFUSED_MESSAGES = frozenset((*_CONFLICTS, "message_too_large"))
 
@@ -165,7 +165,7 @@ async def send(
     """Store a message for a run under way; return its id.
 
     Args:
-        pointer: the message's place in the request.
+        pointer: JSON Pointer to the message in the request.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -188,13 +188,13 @@ def refused_message(answer: Mapping[str, Any], run_id: object, pointer: str) -> 
     """Return the error for a message that a run does not take.
 
     Args:
-        pointer: the message's place in the request.
+        pointer: JSON Pointer to the message in the request.
     """
     reason, limit = answer["refused"], answer.get("limit")
     if reason == "message_too_large":
         return InvalidInputError(
-            f"a message takes {limit} bytes at most, as JSON without the data of its files: "
-            "upload the rest as a file",
+            f"a message may have at most {limit} bytes, as JSON without the data of its files: "
+            "upload a part of its text as a file",
             code=reason,
             pointer=pointer,
         )

@@ -16,11 +16,11 @@ from bottega.errors import NotFoundError
 from bottega.runs import graphs
 
 MOST_CHARACTERS = 10_000
-"""Characters of an output that are shown and compared."""
+"""Most characters of an output that are shown and compared."""
 MOST_LINES = 400
-"""Lines of an output that are compared. The comparison's time grows with the square of them."""
+"""Most lines of an output that are compared; the time grows with the square of their number."""
 MOST_RECEIVED = 100
-"""Number of sources that are listed per agent."""
+"""Most sources of received context that are listed per agent."""
 
 _RUNS = text("""
 SELECT id, status, agent, graph, mode, created_at, started_at, ended_at, usage,
@@ -115,7 +115,7 @@ async def compare(
         place: name of the agent before the page.
 
     Raises:
-        NotFoundError: one of them is unknown.
+        NotFoundError: one of the two runs is unknown.
     """
     of_both = {"tenant": tenant_id, "runs": [before, after]}
     found = {row["id"]: dict(row) for row in (await connection.execute(_RUNS, of_both)).mappings()}

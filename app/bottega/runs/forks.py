@@ -1,9 +1,9 @@
 """Forks: a new run repeats a part of an earlier run, and takes over the steps before that part.
 
 A fork begins at a node of the graph or after an event. At a node, the new run executes the node and
-those that follow it again, or the node publishes a text that the fork gives. After an event, it
-repeats everything that follows. The steps that are taken over cost no second call of a model or a
-tool, because their events are copied into the new run's log and replayed.
+the nodes that follow it again; or the node publishes a text that the fork gives. After an event,
+the new run repeats everything that follows. The steps that the new run takes over cost no second
+call of a model or a tool, because their events are copied into its log and replayed.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Fork:
         at_seq: the last event that is taken over, moved back to the end of a complete block.
         publication: text that the node publishes; ``None``: the node is executed.
         agent: changed fields, by name, in the definition of the node's agent, or of the run's own.
-        input: a message for the run's own agent; in a graph, the question to nodes that run.
+        input: a message for the run's own agent; in a graph, the question to the repeated nodes.
     """
 
     node: str | None = None
@@ -82,7 +82,7 @@ async def fork(
     Args:
         memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
         principal, limits: who starts the new run, and the limits of the API key.
-        may_give: raises an error if the caller may not answer for (a node, the run's user).
+        may_give: gets a node and the run's user; raises an error if the caller may not answer it.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -148,7 +148,7 @@ def _refuse_node(
         if event.type == EventType.NODE_SKIPPED and event.data["node"] == name:
             raise InvalidInputError(
                 f"run {old['id']} skipped the node '{name}' ({event.data['reason']}), and the new "
-                "run would skip it too: repeat from the node that decided it",
+                "run would skip the node too: fork at the node whose answer decided this",
                 code="node_skipped",
                 pointer="/node",
             )
@@ -158,8 +158,8 @@ def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> l
     """Return the events up to a ``seq``, without incomplete blocks."""
     if seq > len(events):
         raise InvalidInputError(
-            f"the last event of run {old['id']} has the seq {len(events)}: give one from 1 to "
-            f"{len(events)}",
+            f"the last event of run {old['id']} has the seq {len(events)}: give an 'at_seq' from "
+            f"1 to {len(events)}",
             code="unknown_event",
             pointer="/at_seq",
         )
@@ -171,9 +171,9 @@ def _done_again(
 ) -> set[str]:
     """Return the nodes that a fork executes again: the wanted node, and those that follow it.
 
-    Nodes that ask people are executed again, with all that follow them, in two cases: the fork has
-    another question than the one that people saw, or repeated nodes depend on the answer of people
-    and the caller may not answer for them.
+    Nodes that ask people are executed again, with all nodes that follow them, in two cases: the
+    fork changes the question that people saw, or repeated nodes depend on the answer of people and
+    the caller may not answer for these people.
 
     Args:
         may_answer: returns true if the caller may answer for a node that asks people.
@@ -207,14 +207,14 @@ async def _check_publication(
     node: Mapping[str, Any],
     text: str,
 ) -> None:
-    """Check that a text fits the schema of what a node publishes."""
+    """Check that a text fits the schema of a node's publication."""
     schema = await _schema_of(connection, old, nodes, node)
     if schema is None:
         return
     _, problems = await asyncio.to_thread(lambda: output_schema(schema).read(text))
     if problems:
         raise InvalidInputError(
-            f"the text does not fit the node's schema: {problems[0].pointer or 'the whole'}: "
+            f"the text does not fit the node's schema: {problems[0].pointer or 'the whole text'}: "
             f"{problems[0].message}",
             pointer="/publication",
         )
@@ -226,7 +226,7 @@ async def _schema_of(
     nodes: NodeTasks,
     node: Mapping[str, Any],
 ) -> Mapping[str, Any] | None:
-    """Return the JSON Schema of what a node publishes; ``None``: any text."""
+    """Return the JSON Schema of a node's publication; ``None``: any text."""
     columns = agent_versions.c
     query = select(columns.name, columns.definition["output_schema"].label("schema")).where(
         columns.tenant_id == old["tenant_id"],
@@ -252,7 +252,7 @@ def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> d
 def _with_changes(
     old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
 ) -> dict[str, Any]:
-    """Return a run's overrides with the fork's changes of an agent."""
+    """Return the old run's overrides, changed by the fork's fields for an agent."""
     name = old["agent"]
     if nodes is not None:
         name = None if wanted.node is None else nodes.node(wanted.node).get("agent")
@@ -262,7 +262,8 @@ def _with_changes(
         )
     changes = dict(wanted.agent or {})
     if limits.models is not None and "model" in changes:
-        raise ForbiddenError("the limits of this key name models", code="beyond_limits")
+        why = "the limits of this key name models: leave 'agent' out, or use another key"
+        raise ForbiddenError(why, code="beyond_limits")
     pinned = old["pinned"]
     providers = [*pinned["providers"], *pinned["operators"]]
     try:

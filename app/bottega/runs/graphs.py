@@ -87,7 +87,7 @@ async def graph(
     """Return a run's graph, with the states and publications of its nodes.
 
     Args:
-        seq: the last event that counts; ``None``: the run's last one.
+        seq: the event after which the graph is read; ``None``: the run's last event.
 
     Raises:
         NotFoundError: unknown run, or (code ``no_graph``) a run without a graph.
@@ -99,7 +99,7 @@ async def graph(
     last = await connection.scalar(_LAST, of_run)
     if (seq := seq or last) > last:
         raise InvalidInputError(
-            f"the last event of run {run_id} has the seq {last}: give one from 1 to {last}",
+            f"the last event of run {run_id} has the seq {last}: give a seq from 1 to {last}",
             pointer="/seq",
         )
     rows: dict[str, Any] = {
@@ -134,7 +134,7 @@ class _NodeStates(NamedTuple):
     """The states of a run's nodes, by name, and of its edges, by source and target.
 
     Attributes:
-        reasons: why nodes were skipped.
+        reasons: the reason of each skipped node, by name.
     """
 
     statuses: Mapping[str, str]
@@ -161,7 +161,7 @@ async def _node_states(
     replay = await asyncio.to_thread(replay_run, events)  # a log may be long
     if not decides:
         return _NodeStates(_statuses_by_agent(replay), {}, {})
-    # Nodes of a sub-graph come after the node that has it; their names begin with that node's name.
+    # The nodes of a sub-graph come after the node that contains it, and begin with its name.
     statuses: dict[str, str] = {}
     waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
@@ -177,7 +177,7 @@ async def _node_states(
 
 
 def _unended(replay: RunReplay, status: str | None) -> str:
-    """Return the status of a node that has not ended, from its task's status."""
+    """Return the status of a node that has not ended yet, from the status of its task."""
     if replay.is_over:
         return "failed"
     return "waiting" if status == "waiting" else "running"
@@ -208,7 +208,7 @@ def _published() -> Select[Any]:
             run_events.c.seq <= until,
             run_events.c.step < until + STEP_EVENTS,
             run_events.c.type == EventType.MEMORY_PUBLISHED,
-            name.not_like("%/%"),  # without nodes of sub-graphs
+            name.not_like("%/%"),  # such a name is that of a sub-graph's node
         )
         .ext(distinct_on(name))
         .order_by(name, version.desc())
@@ -237,7 +237,7 @@ async def published_graph(
     """
     found = await graph(connection, tenant_id, run_id)
     if found["name"] != name:
-        raise NotFoundError(f"run {run_id} uses the graph '{found['name']}', not '{name}'")
+        raise NotFoundError(f"run {run_id} has the graph '{found['name']}', not '{name}'")
     shown = ("name", "agent", "ttl_s", "reason", "graph", "for_each", "loop")
     nodes = [{field: node.get(field) for field in shown} for node in found["nodes"]]
     versions = {

@@ -21,9 +21,9 @@ from bottega.json_schema.output import output_schema
 from bottega.tenants import audit
 
 Place = tuple[datetime, UUID]
-"""Time and id of an interrupt, by which they are listed."""
+"""Time and id of an interrupt, by which interrupts are listed."""
 _OF_FEW = ("run_id", "session_id", "user_id")
-"""Filters that have an index, whose order differs from the list's."""
+"""Filters with an index of their own; the index has another order than the list."""
 
 _RESOLVE = text(
     "SELECT resolve_interrupt(:tenant, :id, 'resolved', CAST(:said AS jsonb), CAST(:by AS jsonb))"
@@ -121,7 +121,7 @@ async def of_client(
 async def started_with(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> Mapping[str, Any]:
-    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; empty: unknown."""
+    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}``: unknown run."""
     shown = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
     query = select(*shown).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -139,7 +139,7 @@ async def resolve(
     """Store the decision on an interrupt, and let the run go on; return the interrupt.
 
     Args:
-        said: see :class:`bottega.agents.approval.Resolution`.
+        said: the decision, see :class:`bottega.agents.approval.Resolution`.
         by: ``key_id`` and ``name`` of the API key that decided.
 
     Raises:
@@ -178,7 +178,7 @@ async def _check(interrupt: Mapping[str, Any], said: Mapping[str, Any]) -> None:
     elif kind == "question":
         await _check_answer(schema, said)
     elif len(said) != 1:
-        raise InvalidInputError("send either 'result' or 'error'")
+        raise InvalidInputError("send exactly one of the fields 'result' and 'error'")
 
 
 async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
@@ -191,7 +191,7 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
-        return  # not our kind of schema: the MCP server or the client checks the arguments itself
+        return  # we do not support this schema: the MCP server or the client checks the arguments
     try:
         await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:

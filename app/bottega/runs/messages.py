@@ -40,7 +40,7 @@ SAID = (
     EventType.TOOL_FAILED,
     EventType.MESSAGE_DELIVERED,
 )
-"""Types of events with messages of the model, tools and users."""
+"""Types of events that contain a message of the model, a tool or a user."""
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, *FINAL_EVENT.values())
 GIVEN = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
 """Types of events about shared context and memory."""
@@ -53,8 +53,8 @@ def message_of(
     """Return a model's answer, a tool's result, context, or a user's text as a message. Pure.
 
     Args:
-        event: the event that has ``said``.
-        heard: text that the model read of a tool's result, if it differs from the event.
+        event: the event that contains ``said``.
+        heard: a tool's result as the model read it, if its text differs from the event's.
     """
     match said:
         case AssistantMessage():
@@ -96,7 +96,7 @@ async def page(
     """List messages of a task (``None``: of the run's own agent), in the order of the log.
 
     Args:
-        types: types of the events to list; the question is always listed.
+        types: types of the events whose messages are listed; the question is always listed.
         after: (``seq``, ``part``) of the message before the page.
 
     Raises:
@@ -187,7 +187,7 @@ async def _page(
     """List the messages of some of a run's events.
 
     Args:
-        first: type of the event in whose place the question is listed.
+        first: type of the event for which the question is listed.
         asked: returns the question's messages.
     """
     query = _conversation(run, which, (first, *types))
@@ -195,7 +195,7 @@ async def _page(
     query = query.order_by(*(place.desc() if descending else place for place in places))
     found: list[dict[str, Any]] = []
     more = True
-    while more and not found:  # the event at ``after`` may have no more messages
+    while more and not found:  # perhaps the message at ``after`` was the last one of its event
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()
@@ -219,7 +219,7 @@ def _listed(
     *,
     descending: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of some events of a run, each with its place and its agent."""
+    """Yield the messages of some events of a run, each with its position and its agent."""
     events = events_of_rows(run_id, rows)
     references = zip(rows, events, strict=True)
     texts = {event.data.get("answer_seq") or 0: row["output"] for row, event in references}
@@ -270,7 +270,7 @@ _LAST = 2**31 - 1
 
 
 def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
-    """Return the condition for events with messages after a place, and for the place's event."""
+    """Return the condition for events that may have messages after a (``seq``, ``part``)."""
     if after is None:
         return true()
     seq, part = after
@@ -283,7 +283,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut messages to a page, because the database does not measure the messages of an input."""
+    """Cut messages to a page's size: the database has not measured the messages of an input."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
@@ -309,7 +309,7 @@ def _conversation(
 def _heard() -> ColumnElement[Any]:
     """Select the text of a tool's result that the model read, from its task's next model call.
 
-    NULL: the text is that of the result's own event, or no model call followed.
+    NULL: the model read the text of the result's own event, or no model call followed.
     """
     own, later = run_events.c, run_events.alias("later").c
     told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
@@ -410,7 +410,7 @@ async def _asked(
         for index, tool_call in enumerate(made or ()):
             if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
-            # Read the arguments of the actual call, because a hook may have changed the model's.
+            # Read the arguments of the executed call: a hook may have changed the model's own.
             started = select(run_events.c.data["arguments"]).where(
                 *calls,
                 run_events.c.type == EventType.TOOL_STARTED,

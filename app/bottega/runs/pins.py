@@ -1,7 +1,7 @@
 """Versions of agents and graphs that a new run pins, cached by each process.
 
-This module also checks a run before its start: its models have the parameters, take the parts of
-the input, and have known prices if the run has a cost budget.
+This module also checks a run before its start: each of its models must have the agent's parameters,
+accept the parts of the input, and have a known price if the run has a cost budget.
 """
 
 import asyncio
@@ -49,11 +49,11 @@ from bottega.memory.episodes.scope import MemoryScope, strictest
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
 Dialects = Mapping[DialectName, Collection[str]]
-"""Parameters that an agent's models have, by dialect."""
+"""Names of the parameters that an agent's models accept, by dialect."""
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
-    """Return the dialects of an agent's models, each with the parameters that its models share.
+    """Return the dialects of an agent's models, each with the parameters that all its models have.
 
     Args:
         servers: dialect and headers of each model's server.
@@ -69,14 +69,14 @@ def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dia
 def refuse_unsupported(
     params: Mapping[str, Any] | None, dialects: Dialects, place: str, *, whose: str
 ) -> None:
-    """Check that each of an agent's models takes the agent's parameters.
+    """Check that each of an agent's models accepts the agent's parameters.
 
     Args:
-        place: JSON Pointer to the parameters.
+        place: JSON Pointer to the parameters in the request.
         whose: the agent's name.
 
     Raises:
-        InvalidInputError: ``unsupported_param``, or ``reserved_field`` of ``extra_body``.
+        InvalidInputError: ``unsupported_param``; ``reserved_field`` for a field of ``extra_body``.
     """
     given = merged(params, None)
     for dialect, known in dialects.items():
@@ -111,7 +111,7 @@ def refuse_overrides(
     Raises:
         UnknownAgentError: an agent is not in the run.
         InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a tool has the name
-            of one of the agent's tools; ``unknown_tool``: ``tool_choice`` names one.
+            of one of the agent's tools; ``unknown_tool``: ``tool_choice`` names no existing tool.
     """
     for name, change in overrides.items():
         if name not in own:
@@ -126,7 +126,7 @@ def refuse_overrides(
         for number, tool in enumerate(names):
             if tool in tools[name]:
                 raise InvalidInputError(
-                    f"the agent '{name}' has a tool named '{tool}' already: rename the request's",
+                    f"the agent '{name}' has a tool named '{tool}' already: rename this one",
                     code="duplicate_tool",
                     pointer=f"/overrides/{name}/tools/{number}/name",
                 )
@@ -143,14 +143,14 @@ def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
     """Check that every dialect can express each part of a stored input.
 
     Raises:
-        InvalidInputError: ``unsupported_part``, at the part.
+        InvalidInputError: ``unsupported_part``, with a pointer to the part.
     """
     for at, part in parts_of(asked):
         for dialect in dialects:
             if not takes(dialect, Part.from_dict(part)):
                 kind = part.get("media_type") or "unknown type"
                 raise InvalidInputError(
-                    f"a model of the dialect '{dialect}' takes no part '{part['type']}' of "
+                    f"a model of the dialect '{dialect}' accepts no part '{part['type']}' of "
                     f"{kind} by {'url' if part.get('url') else 'file'}: name another model, or "
                     "send the part in another form",
                     code="unsupported_part",
@@ -170,7 +170,7 @@ def takes(dialect: DialectName, part: Part, media_type: str | None = None) -> bo
     """Return true if a dialect can express a part.
 
     Args:
-        media_type: media type of a stored file, if the part refers to one.
+        media_type: media type of the stored file, if the part refers to a stored file.
     """
     if part.text is not None:
         return True
@@ -185,7 +185,7 @@ class UsedModel(NamedTuple):
 
     Attributes:
         address: URL of its server.
-        is_priced: its provider has a price for it.
+        is_priced: the model's provider has a price for the model.
     """
 
     name: str
@@ -197,7 +197,7 @@ class UsedModel(NamedTuple):
         """Build it from a reference to a provider's model.
 
         Args:
-            model: ``None``: the provider's first model; ``default`` if the provider lists none.
+            model: ``None``: the provider's first model, or ``default`` if it lists no models.
         """
         name = model or (provider.models[0] if provider.models else default)
         address = provider.base_url or VENDORS[provider.dialect]
@@ -221,8 +221,8 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
             prices = await asyncio.to_thread(prices_of, model.name, model.address)
             if prices is None:
                 raise InvalidInputError(
-                    f"cost_budget cannot be kept: no price is known for the model '{model.name}' "
-                    f"of the agent '{agent}'. Give its provider prices, or leave the budget out",
+                    f"no price is known for the model '{model.name}' of the agent '{agent}': give "
+                    "its provider a price for it, or leave cost_budget out",
                     code="unpriced_model",
                     pointer="/cost_budget",
                 )
@@ -241,21 +241,22 @@ class Pins:
     """Versions that a run keeps.
 
     Attributes:
-        epoch: epoch of the tenant's definitions, if it has any. The versions are current as long as
-            the epoch is.
+        epoch: epoch of the tenant's definitions, if the tenant has definitions. The versions are
+            current until the epoch changes.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
-            {name: version}, "operators": [name], "mcp_servers": {name: version}}``, with the
-            tenant's own providers that its agents use, and those of the operator. If the graph
-            contains others, ``graph`` has ``below: {name: [the current version, others]}``. If the
-            tenant has chosen a model for agents that name none, ``default_model`` has it.
+            {name: version}, "operators": [name], "mcp_servers": {name: version}}``.
+            ``providers`` and ``operators`` are the tenant's and the operator's providers that the
+            agents use. If the graph contains graphs, ``graph`` has ``below: {name: [the current
+            version, others]}``. If the tenant has chosen a model for agents that name none,
+            ``default_model`` is this model.
         first: the agents with which the run starts; each gets the run's input.
         memory: the strictest memory mode of the agents in ``first``.
-        memory_scope: scope of the root agent; None: the agent names none, or the run is a DAG.
+        memory_scope: memory scope of the root agent; None: it names none, or the run is a DAG.
         params: the parameters of each agent.
         tools: names of the tools of each agent, with its sub-agents.
         dialects: dialects of each agent's models.
         models: models of each agent, with their providers.
-        expose: the façades that show the root agent; None: all.
+        expose: the façades (APIs of other products) that show the root agent; None: all façades.
     """
 
     epoch: UUID | None
@@ -271,10 +272,10 @@ class Pins:
 
 
 class PinCache:
-    """Pins by tenant, agent and graph. They may be stale: every use compares the epoch.
+    """Pins by tenant, agent and graph. They may be stale, so every use compares the epoch.
 
     Args:
-        operators: the operator's providers; a tenant's provider with an equal name replaces one.
+        operators: the operator's providers; a tenant's provider replaces that of an equal name.
         default_model: model of providers that list none.
         shared: the operator lets agents read the memory of all sessions.
     """
@@ -413,7 +414,7 @@ def _pins(
 
 
 def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Return the versions of a graph's sub-graphs, by name."""
+    """Return the versions of a graph's sub-graphs, by name: first the current one, then others."""
     versions: dict[str, dict[int, None]] = {}
     sizes: dict[GraphRef, GraphSize] = {}
     for each in graph["below"]:
@@ -457,7 +458,7 @@ def _memory(
     first: Sequence[str] | None,
     of_graph: Mapping[str, Any],
 ) -> str:
-    """Return the strictest memory mode of a run's first agents; ``None``: of a graph's nodes."""
+    """Return the strictest memory mode of the agents in ``first``; ``None``: of a graph's nodes."""
     if first is not None:
         return strictest("full", *(agents[name]["memory"] for name in first))
     pairs = zip(of_graph["nodes"], of_graph["memory"] or (), strict=False)
@@ -467,7 +468,7 @@ def _memory(
 def _refuse_unknown_version(
     found: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
 ) -> None:
-    """Refuse a version that the agent, or without an agent the graph, does not have."""
+    """Refuse a version that the agent does not have; without an agent, that the graph lacks."""
     if version is None:
         return
     if agent is None and found["graph"] is None:
@@ -488,11 +489,11 @@ def _reached(read: Mapping[str, Any]) -> Reached:
 
 
 def _refuse_unfit(read: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Reached]) -> None:
-    """Refuse sub-agents without a description, and stateful ones that are called asynchronously."""
+    """Refuse sub-agents without a description, and asynchronous sub-agents with state."""
     called = {child for each in agents.values() for child in each.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):
         raise InvalidInputError(
-            f"sub-agents need a description, so that a model knows when to call them: "
+            f"give these sub-agents a description, so that a model knows when to call them: "
             f"{', '.join(undescribed)}",
             code="missing_description",
         )
@@ -553,7 +554,7 @@ def _models(
     except InvalidInputError as error:
         detail = f"the agent '{agent}': {error.detail}"
         if default is not None and not model:
-            detail += ". This is the default model: PUT /v1/default-model chooses another"
+            detail += ". This is the default model: choose another with PUT /v1/default-model"
         raise InvalidInputError(detail, code=error.code) from None
 
 

@@ -23,9 +23,9 @@ from bottega.subagents.child import DEFAULT_INSTRUCTIONS
 from bottega.tools.mcp import model_name, tools_in
 
 MOST_CONTEXT = 100
-"""Most messages before the conversation: the question, shared context and memory."""
+"""Most messages that are read before the conversation: question, shared context and memory."""
 MOST_SAID = 200
-"""Most messages of the conversation, the newest."""
+"""Most messages that are read of the conversation; these are the newest messages."""
 
 Row = Mapping[str, Any]
 
@@ -95,7 +95,7 @@ def composed(
 
     Args:
         own: the agent's system message.
-        order: the message about the order of its sub-agents.
+        order: the message about the order in which the agent calls its sub-agents.
         opening: the question, shared context and memory, in the order of the log.
         said: the conversation, the newest message first.
         before: ``seq`` of the model call's start.
@@ -122,8 +122,8 @@ def composed(
 
 
 def _fenced(given: Row) -> str:
-    """Return shared context in the form that prompts have."""
-    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # without effect: the content is chosen already
+    """Return shared context as text, in the form that it has in a prompt."""
+    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # has no effect on the given content
     item = MemoryItem(given["source"], given["content"], given["at"], given["version"], policy)
     return shared_message(item).content
 
@@ -178,7 +178,7 @@ def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]
     number = max(task.calls, default=0) if call is None else call
     if number not in task.calls:
         which = "a model call" if call is None else f"the model call {call}"
-        detail = f"this agent or task of run {run_id} has not begun {which}"
+        detail = f"the agent or task of run {run_id} has not begun {which}"
         raise NotFoundError(detail, code="no_model_call")
     return task.calls[number].starts
 
@@ -216,7 +216,7 @@ async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -
 
 
 async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) -> str | None:
-    """Return the message about the order of an agent's sub-agents."""
+    """Return the message about the order in which an agent calls its sub-agents."""
     pinned = run["pinned"]["graph"]
     if pinned is None or not names:
         return None

@@ -62,7 +62,7 @@ from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.handle import SubagentStatus
 
-_MOST = 200  # candidates, and applications
+_MOST = 200  # candidates of a run, and applications to it
 
 _LEARNING = text("""
 SELECT l.episode_id, l.status, coalesce(l.tries, 0) AS tries, l.error, l.updated_at, r.reflection,
@@ -126,9 +126,9 @@ async def give_feedback(
     score: float | None = None,
     comment: str | None = None,
 ) -> dict[str, Any]:
-    """Store feedback on a finished run; it replaces earlier feedback, and the episode is unchanged.
+    """Store feedback on a finished run, in place of earlier feedback.
 
-    Learning then processes the run again.
+    The run's episode does not change. Learning then processes the run again.
 
     Args:
         by: the author, as in the audit log.
@@ -154,19 +154,19 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
 
 
 class RunOutcome(NamedTuple):
-    """The outcome of a run; ``source`` is ``None`` if neither feedback nor checks decided it."""
+    """The outcome of a run; ``source`` is ``None`` if only the run's status decided the outcome."""
 
     value: OutcomeValue
     source: OutcomeSource | None = None
 
 
 def outcome_of(status: str, feedback: OutcomeValue | None, passed: bool | None) -> RunOutcome:
-    """Return a run's outcome: from feedback, else from its agent's checks, else from its status.
+    """Return a run's outcome, from its feedback, else its agent's checks, else its status.
 
     A completed run without feedback and checks is ``UNKNOWN``.
 
     Args:
-        passed: whether all checks passed; ``None``: there are none, or they are not decided.
+        passed: true if all checks passed; ``None``: there are no checks, or no decision yet.
     """
     if feedback is not None:
         return RunOutcome(feedback, "feedback")
@@ -179,8 +179,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``outcome`` and ``success_check`` of a run's row, as the API shows them.
 
     Args:
-        row: has ``feedback_outcome`` and the columns of ``run_checks`` with the prefix ``check_``,
-            unless the run was just accepted.
+        row: has ``feedback_outcome`` and the columns of ``run_checks`` with the prefix ``check_``;
+            the row of a run that was just accepted has neither.
     """
     outcome = outcome_of(row["status"], row.get("feedback_outcome"), row.get("check_passed"))
     check = None
@@ -208,7 +208,7 @@ _HIDDEN = (
     "batch",
     "given",
 )
-"""Columns that lists leave out; some are large."""
+"""Columns of a run's row that lists leave out, because some are large."""
 ABOVE_ROOTS = UUID(int=4 << 120)
 """Bound above the ids of runs (UUIDv7) until 2109. Most ids of child runs (UUIDv5) are larger."""
 _BLOCKED_BY = func.blocked_by(
@@ -248,7 +248,7 @@ def _of_run(table: Table) -> ColumnElement[bool]:
 
 
 def _first_subagents() -> ScalarSelect[Any]:
-    """Select ``subagents`` of a run's first agent: its ``agent``, or the first one of its graph."""
+    """Select ``subagents`` of a run's first agent, which is its ``agent``, or its graph's first."""
     graphs, agents = graph_versions.c, agent_versions.c
     of_graph = (
         select(func.jsonb_path_query_first(graphs.definition, _AGENT_OF_NODE, type_=JSONB))
@@ -309,7 +309,7 @@ class RunFilter:
         created_after, created_before: exclusive bounds.
         metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
             string, or the number, boolean or null that it spells.
-        draft: whether only drafts are listed, or only runs of stored definitions.
+        draft: true: list only drafts; false: list only runs of stored definitions.
         search: conditions on the newest ``SEARCHED_RUNS`` runs that meet all other conditions.
     """
 
@@ -328,17 +328,17 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunSearch:
-    """Conditions that no index serves; ``None`` means any.
+    """Conditions that no index serves. A field that is ``None`` is no condition.
 
     Attributes:
-        statuses, agents: several values, one of which a run has; empty: any.
+        statuses, agents: a run has one of these statuses, and one of these agents; empty: any.
         text: part of the question, whatever its case and accents.
         error_code: code of the run's error.
         outcome: outcome by :func:`outcome_of`.
-        longer_than_s: least duration: from its start to its end, or to now.
+        longer_than_s: least duration, from the run's start to its end, or to now.
         cost_over: least cost in US dollars.
-        version: version of its first agent, or of its graph.
-        retrying: its last model call failed, and is about to be repeated.
+        version: version of the run's first agent, or of its graph.
+        retrying: the run's last model call failed and is about to be repeated.
         rated: a person gave feedback.
     """
 
@@ -355,7 +355,7 @@ class RunSearch:
 
 
 SEARCHED_RUNS = 20_000
-"""A search reads this number of the newest runs that meet the list's other conditions."""
+"""Number of runs that a search reads: the newest that meet all other conditions of the list."""
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
@@ -475,8 +475,8 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield runs.c.parent_run_id == wanted.parent_run_id
         return
     yield and_(runs.c.parent_run_id.is_(None), runs.c.mode != "batch")
-    # A run's id (UUIDv7) begins with a time in the transaction that started at created_at. So the
-    # primary key can serve as the index for both bounds.
+    # A run's id (UUIDv7) begins with a time shortly after created_at, the start of its transaction.
+    # So the primary key can serve as the index for both bounds.
     if after is not None:
         yield runs.c.id >= first_id(after)
     yield runs.c.id < (ABOVE_ROOTS if before is None else first_id(before + MOST_SKEW))
@@ -539,7 +539,7 @@ async def _with_metadata(
     """
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # see _conditions; no run has exactly this id
+    if wanted.created_after is not None:  # as in _conditions; no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))
@@ -606,7 +606,7 @@ async def tasks_page(
 
 @cache
 def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
-    """Select a run's tasks; ``on``: only those after a place."""
+    """Select a run's tasks; ``on``: only the tasks after a position."""
     data = event_data(tasks, tasks.c.answer_seq).label("data")
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
@@ -649,7 +649,7 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
 
 
 def _positions() -> Subquery:
-    """Select the queued tasks of a run, each with the number of tasks before it."""
+    """Select the queued tasks of a run, each with the number of queued tasks before it."""
     order = tasks.c.priority, tasks.c.created_at, tasks.c.id
     position = func.row_number().over(order_by=order) - 1
     return (
@@ -688,7 +688,7 @@ async def context(
     """Return the context that an agent received in a run from others, in order.
 
     Raises:
-        NotFoundError: unknown run, or the agent is not in it.
+        NotFoundError: unknown run, or the run has no such agent.
     """
     run = await get(connection, tenant_id, run_id)
     if agent not in run["pinned"]["agents"]:
@@ -753,7 +753,7 @@ async def deliveries_page(
     if user is not None:
         query = query.where(_run.c.user_id == user)
     query = paged(query, own.run_id, own.seq, after=after, descending=descending)
-    few = filters.get("status") == "pending"  # the index of pending ones has another order
+    few = filters.get("status") == "pending"  # the index of pending deliveries has another order
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
@@ -768,13 +768,13 @@ _COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Conditions on the usage that is summed up; ``None``: any.
+    """Conditions on the usage that is summed up. A field that is ``None`` is no condition.
 
     Attributes:
         agent, model: agent and model of the model calls.
         user, session: user and session of the runs.
         metadata: (key, value) pairs that a run's metadata must have.
-        key: key of the metadata whose values group the sums, for ``metadata``.
+        key: key of the metadata whose values group the sums, if the grouping is ``metadata``.
     """
 
     agent: str | None = None
@@ -797,10 +797,10 @@ async def usage_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, object]]:
-    """List sums of the usage of ended runs that were created in a time, by name of the group.
+    """List sums of the usage of ended runs that were created from ``since`` to ``until``.
 
-    Each sum has its group's name under the key ``by``. ``None`` is the group of runs without a
-    session, a user, a batch, or the key of metadata.
+    The sums are ordered by the name of their group, which each sum has under the key ``by``. The
+    group ``None`` has the runs without a session, a user, a batch, or the key of metadata.
 
     Args:
         by: the grouping: one of `USAGE_BY`, or ``metadata``.
@@ -816,7 +816,7 @@ async def usage_page(
     since = since or until - _USUAL
     if until - since > _LONGEST:
         raise InvalidInputError(
-            f"from since to until are more than {_LONGEST.days} days: choose a shorter time",
+            f"the time from since to until is longer than {_LONGEST.days} days: shorten it",
             pointer="/since",
         )
     bounds = since, until, first_id(since), first_id(until + MOST_SKEW)

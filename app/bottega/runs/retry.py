@@ -1,7 +1,7 @@
 """Repetition of a run as a new run: from the start, or with a part of the earlier run's steps.
 
-A retry takes over all good steps. A fork takes over the steps before a place in the run (see
-:mod:`bottega.runs.forks`).
+A retry takes over all steps that succeeded. A fork takes over the steps before a node or an event
+(see :mod:`bottega.runs.forks`).
 """
 
 from collections import defaultdict
@@ -147,7 +147,7 @@ async def repeatable(
         )
     if old["parent_run_id"] is not None:
         raise ConflictError(
-            f"run {run_id} does a task of run {old['parent_run_id']}: repeat that one",
+            f"run {run_id} does a task of run {old['parent_run_id']}: repeat that run",
             code="child_run",
         )
     return old
@@ -176,7 +176,7 @@ async def repeated_values(
 
 
 def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``turn`` of a new run that follows the same turns as the old run."""
+    """Return the ``turn`` of the new run; it follows the same earlier turns as the old run."""
     return old["turn"] and {"base": old["turn"]["base"]}
 
 
@@ -195,7 +195,7 @@ class NodeTasks(NamedTuple):
     """The nodes of a run's graph.
 
     Attributes:
-        definition: definition of the graph, with those of its sub-graphs.
+        definition: definition of the graph, with the definitions of its sub-graphs.
         ids: ids of the nodes' tasks, by name.
     """
 
@@ -207,7 +207,7 @@ class NodeTasks(NamedTuple):
     async def of(
         cls, connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
     ) -> Self | None:
-        """Read the nodes of a run; ``None``: no graph decides its course."""
+        """Return the nodes of a run's graph; ``None``: no graph decides the run's course."""
         if run["mode"] != "dag":
             return None
         definition = await graphs.whole_definition_of(connection, tenant_id, run)
@@ -222,7 +222,7 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def people(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the definitions of nodes that ask people, by the run's node that contains them."""
+        """Return the nodes that ask people, inside sub-graphs too, by the run's node with them."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 
@@ -259,11 +259,11 @@ def carry_over(
 ) -> Carried:
     """Return the steps of a run that its repetition does not execute again. Pure.
 
-    They are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
+    The steps are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
 
     - failures that no later step used, and their consequences;
     - work that began and did not finish;
-    - decisions of people on calls without a result, so that they are asked again;
+    - decisions of people on calls without a result, so that people are asked again;
     - messages of users that no agent got.
 
     Args:
@@ -297,7 +297,7 @@ def carry_over(
         and not (
             event.type in _ASKS
             and _call_of(event) not in ended
-            and event.task_id not in settled  # a node that asks people has no call that ends
+            and event.task_id not in settled  # a node that asks people has no call with an end
         )
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
@@ -349,7 +349,7 @@ def _without(
 
     Args:
         again: nodes whose work is dropped.
-        undecided: nodes whose decisions on outgoing edges are dropped.
+        undecided: nodes whose decisions on their outgoing edges are dropped.
     """
     parents = {event.task_id: event.parent_task_id for event in events}
     dropped = {nodes.ids[name] for name in again}
@@ -366,7 +366,7 @@ def _without(
 
 
 def _node_of(name: str) -> str:
-    """Return the run's node in a name of the log: ``draft`` for ``draft/2/write``."""
+    """Return the run's own node for a name in the log: ``draft`` for ``draft/2/write``."""
     return name.partition("/")[0]
 
 
@@ -386,10 +386,10 @@ def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
 
 
 def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Event]:
-    """Return events without failed nodes, and without the nodes that follow unfinished nodes.
+    """Return events without those of failed nodes, and of nodes that follow unfinished nodes.
 
-    A failed node after which the run went on stays. A node that has not ended, but in which an
-    inner node failed, is executed again from its start.
+    The events of a failed node stay if the run went on after it. A node that has not ended, but in
+    which an inner node failed, is executed again from its start.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for event in events:
@@ -414,7 +414,7 @@ def _is_of_run(event: Event) -> bool:
 
 
 def _is_final_failure(event: Event) -> bool:
-    """Check if a model call failed for good, not just one try."""
+    """Check if a model call failed and was not tried again."""
     return event.type == EventType.LLM_FAILED and not is_repeated(event.data)
 
 
@@ -462,7 +462,7 @@ class _Log:
 
     Attributes:
         beside: asynchronous tasks.
-        ended: index of each task's end event.
+        ended: index of the end event of each task that has ended.
     """
 
     def __init__(
@@ -487,11 +487,11 @@ class _Log:
                     self._reported.setdefault(task, []).append((event.task_id, index))
 
     def is_last(self, task: UUID | None, index: int) -> bool:
-        """Check if a task's model made no step after an index."""
+        """Check if no model call of a task follows after the event at an index."""
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
-        """Check if an event is the last answer of a failed task: cut, refused, empty or invalid."""
+        """Check if an event is a failed task's last answer, which was cut, refused or invalid."""
         task = event.task_id
         if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
             return False
@@ -538,11 +538,11 @@ def _is_failure(event: Event) -> bool:
 
 
 def _is_of_attempt(event: Event) -> bool:
-    """Check if an event belongs to one attempt at an asynchronous task."""
+    """Check if an event belongs to one execution of an asynchronous task."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
         EventType.SUBAGENT_MESSAGE_SENT,
-        EventType.SUBAGENT_BACKPRESSURE,  # belongs to the task that dispatched
+        EventType.SUBAGENT_BACKPRESSURE,  # belongs to the task that dispatched the other one
     )
 
 
@@ -592,9 +592,9 @@ def _was_cancelled(event: Event) -> bool:
 
 
 def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
-    """Check if a published or received text refers to an event that is not kept.
+    """Check if a published or received text refers to an event that is dropped.
 
-    Logs may refer to the answer of another node with an equal text.
+    To refer to a node's text, a log may name the answer of another node with an equal text.
     """
     seq = event.data.get("answer_seq")
     return event.type in _TEXTS and seq is not None and seq not in numbers
@@ -603,7 +603,7 @@ def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
 def _row(
     event: Event, numbers: Mapping[int, int], parents: Parents, texts: Mapping[int, str | None]
 ) -> dict[str, Any]:
-    """Return an event as the new run's row.
+    """Return an event as a row of the new run's log.
 
     Args:
         numbers: new ``seq`` of the kept events, by their old ``seq``.
@@ -643,6 +643,6 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
         )
         change = row_change(event.type, row["data"], seq)
         if event.type == EventType.AGENT_STARTED:
-            del change["status"]  # a task without an end goes back to its status before the start
+            del change["status"]  # a task without an end gets the status before its start again
         task |= change
     return list(tasks.values())

@@ -1,7 +1,7 @@
 """Rounds of a run: messages and usage until its end, or until it asks its client for results.
 
-A run without client tools has one round. Another run has one more round for each answer of its
-client. Rounds are read from the log, so that an old round is read in the same way as the last one.
+A run without client tools has one round. A run with client tools has one more round for each answer
+of its client. Every round is read from the log, so that old rounds can be read again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,8 +29,8 @@ class Round:
     """A round of a run.
 
     Attributes:
-        until: ``seq`` of its last event.
-        said: the messages of the root's model that were not rejected, in order.
+        until: ``seq`` of the round's last event.
+        said: messages of the root agent's model in order, without those that a check rejected.
         calls: interrupts that the client has to answer; empty: the run ended, or goes on.
         usage: tokens as the run's ``usage`` has them; ``None``: not known yet.
     """
@@ -95,7 +95,7 @@ async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
 
 
 def _since(after: int) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for a round's events: the root's answers, and the run's waits."""
+    """Return the conditions for a round's events: answers of the root agent, waits of the run."""
     of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
     own = and_(_e.type.in_(of_root), _e.task_id.is_(None))
     return _e.step > after, _e.seq > after, or_(own, _e.type == EventType.RUN_WAITING)

@@ -60,11 +60,11 @@ from bottega.runs import messages
 from bottega.runs.read import ABOVE_ROOTS, spelled
 
 SHOWN_TEXT = 200
-"""Characters of a title that was made from the first question, and of a last message."""
+"""Most characters of a title that is made from the first question, and of a last message."""
 MOST_WORDS = 10
-"""Number of words of a search."""
+"""Most words of a search."""
 RECENT_RUNS = 20_000
-"""A search for sessions, or a list of them by time, reads this number of their newest runs."""
+"""Number of newest runs that a search for sessions reads, or a list of sessions by time."""
 
 
 def _sessions() -> Select[Any]:
@@ -144,9 +144,9 @@ def session_user(session_id: str) -> ConflictError:
 
 
 def conversation_busy(run_id: str) -> BusyError:
-    """Return the error for a run that must not wait until another run ends."""
+    """Return the error for a run that may not wait for the end of the conversation's other run."""
     return BusyError(
-        f"run {run_id} of this conversation is not over: wait for its end, or let if_busy be "
+        f"run {run_id} of this conversation is not over: wait for its end, or set if_busy to "
         "'queue', 'interrupt' or 'steer'",
         run_id=run_id,
     )
@@ -158,7 +158,7 @@ async def create(
     """Create a session.
 
     Args:
-        new: ``id`` (``None``: a new one), ``user``, ``title`` and ``metadata``.
+        new: ``id`` (``None``: a generated id), ``user``, ``title`` and ``metadata``.
 
     Raises:
         ConflictError: ``exists``.
@@ -184,12 +184,12 @@ async def create(
 
 _REFUSALS: Mapping[str, Callable[[str, UUID | None], BottegaError]] = {
     "unknown_run": lambda session_id, run_id: InvalidInputError(
-        f"run {run_id} is no turn of a conversation of session '{session_id}'",
+        f"session '{session_id}' has no turn with the run {run_id}: omit run_id for all turns",
         code="unknown_run",
         pointer="/run_id",
     ),
     "not_final": lambda _, run_id: ConflictError(
-        f"run {run_id} is not over: wait for its end, or omit run_id to fork what is completed",
+        f"run {run_id} is not over: wait for its end, or omit run_id to fork the completed turns",
         code="not_final",
     ),
     "not_completed": lambda _, run_id: ConflictError(
@@ -212,7 +212,7 @@ async def fork(
 
     Args:
         run_id: the last turn to take over; ``None``: all turns so far.
-        new_id: id of the new session; ``None``: a generated one.
+        new_id: id of the new session; ``None``: a generated id.
 
     Raises:
         NotFoundError: an unknown session.
@@ -231,7 +231,7 @@ async def fork(
 async def ends_with(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID
 ) -> bool:
-    """Return true if a run is the youngest of a session."""
+    """Return true if a run is the newest run of a session, apart from child runs."""
     last = (
         select(runs.c.id)
         .where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
@@ -280,7 +280,7 @@ async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | No
 async def hold_owner(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, user: str | None
 ) -> None:
-    """Check that a session, if it exists, belongs to this user; hold the user.
+    """Check that a session, if it exists, belongs to a user; call :func:`hold_user` for the user.
 
     Raises:
         ConflictError: ``session_user``.
@@ -339,7 +339,7 @@ async def page(
 
     Args:
         by_time: list only sessions with runs, in the order of their last runs.
-        after: the place before the page: a session's id, or the id of its last run.
+        after: id of the session before the page; with ``by_time``, the id of its last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     searches = by_time or wanted.searches
@@ -371,7 +371,7 @@ async def page(
 
 
 def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
-    """Select the sessions of the newest runs, and whether one of their runs meets a search."""
+    """Select the sessions of the newest runs, each with true if one of its runs meets a search."""
     own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
     query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
     query = query.where(*own, runs.c.parent_run_id.is_(None))
@@ -447,7 +447,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
 async def clear_memory(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, agent: str | None
 ) -> int:
-    """Remove the publications of a session's agents, or of one; return the number removed.
+    """Remove the publications of a session's agents, or of one agent; return their number.
 
     Runs under way may publish again afterwards.
 
@@ -526,7 +526,7 @@ async def message_page(
 
 
 def _is_node(agent: str) -> ColumnElement[bool]:
-    """Return the condition for runs whose graph has an agent, so that no other logs are read."""
+    """Return the condition for runs whose graph has an agent; other runs' logs are not read."""
     version = runs.c.pinned["graph"]["version"].as_integer()
     return exists().where(
         runs.c.mode == "dag",
@@ -539,7 +539,7 @@ def _is_node(agent: str) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The runs whose messages are listed: those of a session, and those that it took over."""
+    """The runs whose messages are listed: a session's own, and those that its fork took over."""
 
     tenant_id: UUID
     session_id: str
@@ -547,7 +547,7 @@ class _Wanted:
     descending: bool
 
     def runs(self, after: UUID | None, *, inclusive: bool) -> Select[Any]:
-        """Select some of the runs in order, after a run."""
+        """Select at most ``_RUNS_AT_ONCE`` of the runs in order, from or after a run."""
         named = forked_turns.c
         of_session = and_(named.tenant_id == self.tenant_id, named.session_id == self.session_id)
         shared = self._some(named.run_id, after, inclusive=inclusive).where(

@@ -1,8 +1,8 @@
 """Acceptance of a run: its row, pinned versions, first event and queue entry.
 
-One transaction stores all of it, so that a run is queued exactly if the client's request succeeds.
+One transaction stores these four, so that a run is queued only if the client's request succeeds.
 
-A repeated request with an ``Idempotency-Key`` creates nothing, and gets the first answer. The
+A repeated request with an ``Idempotency-Key`` creates no run, and gets the first answer. The
 transaction that creates the run also stores the answer, so that a crash leaves both or neither. The
 sweep deletes old answers.
 """
@@ -37,7 +37,7 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 
 class OnceKey(NamedTuple):
-    """The key of a request, and a hash of the request."""
+    """The ``Idempotency-Key`` of a request, and a hash of the request."""
 
     key: str
     request_hash: bytes
@@ -61,7 +61,7 @@ def refused_key(reason: str) -> BottegaError:
     """Return the error for an ``Idempotency-Key`` that is refused."""
     if reason == "in_flight":
         return ConflictError(
-            "a request with this Idempotency-Key is in progress: repeat it in a moment",
+            "a request with this Idempotency-Key is in progress: repeat the request in a moment",
             code=reason,
         )
     return InvalidInputError(
@@ -77,7 +77,7 @@ REFUSED_KEYS = ("in_flight", "idempotency_key_reused")
 _REFUSALS = {
     STORAGE_QUOTA: STORAGE_FULL,
     "queued_runs": "{limit} runs are queued already: wait until some have ended",
-    "cost_per_day": "the tenant's money for today (UTC) is spent: start more runs tomorrow",
+    "cost_per_day": "the tenant's budget for today (UTC) is spent: start more runs tomorrow",
     "key_tokens_per_day": "the {limit} tokens of this key for today (UTC) are used up: start more "
     "runs tomorrow, or with another key",
     "tokens_per_day": "the {limit} tokens for today (UTC) are used up: start more runs tomorrow",
@@ -94,7 +94,7 @@ SELECT CAST(accept_run(
 """)
 
 RUN_TIMEOUT_S = 3600.0
-"""Time limit of a run whose request sets none."""
+"""Time limit in seconds of a run whose request sets no time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +104,24 @@ class RunRequest:
     Attributes:
         conversation: ``continue``, ``new`` or ``none``.
         if_busy: what to do while another run of the conversation is not over: ``queue`` or
-            ``reject`` this run, ``interrupt`` the other one, or ``steer``: send the input to the
-            other one as a message.
+            ``reject`` this run, ``interrupt`` the other run, or ``steer``: send the input to the
+            other run as a message.
         user: the integrator's name for its end user; a session's runs have the session's user.
-        timeout_s: wall time from the first start on.
+        timeout_s: longest time from the first start to the end, with all pauses.
         queue_timeout_s: longest wait for the first start.
-        token_budget: input and output tokens of all model calls; ``None``: no limit.
-        cost_budget: ``amount`` and ``currency`` of all model calls; ``None``: no limit.
+        token_budget: most input and output tokens of all model calls; ``None``: no limit.
+        cost_budget: most cost (``amount``, ``currency``) of all model calls; ``None``: no limit.
         webhook_url: called when the run has ended.
         overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
         output_schema: JSON Schema of the answer, in place of the agent's own.
-        goals, constraints, success_criteria: texts that its agents read beside the input.
+        goals, constraints, success_criteria: texts that the run's agents read besides the input.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
-        principal: who starts it.
-        traceparent, tracestate: trace of the request; ``None``: it belongs to no trace.
-        version: version of its agent, or of its graph if there is no agent; ``None``: the current
-            one.
+        principal: the API key or user that starts the run.
+        traceparent, tracestate: trace of the request; ``None``: the request has no trace.
+        version: version of the agent, or of the graph if there is no agent; ``None``: the current
+            version.
         way: the façade of the request, which must show the agent; ``None``: our own API.
-        made_files: files that were created from data in its input; they are deleted with it.
+        made_files: files created from data in the input; they are deleted with the run.
         batch: ``concurrency``, ``on_error`` and ``total`` of a batch.
         draft: the unstored definition of a draft: see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
@@ -180,7 +180,7 @@ class RunRequest:
             "conversation": asked.get("conversation") or usual,
             "if_busy": asked.get("if_busy") or "queue",
         }
-        # A stored body may have other fields.
+        # A body that another version stored may have other fields.
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
         trace = trace_context.current.get()
         own: dict[str, str | None] = {"principal": principal}
@@ -199,7 +199,7 @@ class Carried:
     Attributes:
         events: events of the log, from ``seq`` 2 on.
         tasks: rows of tasks that result from the events.
-        usage: usage of the events, which the other run paid.
+        usage: usage of the events, which the repeated run paid.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
@@ -239,7 +239,7 @@ async def submit(
         try:
             values, epoch = await _checked(pool, pins, tenant_id, new, limits)
         except BottegaError:
-            # A definition may have been deleted since the first request with this key.
+            # The first request may have succeeded before a definition was deleted.
             first = None if once is None else await pool.fetchval(_EARLIER, tenant_id, *once)
             if first is None:
                 raise
@@ -276,7 +276,7 @@ async def _checked(
     if new.cost_budget is not None:
         await refuse_unpriced(found.models)
     memory = strictest(new.memory, found.memory)
-    values = {name: getattr(new, name) for name in _FIELDS if name != "draft"}  # it is pinned
+    values = {name: getattr(new, name) for name in _FIELDS if name != "draft"}  # a draft is a pin
     used = OFF if memory == "off" else _memory_used(new, found.memory_scope, shared=pins.shared)
     pinned = limits.pinned(found.pinned)
     return values | {"pinned": pinned, "memory": memory, "memory_used": used}, found.epoch

@@ -1,8 +1,8 @@
 """A run's working memory as the API shows it, derived from its log.
 
-The intermediate results are the answers of the root agent's tools and sub-agents, or in a DAG the
-answers of its agents. Each result has a reference by which the agent can recall it. Only the newest
-results are read with their texts, so that the cost does not grow with the run.
+The intermediate results are the answers of the root agent's tools and sub-agents; in a DAG, they
+are the answers of its agents. Each result has a reference by which the agent can recall it. Only
+the newest results are read with their texts, so that the cost does not grow with the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ from bottega.memory.working_memory import SET_PLAN, Retrieved, VariableScope, Wo
 from bottega.runs import messages, read
 
 NEWEST = 50
-"""Number of results that are read and listed."""
-_LONGEST = 40_000  # characters read of a result; the section of results has room for fewer
+"""Number of newest results that are read with their texts and listed."""
+_LONGEST = 40_000  # characters read of a result; more do not fit into the section of results
 _EXCERPT_TOKENS = 60
 
 _e = run_events.c
@@ -71,7 +71,7 @@ WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.complete
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An intermediate result; ``size`` is in bytes, ``text`` its beginning if it was read."""
+    """An intermediate result; ``size`` is in bytes, ``text`` is its beginning, if it was read."""
 
     seq: int
     name: str
@@ -85,7 +85,7 @@ def in_order(results: Mapping[tuple[int, str], Result], calls: Mapping[int, Any]
 
     Args:
         results: results by (model call, id of the tool call).
-        calls: ids of tool calls as the model wrote them, by model call.
+        calls: ids of tool calls in the order in which the model wrote them, by model call.
     """
     found: list[Result] = []
     for call, ids in sorted(calls.items()):
@@ -110,7 +110,7 @@ def fold_working(
         definition: definition of the root agent; ``None`` in a DAG.
         results: all results, the newest with their texts.
         spent: (tokens, model calls) of the run.
-        retrieved: memory of earlier runs that the run got.
+        retrieved: memory of earlier runs that this run got.
         prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it had to be cut.
         plan: plan of the root agent, if it wrote one.
     """
@@ -127,7 +127,7 @@ def fold_working(
                 "name": part,
                 "budget": memory.budgets.of(part),
                 "tokens": memory.tokens_of(part),
-                "content": memory.compose(part).partition("\n")[2],  # without its title
+                "content": memory.compose(part).partition("\n")[2],  # the first line is the title
             }
             for part in Area
         ],
