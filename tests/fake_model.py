@@ -12,27 +12,49 @@ open: script them by a ``decide`` that looks at the request.
 import asyncio
 import json
 import socket
+from base64 import b64encode
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
+import numpy as np
 import uvicorn
+from numpy.typing import NDArray
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bottega.agents.parts import tokens_in
 from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.llm.demo_model import server as demo_server
 from bottega.llm.demo_model.rules import Answer, DemoCall
 from bottega.llm.demo_model.rules import decide as demo_decide
-from bottega.llm.demo_model.server import Vectorise, create_app
+from bottega.llm.demo_model.server import create_app
 from tests.waiting import deadline, until
 
 _HANG_UP = "fake_model.hang_up"
 
+Vectorise = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
+"""Function that computes the vectors of texts, one row per text."""
+
 Reply = Answer | Callable[[dict[str, Any]], ASGIApp]
 """Reply to a request: an answer, or a function that makes the response to its body."""
+
+
+def vectors_body(vectors: NDArray[Any], request: dict[str, Any]) -> bytes:
+    """Build the answer to a request for embeddings, in the encoding that it asks for."""
+    in_base64 = request.get("encoding_format") == "base64"
+    rows = [
+        b64encode(row.astype("<f4").tobytes()).decode() if in_base64 else row.tolist()
+        for row in vectors
+    ]
+    data = [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)]
+    texts = request["input"]
+    tokens = tokens_in(len(texts) if isinstance(texts, str) else sum(map(len, texts)))
+    used = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return to_json({"object": "list", "data": data, "model": request["model"], "usage": used})
 
 
 def text(content: str) -> Answer:
@@ -335,7 +357,7 @@ class FakeModel:
         if not self.embeds:
             reply = http_error(503)
         if reply is None:
-            body = demo_server.vectors_body(await self._embed(request["input"]), request)
+            body = vectors_body(await self._embed(request["input"]), request)
             reply = http_reply(body, media_type="application/json")
         await response(reply, request)(scope, receive, send)
 

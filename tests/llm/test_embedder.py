@@ -12,11 +12,19 @@ from pydantic_core import to_json
 
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.builtin_embedder import BuiltinEmbedder
-from bottega.llm.demo_model.server import vectors_body
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.text.embeddings import Embedder
 from tests.accounts import Purse
-from tests.fake_model import FakeModel, Reply, free_port, gated, hang_up, http_error, http_reply
+from tests.fake_model import (
+    FakeModel,
+    Reply,
+    free_port,
+    gated,
+    hang_up,
+    http_error,
+    http_reply,
+    vectors_body,
+)
 from tests.llm.conftest import KEY
 from tests.waiting import until
 

@@ -15,7 +15,6 @@ from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import ModelError
 from bottega.llm.builtin_embedder import BuiltinEmbedder
-from bottega.llm.demo_model.server import vectors_body
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -24,7 +23,7 @@ from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.text.embeddings import Embedder, packed_vectors
 from tests.accounts import Purse
 from tests.claims import leased
-from tests.fake_model import FakeModel, Reply, http_error, http_reply
+from tests.fake_model import FakeModel, Reply, http_error, http_reply, vectors_body
 from tests.waiting import until
 
 OTHER = UUID(int=77)

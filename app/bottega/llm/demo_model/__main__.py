@@ -1,6 +1,6 @@
 """``python -m bottega.llm.demo_model``: serve the demo model on loopback.
 
-Prints one line, ``{"port": N}``, when it accepts requests.
+Prints one line, ``{"port": N}``, when it accepts connections.
 """
 
 import argparse
@@ -12,13 +12,7 @@ import threading
 
 import uvicorn
 
-from bottega.llm.demo_model.server import builtin_vectors, create_app
-
-
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        print(json.dumps({"port": (sockets or [])[0].getsockname()[1]}), flush=True)  # noqa: T201
+from bottega.llm.demo_model.server import create_app
 
 
 def main() -> None:
@@ -31,7 +25,7 @@ def main() -> None:
         threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     latency_s, delay_s = options.latency_ms / 1000, options.token_delay_ms / 1000
     config = uvicorn.Config(
-        create_app(embed=builtin_vectors, latency_s=latency_s, token_delay_s=delay_s),
+        create_app(latency_s=latency_s, token_delay_s=delay_s),
         log_config=None,
         log_level="critical",
         access_log=False,
@@ -40,7 +34,8 @@ def main() -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=0,  # nobody needs answers after a stop
     )
-    _Server(config).run(sockets=[listener])
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)  # noqa: T201
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _options() -> argparse.Namespace:

@@ -1,11 +1,10 @@
-"""The demo model as a web application: chat completions, embeddings and the list of models."""
+"""The demo model as a web application: chat completions and the list of models."""
 
 import asyncio
 import re
-from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json, to_json
@@ -16,19 +15,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from bottega.agents.parts import tokens_in
 from bottega.llm.demo_model.rules import Answer, decide, usage
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 Decide = Callable[[dict[str, Any]], Answer | ASGIApp]
 """Function that answers a request's body. It may return an ASGI application, which then answers
 the whole request."""
-
-Vectorise = Callable[[Sequence[str]], Awaitable["NDArray[np.float32]"]]
-"""Function that computes the vectors of texts, one row per text."""
 
 
 class _Function(BaseModel):
@@ -52,18 +43,11 @@ class _ChatRequest(BaseModel):
     tools: list[_Tool] | None = None
 
 
-class _EmbeddingRequest(BaseModel):
-    model: str
-    input: str | list[str]
-    encoding_format: Literal["float", "base64"] = "float"
-
-
 DONE = b"data: [DONE]\n\n"
 
 
 def create_app(
     decide: Decide = decide,
-    embed: Vectorise | None = None,
     *,
     latency_s: float = 0.0,
     token_delay_s: float = 0.0,
@@ -71,30 +55,21 @@ def create_app(
     """Make an OpenAI-compatible server.
 
     Args:
-        embed: answers requests for embeddings; ``None``: there is no such route.
         latency_s: seconds before the answer begins.
         token_delay_s: seconds before each further piece of a stream.
     """
 
     async def completions(request: Request) -> ASGIApp:
-        body = await _body(request, _ChatRequest)
+        body = await _body(request)
         answer = decide(body)
         await asyncio.sleep(latency_s)
         return response(answer, body, token_delay_s) if isinstance(answer, Answer) else answer
-
-    async def embeddings(request: Request) -> Response:
-        assert embed is not None
-        body = await _body(request, _EmbeddingRequest)
-        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-        return Response(vectors_body(await embed(texts), body), media_type="application/json")
 
     # Starlette calls the result of an endpoint as an ASGI application.
     routes = [
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/models", _models, methods=["GET"]),
     ]
-    if embed is not None:
-        routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _problem})
 
 
@@ -150,25 +125,6 @@ def error(message: str, *, code: str | None = None, param: str | None = None) ->
     return to_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-async def builtin_vectors(texts: Sequence[str]) -> "NDArray[np.float32]":
-    from bottega.llm.builtin_embedder import BuiltinEmbedder  # with numpy, at the first request
-
-    return await BuiltinEmbedder().embed(texts)
-
-
-def vectors_body(vectors: "NDArray[Any]", request: dict[str, Any]) -> bytes:
-    in_base64 = request.get("encoding_format") == "base64"
-    rows = [
-        b64encode(row.astype("<f4").tobytes()).decode() if in_base64 else row.tolist()
-        for row in vectors
-    ]
-    data = [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)]
-    texts = request["input"]
-    tokens = tokens_in(len(texts) if isinstance(texts, str) else sum(map(len, texts)))
-    used = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return to_json({"object": "list", "data": data, "model": request["model"], "usage": used})
-
-
 def _head(request: dict[str, Any], kind: str) -> dict[str, Any]:
     chat_id = f"chatcmpl-{_digest(request)}"
     return {"id": chat_id, "object": kind, "created": 0, "model": request["model"]}
@@ -196,15 +152,15 @@ def _finish_reason(answer: Answer) -> str:
     return "tool_calls" if answer.calls else "stop"
 
 
-async def _body(request: Request, form: type[BaseModel]) -> dict[str, Any]:
+async def _body(request: Request) -> dict[str, Any]:
     """Read the request's body.
 
     Raises:
-        HTTPException: the body does not have the form; ``detail`` is the body of the answer.
+        HTTPException: the body is no request; ``detail`` is the body of the answer.
     """
     data = await request.body()
     try:
-        form.model_validate_json(data)
+        _ChatRequest.model_validate_json(data)
     except ValidationError as invalid:
         first = invalid.errors(include_context=False)[0]
         param = ".".join(map(str, first["loc"])) or None
