@@ -55,12 +55,12 @@ async def _spawn(arguments: list[str]) -> Process:
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),
-        start_new_session=True,  # Ctrl-C does not end it: runs need it until they have ended
+        start_new_session=True,  # Ctrl-C must not end the demo model: running runs need it
     )
 
 
 def _environment() -> dict[str, str]:
-    """Copy our environment; add this package's folder to the path if it is not installed."""
+    """Copy our environment; if the package is not installed, add its folder to the path."""
     environment = dict(os.environ)
     root = Path(bottega.__path__[0]).parent
     if root != Path(sysconfig.get_path("purelib")):

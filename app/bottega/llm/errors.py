@@ -38,7 +38,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# Only these codes replace the code that follows from the status; others are less specific.
+# Only these codes replace the code that follows from the status; other codes are less specific.
 _REFINING = frozenset(
     {
         "model_quota_exhausted",
@@ -51,7 +51,7 @@ _REFINING = frozenset(
 
 _ADVICE = {
     "model_unauthorized": "refused the API key; check {key}",
-    "model_forbidden": "does not allow this key to do that; check its permissions",
+    "model_forbidden": "does not allow this request with this key; check the key's permissions",
     "model_not_found": "does not know this model or address; check the model's name and {base_url}",
     "model_bad_request": "rejected the request",
     "model_context_too_long": "got more text than the model can read; shorten the conversation",
@@ -326,8 +326,8 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
     """Compute the seconds before the next try. Pure.
 
     The delay doubles from try to try up to 30 s, and half of it is random. For the first three
-    tries, the server's ``Retry-After`` replaces the delay. Later ``Retry-After`` can only lengthen
-    it, so that a server that always answers "0" is not called in a tight loop.
+    tries, the server's ``Retry-After`` replaces the delay. After further tries it can only lengthen
+    the delay, so that a server that always answers "0" is not called in a tight loop.
 
     Args:
         number: number of the failed try, from 1.

@@ -140,7 +140,7 @@ class OpenServer:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
-        """Make one try; if the server refuses the key, and the key was replaced, make a second.
+        """Make one try, and a second try if the server refuses the key and the key was replaced.
 
         Raises:
             ModelError: the try failed.
@@ -219,7 +219,7 @@ class Servers:
 
 
 _CONTENT = frozenset({"model_filtered", "model_refused"})
-"""Codes of failures for which no other server is tried: it would probably refuse as well."""
+"""Codes of failures after which no other server is tried, because it would probably refuse, too."""
 _DEFAULTS = ModelOptions()
 
 
@@ -397,8 +397,8 @@ class FallbackProvider:
     ) -> _Ready | None:
         """Wait before the next round; end the wait early if a gate lets the call pass.
 
-        The call waits at the gate of a server over its limits. Without one, it waits at the gate
-        of an open breaker.
+        The call waits at the gate of a server over its limits. If there is no such server, the call
+        waits at the gate of an open breaker.
         """
         held = [each for each in failed if isinstance(each.error, HeldBackError)]
         if not held:
@@ -451,7 +451,7 @@ class FallbackProvider:
 
 
 def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> ModelOptions:
-    """Return a call's options such that the charge pays for each answer, also for a lost one."""
+    """Return a call's options, changed so that the charge pays for each answer, whole or broken."""
     target = first
 
     def tries(now: ModelTarget) -> None:
@@ -495,7 +495,7 @@ async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | Mo
     except BottegaError as error:
         if error.kind is not ErrorKind.INVALID:
             raise
-        # Such as a part that this model's API has no form for; another model may accept it.
+        # For example, this model's API does not accept a part; another model may accept the part.
         return ModelError(error.detail, code=error.code)
     answer.metadata["provider"] = served.server.name
     return answer

@@ -1,7 +1,7 @@
 """Gates before models: a call passes while the breaker is closed and the limits have room.
 
 Each circuit breaker serves one tenant's calls of one model from this worker. While a server keeps
-failing, the breaker lets one call at a time try it. No tenant can stop the calls of another.
+failing, the breaker lets one call at a time try it. No tenant can stop another tenant's calls.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class ModelBreakers:
         return self._open[key].cause
 
     def begin_call(self, key: ModelKey) -> bool:
-        """Begin a call; return true if it is the probe, whose outcome closes the breaker or not."""
+        """Begin a call; return true if it is the probe. The probe's success closes the breaker."""
         breaker = self._open.get(key)
         if breaker is not None:
             breaker.is_probed = True
@@ -313,7 +313,7 @@ class ModelGate:
 
 
 class Traffic:
-    """All gates of a worker, and the state behind them.
+    """All gates of a worker, with their breakers, limits and counts.
 
     Args:
         worker_id: the worker whose lease holds the shares of limits.

@@ -1,7 +1,7 @@
 """This worker's shares of the limits of model servers. A limit applies to all workers together.
 
 The database hands out calls, requests and tokens to workers. A worker admits calls from its share
-without a query, and returns what it does not use for a moment. Requests and tokens count for a
+without a query, and soon returns the part that it does not use. Requests and tokens count for a
 minute.
 """
 
@@ -136,12 +136,12 @@ class Share:
 
     @property
     def is_over(self) -> bool:
-        """True if the share holds and needs nothing, and the database knows it."""
+        """True if the share holds and needs nothing, and the database knows this."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
     def is_urgent(self) -> bool:
-        """True if calls wait here, or elsewhere for what this share can return."""
+        """True if calls wait for this share, or in other workers for what it can return."""
         return bool(self._line) or (self._calls_kept is not None and self.is_changed)
 
     @property
@@ -215,9 +215,10 @@ class Share:
                 call.permit.set_result(None)
 
     def _held(self) -> tuple[int, int, int]:
-        """Return what the share keeps: what is in use, and idle amounts for ``_IDLE_S`` seconds.
+        """Return the amounts that the share keeps: in use, or idle for less than ``_IDLE_S``.
 
-        A share keeps nothing idle while calls wait. Otherwise two shares could wait for each other.
+        While calls wait, a share keeps no idle amounts. Otherwise two shares could wait for each
+        other.
         """
         is_idle = monotonic() - self._used_at >= _IDLE_S
         if is_idle or self._line or self._calls_kept is not None:
@@ -254,7 +255,7 @@ class Share:
 
 
 class Shares:
-    """All shares of this worker. One statement claims what calls need and returns what is idle.
+    """All shares of this worker. One statement claims needed amounts and returns idle amounts.
 
     Args:
         worker_id: the worker whose lease holds the shares.
@@ -295,13 +296,13 @@ class Shares:
     def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # a missing share limits only requests, whose minute is over
+        if share is not None:  # else the call held only requests, which count no longer
             share.release(permit, tokens)
             if share.is_urgent:
                 self._urgent.set()
 
     async def run(self) -> None:
-        """Claim and return shares until cancelled; then return everything that is idle."""
+        """Claim and return amounts until cancelled; then return all idle amounts."""
         claimed_at = monotonic()
         try:
             while True:
@@ -357,7 +358,8 @@ _PLACE = LimitPermit(calls=1, tokens=0)
 
 
 class TaskPlaces:
-    """Places of tenants' asynchronous tasks, limited over all workers like calls of servers.
+    """Places of tenants' asynchronous tasks. Like calls of servers, they have a limit over all
+    workers.
 
     Args:
         most: largest number of a tenant's tasks that have a place at the same time.

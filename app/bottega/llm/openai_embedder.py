@@ -96,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # The key has the account, so that an exhausted account does not fail others' texts.
+        # The key has the account, so that texts fail only for the account that is exhausted.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
@@ -128,7 +128,7 @@ class OpenAIEmbedder:
         await self._client.aclose()
 
     def paid_by(self, tenant_id: UUID) -> "PaidEmbedder":
-        """Return an embedder that uses this one, but whose calls another tenant pays."""
+        """Return an embedder with this server and cache, whose calls another tenant pays."""
         return PaidEmbedder(self, self._accounts.of(tenant_id))
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
@@ -160,7 +160,7 @@ class OpenAIEmbedder:
         if unknown and len(self._under_way) >= 1024:  # texts
             # A call goes on after its caller was cancelled, so a hung server could collect calls.
             raise ModelError(
-                f"{len(self._under_way)} texts wait for the model '{self.model}': no more may",
+                f"{len(self._under_way)} texts wait for the model '{self.model}': try again later",
                 code="model_unavailable",
                 retryable=True,
             )
@@ -205,7 +205,7 @@ class OpenAIEmbedder:
     ) -> Vectors:
         """Return the vectors of texts; shorten the texts until the model accepts them."""
         cut = [text[:characters] for text in texts]
-        # The slot comes after the reservation, so that other accounts do not wait for this one.
+        # The slot comes after the reservation, so that other accounts do not wait for this account.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):

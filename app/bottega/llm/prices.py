@@ -25,7 +25,7 @@ class TokenPrices:
     """A model's prices, in US dollars per million tokens.
 
     Attributes:
-        cached: price of input tokens that the server had cached.
+        cached: price of input tokens that the server read from its cache.
         written: price of input tokens that the server put into its cache.
     """
 
@@ -87,7 +87,7 @@ def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPr
 
     Args:
         address: the server's URL.
-        own: prices that replace the public ones.
+        own: prices that replace the public prices.
     """
     if own and (prices := own.get(model)):
         return prices

@@ -1,6 +1,6 @@
 """Client of one model server, in any dialect: its connections, and the tries of a call.
 
-It opens its own sessions by :func:`bottega.network.open_session`, because answers are streams.
+The client opens sessions by :func:`bottega.network.open_session`, because answers are streams.
 Requests of tools go through :mod:`bottega.tools.egress` instead.
 """
 
@@ -78,7 +78,7 @@ _PUBLIC = frozenset(
         *("openai-organization", "openai-project"),
     )
 )
-"""Headers that another host may see after a redirect, or that aiohttp then removes."""
+"""Headers that another host may get after a redirect, or that aiohttp removes for it."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 """Name of a header (RFC 9110, section 5.6.2)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -237,7 +237,7 @@ def _base(spec: ServerSpec) -> httpx2.URL:
 
 
 def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
-    """Return all headers of a request: the dialect's, replaced by the server's of the same name.
+    """Return all headers of a request; the server's headers replace the dialect's headers.
 
     Args:
         login: user and password in the server's URL; empty if it has none.

@@ -112,7 +112,7 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
             "stream",
             "store",
             "max_output_tokens",
-            # These would make the server keep the conversation.
+            # These fields would make the server keep the conversation.
             "background",
             "conversation",
             "previous_response_id",

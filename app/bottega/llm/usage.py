@@ -184,7 +184,7 @@ class ModelAccount(Protocol):
     def call(
         self, sent: int, provider: object | None, longest: int | None
     ) -> AbstractAsyncContextManager[Charge]:
-        """Reserve a call for the time of the block.
+        """Reserve tokens for a call; the reservation ends with the block.
 
         Args:
             sent: estimate of the input tokens.

@@ -27,7 +27,7 @@ _FINISH_WORDS: Mapping[str, Iterable[str]] = {
         *("max_output_tokens", "incomplete"),  # OpenAI's Responses API
         "max_tokens",  # Anthropic, Gemini, Cohere, Amazon Bedrock, watsonx
         "model_context_window_exceeded",  # Anthropic, Amazon Bedrock, Zhipu
-        "pause_turn",  # Anthropic: the server stopped a long turn, the next request goes on
+        "pause_turn",  # Anthropic: the server stopped a long turn; the next request continues it
         "continuation",  # Vertex AI
         "model_length",  # Mistral: the end of the model's context
         *("max_len", "max_context", "max_length"),  # xAI; servers on its protocol

@@ -20,11 +20,11 @@ _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PR
 def with_openai(spec: ServerSpec) -> ServerSpec:
     """Fill in key, address and headers from the environment's variables, as OpenAI's SDK does.
 
-    The SDK itself takes a second and 40 MB to import, and its calls walk the whole history.
-    A server at another address than OpenAI's may need no key, as in a service's settings.
+    The SDK itself takes a second and 40 MB to import, and each call reads the whole history.
+    A server at another address than OpenAI's may need no key.
 
     Raises:
-        InvalidInputError: there is no key for OpenAI, or it is not one.
+        InvalidInputError: there is no key for OpenAI, or the text cannot be a key.
     """
     base_url = spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
     is_openai = urlsplit(base_url).hostname == urlsplit(OPENAI_URL).hostname
@@ -50,7 +50,7 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
 
 
 class VendorProvider(ModelProvider):
-    """Client of a vendor's models. The vendor's SDK is not used: it costs more than it gives.
+    """Client of a vendor's models, without the vendor's SDK, which costs much CPU and memory.
 
     Args:
         model: default model, for calls whose options name no model.
@@ -120,7 +120,7 @@ def checked_key(api_key: str | None, variable: str) -> str | None:
 def _no_key(variable: str) -> InvalidInputError:
     return InvalidInputError(
         f"there is no API key for the model: set {variable}, or pass api_key=…; if the "
-        f"server needs none, use any text, such as '{NO_KEY}'",
+        f"server needs no key, use any text, such as '{NO_KEY}'",
         code="model_unauthorized",
     )
 

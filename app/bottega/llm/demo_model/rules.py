@@ -85,10 +85,10 @@ class Conversation:
         system: the whole system message.
         context: the pieces of context before the query.
         asked: the current query, without the note that names this agent's part.
-        part: the part in that note, or empty.
+        part: the agent's part in that note; empty: there is no note.
         is_task: true if the query belongs to an asynchronous task.
         later: messages of users or of the service after the query.
-        outcomes: name of the tool, and text, of each result after the query, oldest first.
+        outcomes: (name of the tool, text) of each result after the query, oldest first.
         tools: tools that ``tool_choice`` allows.
     """
 
@@ -104,7 +104,7 @@ class Conversation:
 
 
 def decide(request: dict[str, Any]) -> Answer:
-    """Answer the body of a Chat Completions request, in the form of its schema if it has one."""
+    """Answer the body of a Chat Completions request, in the form of its schema, if any."""
     conversation = read(request)
     schema, by_tool = _output_schema(request, conversation.system)
     answer = _answer(conversation)
@@ -193,7 +193,7 @@ def _allowed_tools(request: dict[str, Any]) -> tuple[Tool, ...]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return a message's text; of several parts, their texts joined."""
+    """Return a message's text; if it has several parts, the joined texts of the parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
@@ -201,7 +201,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Decode a JSON object; return an empty object if the text is not one."""
+    """Decode a JSON object; return an empty object if the text is no JSON object."""
     try:
         found = from_json(text)
     except ValueError:
@@ -309,10 +309,10 @@ def _agent_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
 
 
 def _order(conversation: Conversation) -> list[str]:
-    """Return the agents in the recommended order, followed by agents without a place in it.
+    """Return the agents in the recommended order, followed by agents that the order omits.
 
-    A coordinator that may choose the order uses that of a recalled pattern. Without a pattern, the
-    order depends only on the request.
+    A coordinator that may choose the order uses the order of a recalled pattern. Without a pattern,
+    the order depends only on the request.
     """
     names = [tool.name for tool in conversation.tools if tool.is_agent]
     if _FREE_ORDER in conversation.own:
@@ -339,7 +339,7 @@ def _summary(conversation: Conversation) -> str:
 
 
 def _next_step_of_tasks(conversation: Conversation) -> Answer:
-    """Take the next step: dispatch all, message one, await a success, poll, await all, report."""
+    """Return the next action: dispatch, message, await a success, cancel, poll, await all, report."""
     done = Counter(name for name, _ in conversation.outcomes)
     waits = done[_AWAIT]
     enough = _FIRST_IS_ENOUGH.search(conversation.asked) is not None
@@ -372,7 +372,8 @@ def _topic(conversation: Conversation) -> str:
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
     """Return the arguments of each task, by title.
 
-    There is a task for each agent that the tool names, and more up to the number in the query.
+    There is a task for each agent that the tool names, and further tasks up to the number in the
+    query.
     """
     dispatch = next(tool for tool in conversation.tools if tool.name == "dispatch_subagent")
     schema = dispatch.properties.get("agent") or {}
@@ -414,10 +415,10 @@ def _report(topic: str, tasks: dict[str, dict[str, Any]]) -> str:
 
 
 def _own_text(conversation: Conversation) -> str:
-    """Answer from the tools' results and the shared context; quote the sources of the context.
+    """Answer from the tools' results and the shared context; quote the context with its sources.
 
     The answer has numbered points if the system message asks for them, as in "requirements (R1, R2,
-    …)". There is one point for each numbered line of the sources, or else those of ``_POINTS``.
+    …)". There is one point for each numbered line of the sources, or else for each of ``_POINTS``.
     """
     results = [
         f"{name} says: {text}".replace("says: Error:", "failed:", 1)

@@ -172,7 +172,7 @@ async def _body(request: Request) -> dict[str, Any]:
 async def _problem(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
     content = failure.detail.encode()
-    if failure.status_code != 400:  # one of Starlette's own
+    if failure.status_code != 400:  # an error of Starlette
         message = f"{failure.detail}: {request.method} {request.url.path}"
         content = error(message, code="unknown_url")
     return Response(content, failure.status_code, media_type="application/json")

@@ -2,8 +2,8 @@
 
 A message's state keeps the order in which the server sent the blocks of an answer, as a list. Its
 entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and
-``{"type": "opaque", "block": …}``. The first two may have ``more``: further fields of the block.
-Texts and calls are in the message itself, where hooks may change them.
+``{"type": "opaque", "block": …}``. Entries of texts and calls may have ``more``: further fields of
+the block. The texts and calls are in the message itself, where hooks may change them.
 
 Most chunks of an answer repeat the same bytes around a few letters. To decode each chunk as JSON
 costs more than all other work of a model call. So chunks that differ only in their text are
@@ -329,7 +329,7 @@ class AnswerBuilder(ABC):
         return 0
 
     def _end(self, word: str) -> None:
-        """Set the finish reason from a vendor's word; the first reason other than a stop counts."""
+        """Set the finish reason from a vendor's word; the first that is not a stop counts."""
         reason = finish_reason(word)
         if reason == REFUSED:
             self._refused = True
@@ -403,8 +403,8 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
     Some models send nothing, or ``null``, for a tool without arguments. Others put the object into
     a string or a fence, send it twice or after an empty object, or add a closing brace. A complete
-    object is accepted if the text has no other. An incomplete object, or two different objects, are
-    not accepted.
+    object is accepted if the text has no other object. An incomplete object, or two different
+    objects, are not accepted.
     """
     if _SURROGATE.search(raw):
         raw = without_lone_surrogates(raw)
@@ -479,7 +479,7 @@ def in_order(
 
 
 def _texts(content: str, order: Sequence[Entry]) -> dict[int, str]:
-    """Split a message's text into the texts of its blocks, by their places in ``order``."""
+    """Split a message's text into the texts of its blocks; the keys are positions in ``order``."""
     lengths = {i: entry["length"] for i, entry in enumerate(order) if entry["type"] == "text"}
     if sum(lengths.values()) != len(content):
         return {next(iter(lengths)): content} if lengths else {}
@@ -509,7 +509,7 @@ class SSESplitter:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the events that ``piece`` completes, in order."""
+        """Return the events that are complete with ``piece``, in order."""
         if not piece:
             return []
         if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
@@ -659,9 +659,9 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
     """Return the seconds until an answer is read again.
 
     The pause is at most half of the time since the request, and at most about ``_COLLECT_S``,
-    because live text is not shown more often. Longer answers are read at ``_TURNS`` fixed moments
-    per ``_COLLECT_S``. So one wake-up serves many answers, and steps that they end are stored
-    together. A single moment for all answers would block the event loop for too long.
+    because clients get live text no more often. Longer answers are read at ``_TURNS`` fixed moments
+    per ``_COLLECT_S``. So one wake-up serves many answers, and the steps that end with these
+    answers are stored together. A single moment for all would block the event loop for too long.
 
     Args:
         now: time of the event loop's clock, which may count whole milliseconds.
@@ -721,7 +721,7 @@ class _Answer:
         return self._reader.feed(piece, outside)
 
     def finish(self) -> str:
-        """End the answer; return the text that its end completes."""
+        """End the answer; return the rest of its text."""
         if self._reader is None:
             return ""
         try:
@@ -750,7 +750,7 @@ class _Events:
         return self._builder.add_events(events)
 
     def finish(self) -> str:
-        """End the stream; return the text that its end completes."""
+        """End the stream; return the rest of its text."""
         return self._builder.add_events(self._splitter.finish())
 
 

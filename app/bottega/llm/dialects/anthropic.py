@@ -73,9 +73,9 @@ class _Block:
 class AnthropicAnswer(AnswerBuilder):
     """Collects the events of one answer, or a complete message of a server that does not stream.
 
-    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. It keeps thinking with its
-    signature, and any other block that is neither text nor a call. An answer without such blocks
-    has no state.
+    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. The state keeps thinking with
+    its signature, and any other block that is neither text nor a call. An answer without such
+    blocks has no state.
 
     Args:
         origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
@@ -306,7 +306,7 @@ def write_media(media: Media) -> dict[str, Any] | None:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; a tool message becomes blocks for a turn of all results."""
+    """Return the encoder of messages; tool messages become blocks, for one turn of all results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 

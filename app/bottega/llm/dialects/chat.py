@@ -77,7 +77,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
         fields=fields,
         head=encode_head(fields, spec),
         origin=origin,
-        key=f"{KEY} {origin}",  # other servers have other encodings: without this server's state
+        key=f"{KEY} {origin}",  # messages for other servers are encoded without this state
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),
         form=_FORM,
@@ -161,7 +161,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
         return _results(message, files)
     state = state_for(origin, message)
     wire: dict[str, Any] = {"role": "assistant", "content": message.content, **state["message"]}
-    if blocks := state["message"].get("content"):  # blocks that the content has besides text
+    if blocks := state["message"].get("content"):  # blocks other than text
         wire["content"] = [*blocks, *([_text(message.content)] if message.content else ())]
     elif message.tool_calls:
         wire["content"] = message.content or None

@@ -27,8 +27,8 @@ Templates and APIs differ, so a request satisfies the strictest of them:
   ai.google.dev/gemini-api/docs/function-calling).
 
 The history itself does not change. Instructions at its start form the system message. Context
-changes with each query, so it goes into the query's turn, before the query. Then prompts have a
-common prefix, and prompt caches hit. All other text that is not the model's becomes the user's.
+changes with each query, so it goes into the query's turn, before the query. So prompts have a
+common prefix, and prompt caches hit. All other text, except the model's, becomes the user's text.
 """
 
 import re
@@ -203,7 +203,7 @@ _LARGEST: Mapping[DialectName, int] = {
     "anthropic": 23_000_000,
     "gemini": 32_000_000,
 }
-"""Most bytes of files in a request. Base64 makes them a third longer.
+"""Limit of all files of a request, in bytes, by dialect. Base64 makes files a third longer.
 
 Limits of a request: 32 MB at Anthropic (platform.claude.com/docs/en/api/overview), 50 MB at OpenAI
 (developers.openai.com/api/docs/guides/pdf-files), 100 MB at Google (ai.google.dev/gemini-api/docs/
@@ -372,8 +372,8 @@ class Dialect:
         write: returns the fields for parameters, for a limit of output tokens, and for a flag that
             is true if the request has tools.
         write_schema: returns the fields for an output's schema.
-        new_answer: makes the builder of an answer. Its flag is true if the request ends with
-            results of tools.
+        new_answer: makes the builder of an answer, from a flag that is true if the request ends
+            with results of tools.
         fit: removes contradictions between the fields of a request.
     """
 

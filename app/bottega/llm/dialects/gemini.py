@@ -233,7 +233,7 @@ def write_media(media: Media) -> dict[str, Any]:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; a tool message becomes parts for a turn of all results."""
+    """Return the encoder of messages; tool messages become parts, for one turn of all results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 

@@ -48,9 +48,10 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
 def dropped_for(
     origin: str, messages: Sequence[StandardMessage], provider: str, model: str
 ) -> str | None:
-    """Return the model whose reasoning state this call is the first to drop; ``None``: no model.
+    """Return the model of the newest reasoning state if a call newly drops it, else ``None``.
 
-    A call drops state of another origin. After an answer of this model, nothing more is dropped.
+    A call drops state of another origin. If this model gave a newer answer, an earlier call has
+    dropped the state.
     """
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage):
@@ -119,9 +120,9 @@ class _Items(list[Any]):
         return items
 
     def _last(self, item: Any) -> int | None:
-        """Return the place of the last item if ``item`` continues it.
+        """Return the index of the last item if ``item`` continues it.
 
-        Both have no index and equal types, and ``item`` has an equal id or no id.
+        Both items have no index and equal types, and ``item`` has an equal id or no id.
         """
         last = self[-1] if self else None
         if not (isinstance(last, dict) and isinstance(item, dict)) or "index" in last:

@@ -220,7 +220,7 @@ def _key(event: dict[str, Any]) -> Any:
 
 
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
-    """Keep only those fields of a reasoning item that the API accepts in a request."""
+    """Return the fields of a reasoning item that the API accepts in a request."""
     kept = {"type": "reasoning", "summary": body.get("summary") or []}
     kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
     return kept

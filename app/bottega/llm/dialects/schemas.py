@@ -2,10 +2,10 @@
 
 - OpenAI: ``strict`` needs ``additionalProperties: false`` and every property required, and refuses
   many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported schemas").
-  Other schemas are sent without ``strict``. The root is an object.
+  Other schemas are sent without ``strict``. The root must be an object.
 - Anthropic refuses most keywords, and objects that may have other properties
-  (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations"). Its
-  SDK moves such keywords into descriptions, and so does this module.
+  (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations").
+  Anthropic's SDK moves such keywords into descriptions, and so does this module.
 - Gemini accepts the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
 
 The caller validates every answer, also against keywords that the server did not receive.
@@ -69,7 +69,7 @@ class Output:
     demand: bytes = b""
 
     def read(self, message: AssistantMessage, after_results: bool) -> AssistantMessage:
-        """Return the answer with its JSON as text, for each of the three forms.
+        """Return the answer with its JSON as text, whatever form was sent.
 
         Args:
             after_results: true if the request ended with results of tools. Otherwise the turn has
@@ -78,14 +78,14 @@ class Output:
         given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
         if self.tools and given:
             others = tuple(call for call in message.tool_calls if call.name != ANSWER_TOOL)
-            if others:  # not final
+            if others:  # the answer is not final
                 return message.model_copy(update={"tool_calls": others})
             call = given[0]
             said = (
                 call.malformed if call.malformed is not None else to_json(call.arguments).decode()
             )
             changes: dict[str, Any] = {"content": said, "tool_calls": ()}
-            if message.metadata.get("finish_reason") != "length":  # else it is cut off
+            if message.metadata.get("finish_reason") != "length":  # else the answer is cut off
                 changes["metadata"] = {**message.metadata, "finish_reason": "stop"}
             if not after_results:
                 changes["state"] = {}
@@ -242,7 +242,7 @@ def _refuse_old(found: Schema) -> None:
 def _refuse_joint(found: Schema) -> None:
     """Refuse objects that several schemas describe.
 
-    Each of these schemas, once closed, would forbid the properties of the others.
+    After :func:`_close`, each of these schemas would forbid the properties of the others.
     """
     if "allOf" in found and (len(found["allOf"]) > 1 or "properties" in found):
         raise _UnfitError

@@ -55,7 +55,7 @@ def encode_head(
 
     Args:
         fields: all fields, including ``extra``.
-        extra: the caller's ``extra_body``; ``None``: the server's.
+        extra: the caller's ``extra_body``; ``None``: the server's ``extra_body``.
 
     Raises:
         InvalidInputError: ``extra`` has a reserved field, or a value that is not JSON.
