@@ -339,7 +339,7 @@ def _summary(conversation: Conversation) -> str:
 
 
 def _next_step_of_tasks(conversation: Conversation) -> Answer:
-    """Return the next action: dispatch, message, await a success, cancel, poll, await all, report."""
+    """Return the next action: dispatch, message, await one, cancel, poll, await all, or report."""
     done = Counter(name for name, _ in conversation.outcomes)
     waits = done[_AWAIT]
     enough = _FIRST_IS_ENOUGH.search(conversation.asked) is not None
