@@ -166,7 +166,7 @@ class LeasedWork:
         do: does a batch, and stores the results.
         blame: returns the cause of an error of ``do``; ``None``: log the error, and let the
             lease end.
-        put_off: stores a failure that has a cause; ``None``: each lease ends after an error.
+        put_off: stores a failure that has a cause; ``None``: the leases of these rows end.
         longest_rest_s: longest pause of a tenant after a batch. The pause is as long as the
             batch took, so that half of the time is left to others.
         channel, poll_s: as in :class:`WorkLoop`.
@@ -291,7 +291,7 @@ class LeasedWork:
             return None
         except Exception as caught:
             blame = self.blame(caught)
-            if blame is None or self.put_off is None:
+            if blame is None:
                 raise
             error = caught
         if blame is Blame.ROW and len(rows) > 1:  # find the row that fails
@@ -302,5 +302,6 @@ class LeasedWork:
             pause_s = _next_pause_s(self._pauses.get(tenant_id, 0.0))
             if not self._pauses:
                 log.warning("work.paused", work=self.name, error=str(error))
-        await self.put_off(tenant_id, rows, error, pause_s)
+        if self.put_off is not None:
+            await self.put_off(tenant_id, rows, error, pause_s)
         return pause_s

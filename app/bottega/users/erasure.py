@@ -110,7 +110,6 @@ class UserErasure:
             share=_OF_ONE_TENANT,
             places=_AT_ONCE,
             do=self._erase_some,
-            put_off=self._put_off,
             channel=CHANNEL,
         )
 
@@ -166,14 +165,6 @@ class UserErasure:
                 about = {"removed": row.removed}
                 await audit.note(tx, tenant_id, row.actor, "user.deleted", pseudonym(user), about)
                 await tx.execute(select(func.send_signal(erase.CHANNEL, str(tenant_id))))
-
-    async def _put_off(
-        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception, _: float | None
-    ) -> None:
-        async with self.database.begin(tenant_id) as tx:
-            for row in due:
-                later = update(user_erasures).where(_is(tenant_id, row["user_id"]))
-                await tx.execute(later.values(next_at=_later(LEASE_S)))
 
 
 def _later(seconds: float) -> Any:

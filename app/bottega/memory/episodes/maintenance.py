@@ -30,7 +30,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.leased_work import LeasedWork, Rows
+from bottega.leased_work import LeasedWork
 from bottega.memory.episodes.episode import (
     LONGEST_TEXT,
     Episode,
@@ -317,10 +317,6 @@ def _key(row: Any) -> bytes | None:
 
 _TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
 _MOVE = "SELECT move_bodies($1, $2::jsonb)"
-_POSTPONE = """
-UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
-WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
-"""
 
 
 class EpisodeUpkeep:
@@ -347,7 +343,6 @@ class EpisodeUpkeep:
             places=16,
             batch=8,
             do=self._offload,
-            put_off=self._put_off,
             channel=CHANNEL,
             poll_s=POLL_S,
             clock=clock,
@@ -359,13 +354,6 @@ class EpisodeUpkeep:
         moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_MOVE, ids, moved)
-
-    async def _put_off(
-        self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
-    ) -> None:
-        ids = [row["episode_id"] for row in due]
-        async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_POSTPONE, tenant_id, ids, pause_s)
 
     async def empty_trash(self) -> float:
         """Delete objects to which no row refers.
