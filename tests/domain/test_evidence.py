@@ -5,23 +5,19 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bottega.memory.patterns.evidence import (
     LOOKS,
     Comparison,
-    Group,
+    Side,
+    Sides,
     Tally,
     Verdict,
-    compared,
     looked_at,
     pooled_difference,
     validated,
 )
 from bottega.memory.patterns.pattern import (
-    APPLIED,
-    Arm,
     Baseline,
     Category,
     Content,
@@ -36,17 +32,6 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED
 IN_REVIEW, DEPRECATED = PatternState.IN_REVIEW, PatternState.DEPRECATED
 
-groups = st.lists(
-    st.builds(
-        lambda arm, good, n, lately: Group(arm, good, n, min(n, lately), n),
-        st.sampled_from(Arm),
-        st.booleans(),
-        st.integers(1, 9),
-        st.integers(0, 9),
-    ),
-    max_size=12,
-)
-
 
 def pattern(state: PatternState, evidence: Evidence = Evidence(), looks: int = 0) -> Pattern:
     content = Content(ContentKind.HEURISTIC)
@@ -54,8 +39,8 @@ def pattern(state: PatternState, evidence: Evidence = Evidence(), looks: int = 0
     return Pattern("p", Category.DOMAIN, content, id=UUID(int=1), evidence=evidence, lifecycle=life)
 
 
-def group(arm: Arm, good: bool, n: int, **more: float) -> Group:
-    return Group(arm, good, n, n, n, **more)  # type: ignore[arg-type]
+def side(good: int, n: int, **more: float) -> Side:
+    return Side(Tally(good, n), Tally(good, n), **more)
 
 
 def look(of: Pattern, given_: tuple[int, int], without: tuple[int, int]) -> Pattern:
@@ -63,22 +48,11 @@ def look(of: Pattern, given_: tuple[int, int], without: tuple[int, int]) -> Patt
 
 
 class TestComparison:
-    @given(groups)
-    def test_groups_count_by_their_arm(self, given_: list[Group]) -> None:
-        found = compared(given_)
-        for tally, is_given in ((found.given, True), (found.without, False)):
-            of = [each for each in given_ if (each.arm in APPLIED) is is_given]
-            assert tally == Tally(sum(e.n for e in of if e.good), sum(e.n for e in of))
-        assert compared(given_, "lately").given.n == sum(
-            each.lately for each in given_ if each.arm in APPLIED
-        )
-
     def test_runs_without_it_are_the_baseline(self) -> None:
-        known = group(Arm.REPORTED, True, 5, rated=5, rates=1.5)
-        assert compared([known]).baseline == Baseline("given", 0.3, 0)
-        without = [group(Arm.REPORTED_WITHOUT, True, 1), group(Arm.CONTROL, False, 3)]
-        assert compared([known, *without]).baseline == Baseline("without", 0.25, 4)
-        assert compared([]).baseline == compared([known._replace(rated=4)]).baseline == Baseline()
+        tried = Tally(5, 5)
+        assert Comparison(tried, known_rate=0.3).baseline == Baseline("given", 0.3, 0)
+        assert Comparison(tried, Tally(1, 4), 0.3).baseline == Baseline("without", 0.25, 4)
+        assert Comparison().baseline == Comparison(tried).baseline == Baseline()
 
     def test_sentence_has_the_counts(self) -> None:
         assert str(Comparison(Tally(8, 8), Tally(2, 8))) == "8 of 8 with it, 2 of 8 without"
@@ -152,32 +126,31 @@ class TestLooks:
 class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
-        few = [Group(Arm.USED, True, 20, 1, 20), Group(Arm.USED, False, 1, 0, 1)]
+        few = Sides(Side(Tally(1, 1), Tally(20, 21)))
         after = validated(pattern(VALIDATED, before), few, NOW).now.evidence
         assert (after.confidence, after.p_value) == (0.9, 0.001)
         assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
         assert after.uplift == 0.5
 
     def test_validation_without_news_keeps_its_time(self) -> None:
-        some = [group(Arm.USED, True, 9)]
+        some = Sides(side(9, 9))
         once = validated(pattern(CANDIDATE), some, NOW).now
         assert once.evidence.validated_at == NOW
         assert validated(once, some, datetime(2027, 1, 1, tzinfo=UTC)).now == once
 
     def test_pattern_without_applications_counts_as_not_validated(self) -> None:
         new = pattern(CANDIDATE)
-        assert validated(new, [], NOW).now == new
+        assert validated(new, Sides(), NOW).now == new
 
     def test_savings_are_measured_against_runs_without_the_pattern(self) -> None:
-        used = group(Arm.USED, True, 4, timed=2, seconds=6.0, counted=4, tokens=400.0)
-        other = group(Arm.WITHHELD, True, 2, timed=1, seconds=5.0)
-        found = validated(pattern(VALIDATED), [used, other], NOW).now.evidence
+        both = Sides(side(4, 4, seconds=3.0, tokens=100.0), side(2, 2, seconds=5.0))
+        found = validated(pattern(VALIDATED), both, NOW).now.evidence
         assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
 
     def test_looks_count_the_present_series_and_the_verdict_what_is_recent(self) -> None:
-        old = Group(Arm.TRIAL, True, 20, 20, 0)
+        old = Sides(Side(Tally(20, 20)))
         new = replace(pattern(VALIDATED), evidence=Evidence())
-        found = validated(new, [old], NOW)
+        found = validated(new, old, NOW)
         assert (found.now.lifecycle.looks, found.now.lifecycle.decision) == (0, None)
         assert found.lately.given.n == 20
 

@@ -16,11 +16,12 @@ from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from math import exp, fsum, lgamma, log, log1p, sqrt
+from statistics import fmean
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from bottega.memory.episodes.scope import LearningOptions
-from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Pattern, PatternState
+from bottega.memory.patterns.pattern import Arm, Baseline, Pattern, PatternState
 
 LOOKS = {8: 0.001, 16: 0.005, 32: 0.015, 64: 0.04}
 """Levels of significance, by the number of applications at which the test is made."""
@@ -226,64 +227,23 @@ def arm_of(
 # --- Evidence ---------------------------------------------------------------------------------
 
 
-class Group(NamedTuple):
-    """Applications of one version with the same arm and success."""
+class Side(NamedTuple):
+    """Applications of one version with the pattern, or of runs without it."""
 
-    arm: Arm
-    good: bool
-    n: int
-    lately: int  # number of applications in the time that counts for the verdict
-    since: int  # number of applications in the current series of looks
-    rated: int = 0  # number whose success rate without the pattern was reported
-    rates: float = 0.0  # sum of these rates
-    timed: int = 0  # number with a known duration
-    seconds: float = 0.0  # sum of durations
-    counted: int = 0  # number with known tokens
-    tokens: float = 0.0  # sum of tokens
+    lately: Tally = Tally()  # in the time that counts for the verdict
+    since: Tally = Tally()  # in the current series of looks
+    known_rate: float | None = None  # mean reported success rate, if each application has one
+    seconds: float | None = None  # mean known duration
+    tokens: float | None = None  # mean known number
 
 
-def compared(groups: Sequence[Group], count: str = "n") -> Comparison:
-    """Compare the applications with and without a pattern.
-
-    Args:
-        count: field of the groups with the numbers that count: ``n``, ``lately`` or ``since``.
-    """
-    given, without = _given(groups), _without(groups)
-    rated = sum(each.rated for each in given)
-    all_rated = 0 < rated == sum(each.n for each in given)
-    return Comparison(
-        _tally(given, count),
-        _tally(without, count),
-        fsum(each.rates for each in given) / rated if all_rated else None,
-    )
+class Sides(NamedTuple):
+    given: Side = Side()
+    without: Side = Side()
 
 
-def _given(groups: Iterable[Group]) -> list[Group]:
-    return [each for each in groups if each.arm in APPLIED]
-
-
-def _without(groups: Iterable[Group]) -> list[Group]:
-    return [each for each in groups if each.arm not in APPLIED]
-
-
-def _tally(groups: Iterable[Group], count: str) -> Tally:
-    counts = [(each.good, getattr(each, count)) for each in groups]
-    return Tally(sum(n for good, n in counts if good), sum(n for _, n in counts))
-
-
-def _saved(groups: Sequence[Group], sums: str, n: str) -> float | None:
-    """Return the mean of runs without the pattern minus the mean with it; ``None``: unknown.
-
-    Args:
-        sums: name of the groups' field with the sum.
-        n: name of the groups' field with the number of runs in that sum.
-    """
-    means: list[float] = []
-    for side in (_without(groups), _given(groups)):
-        if not (runs := sum(getattr(each, n) for each in side)):
-            return None
-        means.append(fsum(getattr(each, sums) for each in side) / runs)
-    return means[0] - means[1]
+def _saved(given: float | None, without: float | None) -> float | None:
+    return None if given is None or without is None else without - given
 
 
 class Validation(NamedTuple):
@@ -294,14 +254,15 @@ class Validation(NamedTuple):
     lately: Comparison
 
 
-def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> Validation:
+def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
     """Return a pattern with its current evidence, and with its state after a look that is due.
 
     If nothing changed, the old evidence stays, with its time. If there are too few applications,
     confidence and p-value keep their old values.
     """
-    after = looked_at(was, compared(groups, "since"), now)
-    lately = compared(groups, "lately")
+    given, without = sides
+    after = looked_at(was, Comparison(given.since, without.since, given.known_rate), now)
+    lately = Comparison(given.lately, without.lately, given.known_rate)
     verdict, old = lately.verdict, was.evidence
     rate = lately.given.rate if lately.given.n else None
     is_sure = verdict is not Verdict.INSUFFICIENT_EVIDENCE
@@ -309,15 +270,15 @@ def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> Validatio
         old,
         applications=lately.given.n,
         success_rate=rate,
-        time_saved_s=_saved(groups, "seconds", "timed"),
-        tokens_saved=_saved(groups, "tokens", "counted"),
+        time_saved_s=_saved(given.seconds, without.seconds),
+        tokens_saved=_saved(given.tokens, without.tokens),
         uplift=None if rate is None else rate - lately.baseline.rate,
         confidence=lately.confidence if is_sure else old.confidence,
         p_value=lately.p_better if is_sure else old.p_value,
         baseline=lately.baseline,
         verdict=verdict.value,
     )
-    if known != old and (old.verdict or _given(groups)):
+    if known != old and (old.verdict or given.since.n or given.lately.n):
         after = after.but(evidence=replace(known, validated_at=now))
     return Validation(was, after, lately)
 
@@ -353,21 +314,36 @@ def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
     return pattern.but(lifecycle=life)
 
 
-def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
+class Judged(NamedTuple):
+    """An application with a known outcome."""
+
+    at: datetime
+    is_given: bool
+    good: bool
+    baseline_rate: float | None
+
+
+def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
     """Return the evidence after each application, or after 40 evenly spaced applications.
 
     Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
     ``others``, the successful ones ``given_good`` and ``others_good``, and the ``p_value``.
 
     Args:
-        groups: one group per application, with its time; oldest first.
+        applications: oldest first.
     """
     found = []
-    step = max(1, -(-len(groups) // 40))
-    for number, (at, _) in enumerate(groups, start=1):
-        if number % step == 0 or number == len(groups):
-            so_far = compared([each for _, each in groups[:number]])
+    step = max(1, -(-len(applications) // 40))
+    for number, last in enumerate(applications, start=1):
+        if number % step == 0 or number == len(applications):
+            given = [each for each in applications[:number] if each.is_given]
+            others = [each for each in applications[:number] if not each.is_given]
+            rates = [each.baseline_rate for each in given]
+            known = [each for each in rates if each is not None]
+            rate = fmean(known) if known and len(known) == len(rates) else None
+            tallies = Tally.of(each.good for each in given), Tally.of(each.good for each in others)
+            so_far = Comparison(*tallies, rate)
             point = {"given": so_far.given.n, "given_good": so_far.given.good}
             point |= {"others": so_far.without.n, "others_good": so_far.without.good}
-            found.append({"at": at, **point, "p_value": so_far.p_better})
+            found.append({"at": last.at, **point, "p_value": so_far.p_better})
     return found

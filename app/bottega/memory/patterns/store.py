@@ -21,7 +21,10 @@ from bottega.memory.episodes.episode import IMPORTED
 from bottega.memory.patterns.evidence import (
     EVIDENCE_DAYS,
     LEAST_APPLICATIONS,
-    Group,
+    Judged,
+    Side,
+    Sides,
+    Tally,
     Validation,
     validated,
 )
@@ -223,17 +226,18 @@ used AS (
 )
 SELECT pattern_id FROM changed UNION ALL SELECT pattern_id FROM added
 """  # noqa: S608
-_GROUPS = """
-SELECT pattern_id, arm, good, count(*) AS n,
+_SIDES = """
+SELECT pattern_id, arm = ANY ($4) AS is_given,
+    count(*) FILTER (WHERE good AND a.at > $3) AS lately_good,
     count(*) FILTER (WHERE a.at > $3) AS lately,
+    count(*) FILTER (WHERE good AND a.at > coalesce(p.looks_since, '-infinity')) AS since_good,
     count(*) FILTER (WHERE a.at > coalesce(p.looks_since, '-infinity')) AS since,
-    count(a.baseline_rate) AS rated, coalesce(sum(a.baseline_rate), 0) AS rates,
-    count(a.duration_s) AS timed, coalesce(sum(a.duration_s), 0) AS seconds,
-    count(a.tokens) AS counted, coalesce(sum(a.tokens), 0)::float AS tokens
+    CASE WHEN count(a.baseline_rate) = count(*) THEN avg(a.baseline_rate)::float END AS known_rate,
+    avg(a.duration_s)::float AS seconds, avg(a.tokens)::float AS tokens
 FROM patterns p JOIN pattern_applications a
     ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
 WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND a.good IS NOT NULL
-GROUP BY pattern_id, arm, good
+GROUP BY 1, 2
 """
 _APPLIED = """
 SELECT a.arm, a.features, a.good, e.id AS of_episode, e.user_id, e.session_id, e.agent
@@ -244,7 +248,8 @@ WHERE a.tenant_id = $1 AND a.pattern_id = $2 AND a.version = $3
 ORDER BY a.at DESC, a.id DESC LIMIT $5
 """
 _NEWEST = """
-SELECT a.arm, a.good, a.at, a.baseline_rate FROM patterns p JOIN pattern_applications a
+SELECT a.at, a.arm = ANY ($4), a.good, a.baseline_rate
+FROM patterns p JOIN pattern_applications a
   ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
 WHERE p.tenant_id = $1 AND p.id = $2 AND a.good IS NOT NULL
 ORDER BY a.at DESC, a.id DESC LIMIT $3
@@ -463,13 +468,14 @@ class PatternStore:
         """Validate locked patterns by their applications, and make the looks that are due."""
         since = self.now - timedelta(days=EVIDENCE_DAYS)
         of = {each.key: each for each in held}
-        groups: dict[UUID, list[Group]] = defaultdict(list)
-        rows = await self.connection.fetch(_GROUPS, self.tenant_id, [*of], since)
-        for pattern_id, arm, *known in rows:
-            groups[pattern_id].append(Group(Arm(arm), *known))
+        sides: dict[UUID, dict[bool, Side]] = defaultdict(dict)
+        rows = await self.connection.fetch(_SIDES, self.tenant_id, [*of], since, GIVEN_ARMS)
+        for key, is_given, good, n, good_since, n_since, *means in rows:
+            sides[key][is_given] = Side(Tally(good, n), Tally(good_since, n_since), *means)
         found = []
         for pattern_id, was in of.items():
-            found.append(validation := validated(was, groups.get(pattern_id, ()), self.now))
+            of_it = (sides[pattern_id].get(each, Side()) for each in (True, False))
+            found.append(validation := validated(was, Sides(*of_it), self.now))
             if (after := validation.now) != was:
                 await self.write(after, notify=after.state is not was.state)
         return found
@@ -496,16 +502,13 @@ class PatternStore:
         await self._judge(held[each] for each in sorted(set(touched)))
         return len(touched)
 
-    async def newest(self, pattern_id: UUID, most: int) -> list[tuple[datetime, Group]]:
+    async def newest(self, pattern_id: UUID, most: int) -> list[Judged]:
         """Return the newest applications with a known outcome of a pattern's version.
 
         The oldest of them comes first."""
-        rows = await self.connection.fetch(_NEWEST, self.tenant_id, pattern_id, most)
-        return [
-            (row["at"], Group(Arm(row["arm"]), row["good"], 1, 1, 1, rate is not None, rate or 0.0))
-            for row in reversed(rows)
-            for rate in [row["baseline_rate"]]
-        ]
+        given = pattern_id, most, GIVEN_ARMS
+        rows = await self.connection.fetch(_NEWEST, self.tenant_id, *given)
+        return [Judged(*row) for row in reversed(rows)]
 
     async def applied(self, of: Pattern, most: int) -> list[tuple[Features, bool]]:
         """Return public features and success of the last tasks that got this version."""
