@@ -12,12 +12,17 @@ a connection stands for an idle process. Compare only figures of the same invoca
 import argparse
 import asyncio
 import contextlib
+import os
 import re
+import shutil
+import socket
 import tempfile
 import time
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import httpx2
@@ -27,10 +32,14 @@ from benchmarks.client import Client
 from benchmarks.harness import cpu_s, percentile, process
 from benchmarks.model import fast_model
 from bottega.db import embedded, migrate
+from bottega.db.signals import DUE
+from bottega.events.nats import NatsSignals
+from bottega.services import background
 
 _PER_S = 40
 _CALL_S = 2.0
 _CHANNELS = ("bottega_queue", "bottega_events")
+_RARE = ("bottega_keys", "bottega_secrets")
 _RUN = {"agent": "clerk", "input": "hello"}
 _SETTINGS = {
     "OPENAI_API_KEY": "none",
@@ -68,10 +77,11 @@ def _port(line: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def served(url: str, **model: Any) -> AsyncIterator[Client]:
+async def served(url: str, nats: str | None = None, **model: Any) -> AsyncIterator[Client]:
     """Run API, worker and model."""
     async with fast_model(**model) as served_model:
         settings = {**_SETTINGS, "DATABASE_URL": url, "OPENAI_BASE_URL": served_model.base_url}
+        settings |= {} if nats is None else {"BOTTEGA_NATS_URL": nats}
         api = process("serve", "--no-worker", "--port", "0", ready="listens on", **settings)
         worker = process("worker", ready="is ready", **settings)
         async with api as (_, line), worker:
@@ -84,13 +94,19 @@ async def served(url: str, **model: Any) -> AsyncIterator[Client]:
 
 
 @contextlib.asynccontextmanager
-async def listening(url: str, count: int) -> AsyncIterator[None]:
-    """Keep so many connections that listen."""
+async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[None]:
+    """Keep so many connections that listen; with NATS, as many to it for the wake-ups."""
     connections = [await asyncpg.connect(url) for _ in range(count)]
     for connection in connections:
-        for channel in _CHANNELS:
+        for channel in _CHANNELS if nats is None else _RARE:
             await connection.add_listener(channel, lambda *notice: None)
-    yield
+    idle = [NatsSignals(nats) for _ in connections if nats is not None]
+    begins = [asyncio.Event() for _ in idle]
+    for each, begun in zip(idle, begins, strict=True):
+        each.subscribe(DUE, str(uuid4()), receive=lambda *_, begun=begun: begun.set())
+    async with background(*(each.run for each in idle)):
+        await asyncio.gather(*(begun.wait() for begun in begins))
+        yield
     for connection in connections:
         connection.terminate()
 
@@ -105,20 +121,41 @@ async def paced(client: Client, seconds: float) -> int:
     return len(await asyncio.gather(*tasks))
 
 
-async def cost(url: str, pid: int, counts: list[int], seconds: float) -> None:
+async def cost(
+    url: str, pid: int, counts: list[int], seconds: float, nats: str | None = None
+) -> None:
     first = 0.0
-    async with served(url, latency_ms=_CALL_S * 1000) as client:
+    by = "NOTIFY" if nats is None else "NATS"
+    async with served(url, nats, latency_ms=_CALL_S * 1000) as client:
         await paced(client, 3)
         await asyncio.sleep(2 * _CALL_S)
         for count in counts:
-            async with listening(url, count):
+            async with listening(url, count, nats):
                 before = cpu_s(pid)
                 runs = await paced(client, seconds)
                 await asyncio.sleep(2 * _CALL_S)
                 spent_ms = (cpu_s(pid) - before) * 1000 / runs
             first = first or spent_ms
             text = f"database CPU a run {spent_ms:.2f} ms ({spent_ms / first:.2f} x)"
-            print(f"{count} processes listen: {text}", flush=True)
+            print(f"{by}, {count} processes listen: {text}", flush=True)
+
+
+@contextlib.asynccontextmanager
+async def nats_server() -> AsyncIterator[str | None]:
+    """Run NATS and yield its URL; ``None``: it is not installed."""
+    program = shutil.which("nats-server", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        print("nats-server is missing", flush=True)
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    server = await asyncio.create_subprocess_exec(
+        program, "-a", "127.0.0.1", "-p", port, stdout=DEVNULL, stderr=DEVNULL
+    )
+    yield f"nats://127.0.0.1:{port}"
+    server.kill()
+    await server.wait()
 
 
 async def accepted(url: str, seconds: float) -> None:
@@ -151,17 +188,20 @@ async def posts(client: Client, seconds: float) -> float:
     return count / seconds
 
 
-async def seen(url: str) -> None:
-    async with served(url) as client:
+async def seen(url: str, nats: str | None = None) -> None:
+    async with served(url, nats) as client:
         await client.many(20, 1)
         times = [each.started_s * 1000 for each in await client.many(200, 1)]
     shown = ", ".join(f"p{share * 100:.0f} {percentile(times, share):.1f}" for share in (0.5, 0.99))
     print(f"from the request to the first event, in ms: {shown}", flush=True)
 
 
-async def opened_in_mid_call(url: str) -> None:
+async def opened_in_mid_call(url: str, nats: str | None = None) -> None:
     times = []
-    async with served(url, token_delay_ms=100) as client, httpx2.AsyncClient(timeout=60) as http:
+    async with (
+        served(url, nats, token_delay_ms=100) as client,
+        httpx2.AsyncClient(timeout=60) as http,
+    ):
         base = f"http://127.0.0.1:{client.port}/v1/runs"
         for _ in range(20):
             run_id = await client.post()
@@ -178,9 +218,12 @@ async def opened_in_mid_call(url: str) -> None:
 
 
 async def main(url: str, pid: int, listeners: list[int], seconds: float) -> None:
-    await seen(url)
-    await opened_in_mid_call(url)
-    await cost(url, pid, listeners, seconds)
+    async with nats_server() as nats:
+        for each in (None, nats) if nats is not None else (None,):
+            print("without NATS:" if each is None else "with NATS:", flush=True)
+            await seen(url, each)
+            await opened_in_mid_call(url, each)
+            await cost(url, pid, listeners, seconds, each)
     await accepted(url, seconds)
 
 

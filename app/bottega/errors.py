@@ -152,9 +152,23 @@ class NotFoundError(BottegaError):
     code = "not_found"
 
 
+def no_run(run_id: object) -> NotFoundError:
+    """Return the error for a run that is not stored."""
+    return NotFoundError(
+        f"there is no run {run_id}: it never was, was deleted, or was lost when the database "
+        "failed over to a standby without its last commits"
+    )
+
+
 class ConflictError(BottegaError):
     kind = ErrorKind.CONFLICT
     code = "conflict"
+
+
+class LogWentBackError(ConflictError):
+    """A client has events of a run that its log has no more."""
+
+    code = "log_went_back"
 
 
 class AgentBusyError(ConflictError):

@@ -2,14 +2,16 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 import websockets
 from pydantic_core import from_json
 
+from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
-from tests.service import Running, is_stored
+from tests.service import Running, is_stored, running
 from tests.team import define, start
 from tests.waiting import until
 
@@ -208,3 +210,47 @@ async def test_a_line_of_a_stream_ends_with_a_line_feed_alone(
         said = found.content.decode()
         assert said.splitlines() == said.replace("\r\n", "\n").split("\n")[:-1], path
         assert "a\\u2028b\\u2029c\\u0085d" in said
+
+
+LOSE = "DELETE FROM run_steps WHERE run_id = $1 AND last_seq > $2"
+LOST = "UPDATE run_heads SET last_seq = $2 WHERE run_id = $1"
+
+
+async def test_a_stream_whose_log_went_back_says_so(
+    bottega: Running, model: FakeModel, settings: Settings, database_url: str
+) -> None:
+    """Take the newest steps of a run away, as a failover to an asynchronous standby does."""
+    gate = asyncio.Event()
+    model.decide = lambda request: gated(gate, text("An answer."))
+    await define(bottega.client)
+    run_id = await start(bottega.client, agent="requirements", graph=None)
+    path = f"/v1/runs/{run_id}"
+    async with (
+        running(settings, database_url) as other,
+        websockets.connect(f"ws://127.0.0.1:{other.port}{path}/ws") as socket,
+        other.client.stream("GET", f"{path}/stream") as response,
+    ):
+        lines = response.aiter_lines()
+        while "llm.started" not in await anext(lines):
+            pass
+        while (frame := from_json(await socket.recv()))["type"] != "llm.started":
+            pass
+        sent = frame["seq"]
+        kept = await bottega.owner.fetchval(
+            "SELECT min(last_seq) FROM run_steps WHERE run_id = $1", UUID(run_id)
+        )
+        assert kept < sent
+        await bottega.owner.execute(LOSE, UUID(run_id), kept)
+        await bottega.owner.execute(LOST, UUID(run_id), kept)
+        await bottega.owner.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+        )
+        await socket.wait_closed()
+        assert socket.close_code == 4011
+        assert ": the log went back: load the run again" in [line async for line in lines]
+        again = await other.client.get(f"{path}/stream?after={sent}")
+        assert (again.status_code, again.json()["code"]) == (409, "log_went_back")
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(f"ws://127.0.0.1:{other.port}{path}/ws?after={sent}")
+        assert refused.value.response.status_code == 409
+        gate.set()

@@ -266,7 +266,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "import_episode": f"{_OWNED} {_ONCE} storage_quota user_erasing",
     "learn_from_episode": f"{_OWNED} {_ONCE} not_final storage_quota user_erasing",
     "list_batch_events": "too_many_streams",
-    "list_run_events": "too_many_streams",
+    "list_run_events": "log_went_back too_many_streams",
     "list_secrets": "no_secrets_key",
     "list_session_messages": _OWNED,
     "maintain_memory": "conflict",
@@ -291,7 +291,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "message_too_large object_store too_many_uploads "
     "final no_root storage_quota too_many_messages unknown_file unsupported_part",
     "set_default_model": "unknown_model unknown_provider",
-    "stream_run_events": "too_many_streams",
+    "stream_run_events": "log_went_back too_many_streams",
     "test_provider": f"{_SECRETS} egress_forbidden",
 }
 """Error codes that only some operations have, by operation id."""

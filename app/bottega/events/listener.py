@@ -176,6 +176,7 @@ class WakeupFeed:
         nats: brings the wake-ups of watched runs, beside those that somebody sends by NOTIFY.
 
     Attributes:
+        losses: number of times that wake-ups may have been lost.
         handed_over: a new process accepts new requests; this process only finishes its own.
     """
 
@@ -184,6 +185,7 @@ class WakeupFeed:
         self._watchers: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
         self._closed = asyncio.Event()
         self._resumable: set[Callable[[], None]] = set()
+        self.losses = 0
         self.handed_over = False
         listener.subscribe(EVENTS, self._on_wakeup)
 
@@ -239,6 +241,7 @@ class WakeupFeed:
 
     def _on_wakeup(self, payload: str | None) -> None:
         if payload is None:  # wake-ups may have been lost
+            self.losses += 1
             for run_id in list(self._watchers):
                 self._wake(run_id)
             return

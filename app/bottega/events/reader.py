@@ -19,7 +19,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from bottega.db.failures import is_transient
-from bottega.errors import NotFoundError
+from bottega.errors import LogWentBackError, no_run
 from bottega.events.log import split_step
 from bottega.events.types import EventType
 
@@ -144,6 +144,18 @@ class RunCursor:
     over: bool
     waits: bool = False
 
+    def require(self, after: int) -> None:
+        """Check that the log has the event ``after``, which a client of a run under way has.
+
+        Raises:
+            LogWentBackError: it has not.
+        """
+        if after > self.last_seq and not self.over:
+            raise LogWentBackError(
+                f"the log of this run ends with {self.last_seq}, before the event {after} that you "
+                "have: the database lost its last commits in a failover. Load the run again"
+            )
+
 
 @dataclass(slots=True)
 class NewEvents:
@@ -207,7 +219,7 @@ class LogReader:
         """
         row = await self._pool.fetchrow(LOOK, tenant_id, run_id)
         if row is None:
-            raise NotFoundError(f"there is no run {run_id}")
+            raise no_run(run_id)
         return RunCursor(tenant_id, run_id, row["last_seq"], row["over"], row["waits"])
 
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:

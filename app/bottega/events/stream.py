@@ -283,6 +283,8 @@ class RunStream:
         last: ``seq`` of the newest event read.
         over: whether that event is the final one.
         gone: whether the run was deleted.
+        went_back: the log no longer has the last event that was read.
+        losses: losses of signals until the last comparison of the log with what was read.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new ``asyncio.Event``, at every change of the stream.
         watchers: number of subscribers.
@@ -302,7 +304,8 @@ class RunStream:
         # Load some older events, for subscribers that watch the run from its start.
         self.last = max(min(after, cursor.last_seq), cursor.last_seq - PAGE)
         self.over = cursor.over and self.last == cursor.last_seq
-        self.gone = False
+        self.gone = self.went_back = False
+        self.losses = 0
         self.changed = asyncio.Event()
         self.watchers = 0
         self.completions = PartialCompletions(cursor.run_id)
@@ -325,7 +328,19 @@ class RunStream:
     @property
     def ended(self) -> bool:
         """True if there is nothing more to read."""
-        return self.over or self.gone or self._failure is not None
+        return self.over or self.gone or self.went_back or self._failure is not None
+
+    @property
+    def newest(self) -> Frame | None:
+        """The last event that was read; ``None``: it is not in memory."""
+        return self._ring[-1] if self._ring else None
+
+    def compare(self, new: NewEvents) -> None:
+        """End the stream if the first of these events is not the last one that was read."""
+        same = new.rows and of_row(self.cursor.run_id, new.rows[0]) == self.newest
+        if not (same or new.gone):
+            self.went_back = True
+            self.wake()
 
     def since(self, after: int) -> list[Frame] | None:
         """Return some events after ``after``; ``None``: they are only in the log."""
@@ -481,6 +496,11 @@ class Subscriber:
         return self._ended or (self._stream.over and self.place >= self._stream.last)
 
     @property
+    def went_back(self) -> bool:
+        """True if the client has events that the log has no more."""
+        return self._stream.went_back
+
+    @property
     def orphaned(self) -> bool:
         """True if the run was deleted, so that a client need not reconnect."""
         return self._stream.gone
@@ -494,7 +514,7 @@ class Subscriber:
         """Return the next frames; an empty list: send a heartbeat; ``None``: the stream is over."""
         stream = self._stream
         due = monotonic() + HEARTBEAT_S
-        while not (stream.closed.is_set() or stream.gone or self.stopped):
+        while not (stream.closed.is_set() or stream.gone or stream.went_back or self.stopped):
             changed = stream.changed
             found = stream.since(self.place)
             if found is None:
@@ -639,6 +659,7 @@ class RunStreams:
         stream = self._streams.get(key)
         if stream is None or (stream.over and not cursor.over):
             stream = self._streams[key] = RunStream(self._reader, cursor, after)
+            stream.losses = self._wakeups.losses
             stream.unwatch = self._watch(cursor, stream)
             self._on_wakeup(stream)
         stream.watchers += 1
@@ -671,7 +692,7 @@ class RunStreams:
         """Show a message of live text; after lost ones, ask for all text so far."""
         if data is None:
             stream.text_wanted = True
-            self._read_soon(stream)
+            self._ask_for_text(stream)
             return
         now = self._clock()
         rows = [{**each, "id": each["at"], "now": now} for each in decoded(data)]
@@ -687,10 +708,9 @@ class RunStreams:
             return
         if stream.text_wanted or stream.completions.has_gap:
             stream.text_wanted = stream.completions.has_gap = False
-            if stream.may_have_text:
-                stream.text_at = now + _ASK_EVERY_S
-                run = str(stream.cursor.tenant_id), str(stream.cursor.run_id)
-                self._nats.publish(TEXT_WANTED, *run)
+            stream.text_at = now + _ASK_EVERY_S
+            run = str(stream.cursor.tenant_id), str(stream.cursor.run_id)
+            self._nats.publish(TEXT_WANTED, *run)
 
     def _on_wakeup(self, stream: RunStream) -> None:
         stream.event_at = monotonic()
@@ -742,6 +762,7 @@ class RunStreams:
     async def _read(self, due: Sequence[RunStream]) -> None:
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
+            await self._compare_logs(some)
             await self._read_text(some)  # before the log, which then has the calls' starts
             await self._read_logs(some)
             for stream in some:
@@ -752,6 +773,25 @@ class RunStreams:
                     if is_transient(error):
                         raise
                     stream.fail(error)
+
+    async def _compare_logs(self, due: Sequence[RunStream]) -> None:
+        """End streams whose log went back.
+
+        A standby that takes over may lack the last commits. All connections are lost then, and the
+        listening one is made again.
+        """
+        losses = self._wakeups.losses
+        read = [
+            (stream, frame.seq)
+            for stream in due
+            if stream.losses != losses and (frame := stream.newest) and frame.seq
+        ]
+        if read:
+            found = await self._reader.logs([(stream.cursor, seq - 1) for stream, seq in read])
+            for (stream, _), new in zip(read, found, strict=True):
+                stream.compare(new)
+        for stream in due:
+            stream.losses = losses
 
     async def _read_logs(self, due: Sequence[RunStream]) -> None:
         try:

@@ -36,6 +36,7 @@ from bottega.errors import (
     NotFoundError,
     UnavailableError,
     UserErasingError,
+    no_run,
 )
 from bottega.events.log import storable
 from bottega.objects import Objects, new_key
@@ -402,7 +403,7 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
     own = runs.c.tenant_id == tenant_id, runs.c.id == run_id
     found = await connection.execute(select(runs.c.user_id, runs.c.session_id).where(*own))
     if (row := found.one_or_none()) is None:
-        raise NotFoundError(f"there is no run {run_id}")
+        raise no_run(run_id)
     return Owner(*row, run_id)
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import Database
 from bottega.db.failures import repeated
-from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
+from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError, no_run
 from bottega.tenants import audit
 
 _PROBE_S = 0.2
@@ -58,7 +58,7 @@ async def request_cancel(
                 return False
         answer = await tx.scalar(_CANCEL, {"tenant": tenant_id, "run": run_id})
         if answer is None:
-            raise NotFoundError(f"there is no run {run_id}")
+            raise no_run(run_id)
         if answer != "final":
             await audit.note(tx, tenant_id, actor, action, str(run_id))
     return bool(answer == "final")
@@ -176,7 +176,7 @@ async def send(
     values |= {"principal": sent.principal, "files": list(sent.made_files)}
     answer = from_json(await tx.scalar(_SEND, values))
     if answer.get("refused") == "unknown":
-        raise NotFoundError(f"there is no run {run_id}")
+        raise no_run(run_id)
     if "refused" in answer:
         raise refused_message(answer, run_id, pointer)
     details = {"message_id": answer["id"]}

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import PageItems
-from bottega.errors import NotFoundError
+from bottega.errors import NotFoundError, no_run
 from bottega.runs import graphs
 
 MOST_CHARACTERS = 10_000
@@ -121,7 +121,7 @@ async def compare(
     found = {row["id"]: dict(row) for row in (await connection.execute(_RUNS, of_both)).mappings()}
     for run_id in (before, after):
         if run_id not in found:
-            raise NotFoundError(f"there is no run {run_id}")
+            raise no_run(run_id)
     wanted = {"after": place, "descending": descending, "most": limit + 1}
     rows = await connection.execute(_AGENTS, of_both | wanted | {"characters": MOST_CHARACTERS})
     sides: dict[str, dict[UUID, Side]] = {}

@@ -56,7 +56,7 @@ from bottega.db.tables import (
     tasks,
     webhooks,
 )
-from bottega.errors import InvalidInputError, NotFoundError
+from bottega.errors import InvalidInputError, NotFoundError, no_run
 from bottega.events.types import ContextReceived, EventType, RunStatus
 from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
@@ -386,7 +386,7 @@ async def _fetch(
     found = await connection.execute(query, {"tenant": tenant_id, "run": run_id})
     row = found.mappings().one_or_none()
     if row is None:
-        raise NotFoundError(f"there is no run {run_id}")
+        raise no_run(run_id)
     return to_response(dict(row))
 
 
@@ -663,7 +663,7 @@ def _positions() -> Subquery:
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
     """Raise ``NotFoundError`` unless the tenant has this run."""
     if await connection.scalar(_EXISTS, {"tenant": tenant_id, "run": run_id}) is None:
-        raise NotFoundError(f"there is no run {run_id}")
+        raise no_run(run_id)
 
 
 def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:

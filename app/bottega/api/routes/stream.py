@@ -131,11 +131,12 @@ LastEventId = Annotated[str | None, Header(max_length=30)]
         "Server-sent events, for live views. The stream begins after `after` (or "
         "`Last-Event-ID`), goes on live, and ends with the final event and an event named `end`. "
         "It also ends when the run is deleted. `agents`, `types` and `depth` filter; the final "
-        "event always passes."
+        "event always passes. 409 `log_went_back`: the log does not reach `after`, because the "
+        "database lost its last commits in a failover: load the run again."
     ),
     response_class=EventSourceResponse,
     responses={
-        **problems(404),
+        **problems(404, 409),
         200: {
             "description": "The stream: `id` is an event's `seq`, `data` the event as JSON.",
             "content": {"text/event-stream": {"schema": _SERVER_SENT_EVENT}},
@@ -161,6 +162,7 @@ async def stream(
         after = min(int(last_event_id), MAX_SEQ)
     if cursor.over and after >= cursor.last_seq:
         return Response(status_code=204)
+    cursor.require(after)
     past = request.scope.get("extensions", {}).get(PAST, lambda size: None)
     again = last_event_id is not None
     return event_stream(_sse(service, principal, cursor, after, query, past, again=again))
@@ -176,7 +178,7 @@ async def stream(
     ),
     response_model=Page[EventAnswer],
     responses={
-        **problems(404),
+        **problems(404, 409),
         204: {"description": "Only for a stream, as in `stream_run_events`."},
     },
 )
@@ -252,6 +254,8 @@ async def _sse(
                     yield b": heartbeat\r\n\r\n"
         if subscriber.finished:
             yield _END
+        elif subscriber.went_back:
+            yield b": the log went back: load the run again\r\nretry: 0\r\n\r\n"
         elif subscriber.orphaned:
             yield b": the run was deleted\r\n\r\n"
         elif wakeups.handed_over:

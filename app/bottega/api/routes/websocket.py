@@ -65,7 +65,7 @@ Sent = TypeVar("Sent", bound=Body)
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 SUBPROTOCOL = "bottega.v1"
-FINISHED, STOPPING, BROKEN, REPLACED, REVOKED, SLOW, DELETED = (
+FINISHED, STOPPING, BROKEN, REPLACED, REVOKED, SLOW, DELETED, WENT_BACK = (
     1000,
     1001,
     1011,
@@ -73,6 +73,7 @@ FINISHED, STOPPING, BROKEN, REPLACED, REVOKED, SLOW, DELETED = (
     4001,
     4008,
     4010,
+    4011,
 )
 CLOSES = {
     FINISHED: "the final event was sent",
@@ -85,6 +86,9 @@ CLOSES = {
         "the reason"
     ),
     DELETED: "the run was deleted: do not reconnect",
+    WENT_BACK: (
+        "the log lost events that were sent, in a failover of the database: load the run again"
+    ),
 }
 PING_LIMIT = (
     f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "
@@ -133,6 +137,7 @@ async def _watch(socket: WebSocket) -> None:
         run_id = UUID(socket.path_params["run_id"])
         socket.state.principal.need("read", "approve")
         cursor = await service.streams.cursor_of(socket.state.principal.tenant_id, run_id)
+        cursor.require(query.after)
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
         return
@@ -243,6 +248,8 @@ class _Sender:
             async with asyncio.timeout(self._patience_s):
                 if self._subscriber.finished:
                     await self._socket.close(FINISHED)
+                elif self._subscriber.went_back:
+                    await self._socket.close(WENT_BACK, "the log went back: load the run again")
                 elif self._subscriber.orphaned:
                     await self._socket.close(DELETED, "the run was deleted")
                 elif self._handed_over:

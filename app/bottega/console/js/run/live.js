@@ -74,6 +74,7 @@ export function watch(runId, { onEvents, onState }) {
       flush();
       if (ended || code === 1000) onState("ended");
       else if (code === 4010) onState("gone");
+      else if (code === 4011) location.reload(); // the log lost events that are shown here
       else again();
     };
   }
