@@ -195,7 +195,7 @@ class BaseAgent:
     # Set-up
 
     def on(self, event: AgentEvent) -> Hook:
-        """Add a hook on ``event`` after the existing ones, and return it."""
+        """Add a new hook on ``event`` after the existing hooks, and return the new hook."""
         hook = Hook(AgentEvent(event))
         self.hooks.setdefault(hook.event, []).append(hook)
         return hook
@@ -251,7 +251,7 @@ class BaseAgent:
         return [agent for agent in agents if isinstance(agent, BaseAgent)]
 
     def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
-        """Return the path of sub-agents from this agent to ``other``; ``[]`` if there is none."""
+        """Return the path of sub-agents from this agent to ``other``; ``[]``: no path."""
         passed = set() if passed is None else passed
         if self is other:
             return [self]
@@ -327,7 +327,7 @@ class BaseAgent:
 
         Raises:
             AgentBusyError: another query of this agent is not over.
-            InvalidQueryError: the query is neither a text nor such messages.
+            InvalidQueryError: the query is neither a text nor messages of this form.
             NoProviderError: the agent has no provider and no default is set.
             HookContractError, HistoryError: a bug in code around the agent.
             Exception: any error of the recorder, except ``ModelError``.

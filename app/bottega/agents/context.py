@@ -19,7 +19,7 @@ class QueryScopePort(Protocol):
     """Work that a query started, and that must end with the query."""
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Stop the work after the query ended, or failed with ``error``; return when it stopped."""
+        """Stop the work after the query ended, or failed with ``error``; wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ToolContext:
 
     @property
     def session_id(self) -> str | None:
-        """The session; ``None``: the run belongs to none."""
+        """The session; ``None``: the run belongs to no session."""
         return self.caller.session_id
 
     def annotate(self, **metadata: Any) -> None:

@@ -52,7 +52,7 @@ class FailedTry:
 
 
 class Failing(NamedTuple):
-    """Earlier failed tries of a model call: their number, and the seconds since the first."""
+    """Earlier failed tries of a model call: their number, and the seconds since the first try."""
 
     tries: int
     since_s: float
@@ -165,7 +165,7 @@ def default_provider() -> LLMProvider:
     """Return the provider for agents that have no own provider.
 
     Raises:
-        NoProviderError: no default is set; the text shows how to set one.
+        NoProviderError: no default is set; the text shows how to set a default.
     """
     if _default_provider is None:
         raise NoProviderError(

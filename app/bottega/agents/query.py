@@ -282,7 +282,7 @@ class PromptMemory(Protocol):
     """The working memory of one agent: it selects the messages of a prompt.
 
     Without a memory the prompt is the whole history. Only the root agent of a run may have a
-    memory; copies of the agent have none. The history itself is never shortened.
+    memory; copies of the agent have no memory. The history itself is never shortened.
     """
 
     @property
@@ -346,7 +346,7 @@ class Query:
 
     Attributes:
         agent: the agent that runs the query; for a stateless sub-agent, the copy.
-        messages: the query's own messages in the history, also those that came while it ran.
+        messages: the query's own messages in the history, with messages that came during the query.
         parent: the query whose tool call started this query; ``None`` for the root.
         path: position in the tree, the same in every replay; empty for the root.
         iteration: 1-based; 0 before the first iteration.
@@ -440,7 +440,7 @@ class QueryObserver:
         """Note which model the current model call tries now; a retry may use the same model."""
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
-        """Note a failed try of the current model call, before it is repeated."""
+        """Note a failed try of the current model call, before the next try."""
 
 
 class Recorder(QueryObserver):

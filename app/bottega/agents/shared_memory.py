@@ -156,7 +156,7 @@ def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
 def awareness_message(
     graph: SharedMemoryGraph, tool_names: Mapping[str, str]
 ) -> SystemMessage | None:
-    """Render the dependencies between sub-agents; ``None`` if there are none.
+    """Render the dependencies between sub-agents; ``None``: no dependencies.
 
     Args:
         tool_names: tool name by the sub-agent's name in the graph.
@@ -242,9 +242,9 @@ class Recall:
     async def inject(self, query: Query) -> list[Recalled]:
         """Insert the most similar publications into the history, after the direct predecessors'.
 
-        Await it right after :func:`inject_shared_memory`, so that both see the same publications.
-        The search omits sources that the agent reads directly. If the embedder fails, the method
-        inserts nothing and records a warning.
+        Await it right after :func:`inject_shared_memory`, so that both functions see the same
+        publications. The search omits sources that the agent reads directly. If the embedder fails,
+        the method inserts nothing and records a warning.
 
         Returns:
             The inserted publications. They have the graph's order, so that tiny differences of
@@ -330,7 +330,7 @@ def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> lis
 
 
 def recalled_message(item: MemoryItem, score: float | None = None) -> SystemMessage:
-    """Render a recalled publication like a predecessor's, and mark it in the metadata."""
+    """Render a recalled publication like a predecessor's; mark the message in its metadata."""
     message = shared_message(item)
     marks: dict[str, Any] = {RECALLED: True}
     if score is not None:
@@ -343,7 +343,7 @@ def _text(query: Query) -> str:
 
 
 def _after_shared(history: Sequence[StandardMessage]) -> int:
-    """Return the index after the shared context; if there is none, after the system message."""
+    """Return the index after the shared context, or else after the system message."""
     place = 1 if history and isinstance(history[0], SystemMessage) else 0
     for index, message in enumerate(history):
         if isinstance(message, SystemMessage) and not message.metadata.keys().isdisjoint(

@@ -82,7 +82,7 @@ class SubAgentEnded(QueryEvent):
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswered(QueryEvent):
-    """The last event: the query's response, whose ``error`` is set if it failed."""
+    """The last event: the query's response, whose ``error`` is set if the query failed."""
 
     response: AssistantResponse
 

@@ -104,7 +104,7 @@ class SubAgentWrapper(ToolBase):
 
         Raises:
             Exception: an error that ended the query without a response, such as a bug in a hook or
-                an error of the recorder. The model must not see it.
+                an error of the recorder. The model must not see this error.
         """
         try:
             _Arguments.model_validate(tool_call.arguments)

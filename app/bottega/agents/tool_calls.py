@@ -33,7 +33,7 @@ from bottega.agents.tools import ToolBase, error_result, in_json, raised
 from bottega.errors import FencedError, HistoryError, HookContractError
 
 GRACE_S = 5.0
-"""Seconds that a cancelled tool has to end. After that the call ends without waiting for it."""
+"""Seconds that a cancelled tool has to end. Then the call ends without waiting for the tool."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class _Calls:
         self.appended: list[ToolResult] = []
 
     async def carry_out(self) -> None:
-        """Execute the calls concurrently; some calls wait for others, see :func:`waiting_for`."""
+        """Execute the calls concurrently; some wait for other calls, see :func:`waiting_for`."""
         if len(self.calls) == 1:
             await self._one(0)
             return
@@ -349,7 +349,7 @@ def _leads_to(first: SubAgentWrapper, then: SubAgentWrapper) -> bool:
 
 
 async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all tasks; if one fails or the caller is cancelled, stop the others first.
+    """Wait for all tasks; if a task fails or the caller is cancelled, stop the other tasks first.
 
     Raises:
         Exception: the error of the first failed task in order. ``QueryFailed`` is raised only if

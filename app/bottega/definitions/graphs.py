@@ -551,7 +551,7 @@ _Needed = Mapping[str, frozenset[str]]
 
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
-    """Return the choices that satisfy both; ``None``: no choices do."""
+    """Return the choices that satisfy both ``one`` and ``other``; ``None``: no choices do."""
     found = {**one, **other}
     for each in one.keys() & other.keys():
         found[each] = one[each] & other[each]

@@ -237,7 +237,7 @@ class GraphCourse:
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
     def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
-        """Return the decision to start or skip a node; ``None``: it is made, or must wait."""
+        """Return the decision to start or skip a node; ``None``: already decided, or too early."""
         incoming = self.rules.incoming[name]
         found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
         if self.statuses[name] != "pending" or None in found:
@@ -302,9 +302,9 @@ def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
 
 
 def is_last_turn(until: Condition, end: NodeEnd) -> bool:
-    """Return true if a turn of a loop is the last one, because the loop's condition holds.
+    """Return true if a turn of a loop is the last turn, because the loop's condition holds.
 
-    A failed turn is also the last one, unless the condition reads ``status``.
+    A failed turn is also the last turn, unless the condition reads ``status``.
     """
     if end.is_failed and "status" not in named(until):
         return True
@@ -312,7 +312,7 @@ def is_last_turn(until: Condition, end: NodeEnd) -> bool:
 
 
 def route_schema(targets: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a router's answer: an object, because models' servers need one."""
+    """Return the JSON Schema of a router's answer. Models' servers need a schema of an object."""
     route = {"type": "string", "enum": list(targets)}
     reason = {"type": "string", "description": "Why, in one sentence."}
     return {
@@ -354,7 +354,7 @@ def _in_words(when: Condition) -> str:
 
 
 class MissingArgumentError(Exception):
-    """A tool node's argument refers to a value that does not exist; the text names its pointer."""
+    """A tool node's argument refers to a value that does not exist; the text names the pointer."""
 
 
 def is_reference(value: Any) -> bool:

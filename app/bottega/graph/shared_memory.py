@@ -1,4 +1,4 @@
-"""Shared-memory graph. Uses only networkx, loaded by the first graph, and the standard library.
+"""Shared-memory graph. Imports only networkx, when the first graph is made.
 
 An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
 publish and pull concurrently, from tasks of any event loop and from any thread.
@@ -417,7 +417,7 @@ class SharedMemoryGraph:
         """Restore an earlier publication with its version and time.
 
         Returns:
-            False if the graph does not have the agent, or has this version or a newer one.
+            False if the graph does not have the agent, or has this or a newer version.
         """
         node = self._nodes.get(publication.agent_id)
         if node is None or (

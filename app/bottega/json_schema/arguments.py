@@ -1,4 +1,4 @@
-"""Schemas of tools' arguments: for checks here, or only for the model, if others check. Pure."""
+"""Schemas of tools' arguments, for models and for checks of the arguments. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence

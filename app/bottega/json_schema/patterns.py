@@ -1,7 +1,7 @@
 r"""Users' regular expressions: measured before they are compiled, matched in linear time.
 
 The engine is Rust's ``regex``, in pydantic-core. It holds the GIL while it compiles and matches.
-Therefore the pattern's expanded size is limited, which bounds both times: a repeat copies its
+Therefore the pattern's expanded size is limited, which limits the time of both: a repeat copies its
 operand, and a Unicode class such as ``\w`` takes about 40 KB of automaton. Expensive patterns are
 tried in a separate process, ``python -m`` this module, because even a thread would delay all
 requests.

@@ -106,7 +106,7 @@ class Bounds:
     Attributes:
         depth: most levels of nesting.
         values: most values in the schema.
-        work: limit of the number of values in the schema times that of the checked value.
+        work: limit of the product: values in the schema times values in the checked value.
     """
 
     depth: int
@@ -328,7 +328,7 @@ class _Modern:
 
 
 def _refuse_mixed(schema: dict[str, Any]) -> None:
-    """Refuse a keyword together with the keyword that it replaced: one of both has no effect."""
+    """Refuse a keyword together with the keyword that it replaced: one of the two has no effect."""
     newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
     if "dependencies" in schema:
         newer += ["dependentRequired", "dependentSchemas"]

@@ -79,7 +79,7 @@ class BuiltinEmbedder:
       ends marked. The n-grams of a word have the same total weight for every word.
     - A stop word (English, Italian) has a low weight and no n-grams.
     - A word with n occurrences counts 1 + ln n.
-    - Each sum is replaced by its signed root, so that a few strong features do not hide the others.
+    - Each sum is replaced by its signed root, so that strong features do not hide weak features.
     - Case, accents and Unicode compatibility forms make no difference.
     - A text without letters and digits has a fixed vector.
     """

@@ -270,7 +270,7 @@ class _Failed(NamedTuple):
 
 
 class FallbackProvider:
-    """Calls an agent's models in order, until one of them answers.
+    """Calls an agent's models in order, until a model answers.
 
     If a model's server is down, over its limit or refuses the request, the call tries the next
     model at once. When all models have failed, the call waits and begins again with the first, as

@@ -69,7 +69,7 @@ class ServerLimits(NamedTuple):
 class LimitPermit(NamedTuple):
     """The part of the limits that an admitted call holds, and returns at its end.
 
-    A number is 0 if it was not limited when the call was admitted; limits may change meanwhile.
+    A number is 0 if it was not limited when the call was admitted; limits may change later.
     """
 
     calls: int

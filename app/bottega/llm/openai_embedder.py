@@ -55,7 +55,7 @@ class OpenAIEmbedder:
             another tenant by :meth:`paid_by`.
         api_key: ``None`` takes ``OPENAI_API_KEY``.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, or else OpenAI's URL.
-        dimensions: requested dimension. A model with a fixed dimension keeps its own.
+        dimensions: requested dimension. A model with a fixed dimension ignores it.
         timeout_s: longest time of one try, in seconds.
         max_tries: largest number of tries of one call.
         cached: largest number of cached vectors; the least recently used vectors are dropped.

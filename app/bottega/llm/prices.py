@@ -1,6 +1,6 @@
 """Prices of model calls: the server's own prices, or else the public lists in ``genai-prices``.
 
-The lists are data inside that package. They are searched by the server's address and the model's
+The lists are data inside that package. A search needs the server's address and the model's
 name. A server whose address is in no list, such as a server at home, has no price.
 """
 
@@ -98,7 +98,7 @@ def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPr
 
 @lru_cache(maxsize=1000)
 def _listed(model: str, address: str) -> ModelPrices | None:
-    """Find a model in the public lists. Loading them takes half a second, once."""
+    """Find a model in the public lists. The first search takes half a second."""
     from genai_prices.data_snapshot import get_snapshot
     from genai_prices.types import ModelPrice
 

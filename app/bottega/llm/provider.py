@@ -240,7 +240,7 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
     """Return all headers of a request; the server's headers replace the dialect's headers.
 
     Args:
-        login: user and password in the server's URL; empty if it has none.
+        login: user and password in the server's URL; empty: the URL has no password.
 
     Raises:
         InvalidInputError: the key and the login both need the header Authorization, or HTTP does
@@ -388,7 +388,7 @@ class ModelProvider:
         )
 
     def for_model(self, model: str, patience_s: float | None = None) -> "ModelProvider":
-        """Copy the provider for another default model; both use (and close) the same connections.
+        """Copy the provider for another default model; the copy uses (and closes) its connections.
 
         Args:
             patience_s: ``None``: the patience of this provider.
@@ -567,8 +567,8 @@ class ModelProvider:
     ) -> AssistantMessage | ModelError:
         """Send one request and read its answer; return an error instead of raising it.
 
-        An error that is raised while a transport's error is handled would have it as context. The
-        context may quote the request with the key.
+        An error that is raised while a transport's error is handled has that error as its context,
+        which may quote the request with the key.
 
         Args:
             lost: called with the usage of a request that was sent and not refused, if its answer is

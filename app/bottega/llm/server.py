@@ -37,7 +37,7 @@ class ServerSpec:
         patience_s: seconds after a call's first failure during which the call is repeated; 0: no
             repetition.
         structured_output: how a schema is sent. If ``native`` or ``tool`` cannot express a schema,
-            it is sent as an instruction.
+            the schema is sent as an instruction.
         max_tokens_field: the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
         is_own: true if a tenant owns the server; false if the operator does.

@@ -1,6 +1,6 @@
 """Tools of MCP servers: reading a server's list within bounds, and calling the tools in a run.
 
-Answers are read piece by piece, so that an unreadable piece does not affect the others.
+Answers are read piece by piece, so that an unreadable piece does not affect the other pieces.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 @dataclass(slots=True)
 class Patterns:
-    """The distinct patterns in one server's schemas, within bounds; further ones are omitted."""
+    """Distinct patterns of one server's schemas, within bounds; further patterns are omitted."""
 
     _known: set[str] = field(default_factory=set)
     # Bytes left for the compiled patterns of a server; model servers may compile all of them.

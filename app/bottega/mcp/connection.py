@@ -2,7 +2,7 @@
 
 The newer era begins with the protocol version 2026-07-28.
 HTTP requests go through :mod:`bottega.tools.egress`: guarded, bounded and without redirects. A
-server that is a program runs in its own process, and exchanges lines of JSON with this one.
+server that is a program runs in its own process, and exchanges lines of JSON with ours.
 """
 
 import asyncio
@@ -566,7 +566,7 @@ class Connection:
             raise self.unreadable() from None
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
-        """Return the semaphore that limits a tenant's concurrent HTTP calls; none for a program."""
+        """Return the limit of a tenant's concurrent HTTP calls; for a program, no limit."""
         if self._transport is None:
             return nullcontext()
         return self._egress.turn(self._server.tenant)
@@ -673,7 +673,7 @@ class Connection:
         return McpError(f"the MCP server '{self._server.name}' answered: {message}{told}")
 
     def _failed(self, sent: SentRequest, words: str) -> McpError:
-        """Return the error of a failed request, with the transport's reason if there is one."""
+        """Return the error of a failed request, with the transport's reason, if any."""
         name, failure = self._server.name, sent.failure
         if isinstance(failure, EgressRefusedError):
             return McpError(f"the MCP server '{name}': {failure.detail}", code="egress_forbidden")

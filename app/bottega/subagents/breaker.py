@@ -61,7 +61,7 @@ class _Breaker:
     idle_since: float | None = None
 
     def next_probe(self) -> Hashable | None:
-        """Make the first held task the probe and return it; ``None`` if none is held."""
+        """Make the first held task the probe and return it; ``None``: no task is held."""
         self.probe = self.held.popitem(last=False)[0] if self.held else None
         return self.probe
 
@@ -168,7 +168,7 @@ class Breakers:
         return probes
 
     def next_due(self) -> float | None:
-        """Return the next reset time; ``None`` if no breaker waits for one."""
+        """Return the next reset time; ``None``: no breaker waits for its reset time."""
         return next(iter(self._resting.values()), None)
 
     def failures(self, key: Hashable) -> int:

@@ -35,7 +35,7 @@ CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
 PATIENCE_S = 30.0
-"""Seconds that a sub-agent waits for an unavailable model, unless its definition sets another."""
+"""Seconds that a sub-agent waits for an unavailable model; its definition may set another time."""
 EXCERPT = 4_096
 """Characters of the head and of the tail of a long answer."""
 MOST_SHOWN = 32_768
@@ -121,7 +121,7 @@ class ChildTask:
         return handle
 
     async def give(self, files: Mapping[str, str]) -> None:
-        """Write the task's input files, before it is dispatched.
+        """Write the task's input files, before the task is dispatched.
 
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; then no file stays.
@@ -252,7 +252,7 @@ def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> Base
 
 
 def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a fresh copy of an agent, so that tasks share no state with their parent or others.
+    """Return a fresh copy of an agent, so that tasks share no state with other agents.
 
     Args:
         instructions: added to the agent's own instructions.
@@ -273,7 +273,7 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
 async def _query_with_retries(
     swarm: Swarm, parent: Query, handle: SubagentHandle, made: Callable[[], BaseAgent]
 ) -> SubagentOutcome:
-    """Query new agents until one succeeds, or no retry is left."""
+    """Query new agents until an agent succeeds, or no retry is left."""
     tries = 1
     try:
         outcome, calls = await _try(swarm, parent, handle, made(), tries, 0)

@@ -304,11 +304,11 @@ class SubagentHandle:
         was_limited: a model call failed because its server's limits left no room for it.
         received: its parent has read its outcome.
         scopes: queries of the task that dispatch tasks.
-        holds: tasks that must end before this one may run.
-        blocks: tasks that must wait for the end of this one.
+        holds: tasks that must end before this task may run.
+        blocks: tasks that must wait for the end of this task.
         breaker: key of its breaker; ``None``: it has none.
         is_held: the breaker holds it back now.
-        suspended: it was stopped here without an end; another process restores it.
+        suspended: this process stopped it without an end; another process restores it.
         waiting_below: number of descendants that only wait for a slot.
     """
 
@@ -394,7 +394,7 @@ class SubagentHandle:
         return {key: self.metadata[key] for key in self.shared_keys if key in self.metadata}
 
     def duration_ms(self, now: float) -> int:
-        """Return the milliseconds from its dispatch to its end, or to ``now``."""
+        """Return the milliseconds from the task's dispatch to its end, or to ``now``."""
         if self.fixed_duration_ms is not None:
             return self.fixed_duration_ms
         return max(0, round((now - self.created_at) * 1000))

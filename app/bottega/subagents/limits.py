@@ -21,7 +21,7 @@ class SubagentLimits:
         max_depth: levels of nested tasks.
         spread_above: if a parent has this number of tasks in its worker, further tasks become child
             runs, which any worker may execute; child runs need no slot and wait in no queue here.
-        gc_ttl: time for which a finished task stays after its parent has read it.
+        gc_ttl: time for which a finished task stays after its parent has read its outcome.
         tenant_max_concurrent: tasks of one tenant that hold a slot, in the service on all workers
             together; ``None``: no limit.
         tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.

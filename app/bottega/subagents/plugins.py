@@ -116,7 +116,7 @@ class TaskOutcome:
 async def before_dispatch(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
-    """Pass the request through all plugins in order, guards last, until one skips or refuses it."""
+    """Pass the request through all plugins, guards last, until a plugin skips or refuses it."""
     for plugin in plugins:
         if not is_guard(plugin):
             said = await _asked(plugin, ctx, request)
@@ -201,7 +201,7 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
 async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """Call a plugin's function with a time limit.
 
-    The function runs in a task of its own. If it ignores its cancellation, the caller goes on.
+    The function runs in its own task. If it ignores its cancellation, the caller goes on.
 
     Raises:
         TimeoutError: the function takes longer than ``timeout_s``.

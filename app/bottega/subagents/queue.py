@@ -215,7 +215,7 @@ class TakeQueue:
 
     @property
     def turn(self) -> Hashable:
-        """The tenant of the entry that :meth:`take` would return; there must be one."""
+        """The tenant of the entry that :meth:`take` would return; an entry must be ready."""
         return next(iter(self._turns))
 
     def block(self, tenant: Hashable) -> None:

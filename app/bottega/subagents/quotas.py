@@ -125,7 +125,7 @@ class TaskRegistry(Protocol):
         """Move a task to another state."""
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task; return false if it had ended already."""
+        """End a task; return false if the task had ended already."""
 
     def cancel(self, task_id: UUID, reason: str) -> bool:
         """Cancel a task and all tasks below it."""

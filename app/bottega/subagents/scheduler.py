@@ -32,7 +32,7 @@ class PlaceSource(Protocol):
     """Source of places for the tasks of this worker; places are interchangeable."""
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place that this worker already holds; return false if there is none."""
+        """Take a place that this worker already holds; return false if it holds no place."""
         ...
 
     async def wait(self, tenant: UUID) -> None:
@@ -146,11 +146,11 @@ def estimated_start_ms(
         return None
     left = [max(known) - (now - since) for since in parent.holders.values()]
     if min(left, default=0.0) < 0:
-        return None  # a running task takes longer than the recent ones
+        return None  # a running task takes longer than recent tasks
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = free[before % slots] + before // slots * mean
-    before = queue.siblings_before(entry, now + 2 * soon)  # ageing may put others before it
+    before = queue.siblings_before(entry, now + 2 * soon)  # ageing may put others before this task
     late = free[before % slots] + before // slots * mean
     if max(soon, late) > 2 * min(soon, late):
         return None
@@ -258,7 +258,7 @@ class SubagentScheduler:
         return self._registry.counts.active - self.in_use
 
     def room(self, parent: Parent) -> tuple[int, int]:
-        """Count a parent's tasks that may get a slot at once, and those that wait for a slot."""
+        """Count a parent's tasks that may get a slot at once, and its tasks that wait for one."""
         waiting = self._queue.waiting(parent)
         others = len(self._queue) - waiting
         free = self.capacity - self.in_use - others
@@ -281,7 +281,7 @@ class SubagentScheduler:
         return self._queue.position(handle.entry, self.now())
 
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
-        """Estimate the time until a queued task starts; ``None``: it cannot be known."""
+        """Estimate the time until a queued task starts; ``None``: no estimate is possible."""
         tenant, queue, counts = handle.tenant_id, self._queue, self._registry.counts
         is_fixed = self.options.min_workers == self.options.max_workers
         shares = [SlotLimit(self.capacity, counts.active + len(queue), is_fixed)]
@@ -457,7 +457,7 @@ class SubagentScheduler:
         owner = handle.parent.owner
         left = None if owner is None else owner.left(self.now())
         if owner is not None and left is not None and left <= 0:
-            self.time_out(owner)  # the owner's deadline has come, too; its end ends its tasks
+            self.time_out(owner)  # at the owner's deadline; the owner's end ends all its tasks
         if handle.status.is_final:
             return
         error = f"the task's time is up: it had {handle.timeout:.4g} s"
@@ -505,7 +505,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Release a task's slot while the task only waits; its next model call takes a new one."""
+        """Release a task's slot while the task only waits; its next model call takes a new slot."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
@@ -543,7 +543,7 @@ class SubagentScheduler:
     # The pool's size
 
     def _resize(self) -> bool:
-        """Resize the pool by its load; return true if it changed.
+        """Resize the pool by its load; return true if the size changed.
 
         Call it after free slots are assigned. Otherwise many simultaneous ends look like low load.
         """

@@ -109,11 +109,11 @@ class SwarmOptions:
         waits: seconds already waited before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
         lookup: finds tasks that the registry has removed; ``None``: they are not found.
-        is_suspended: returns true if the run's queries end here but another process resumes the
+        is_suspended: returns true if the run's queries end in this process but another resumes the
             run.
         broke: called with the first error in a task that must end the run, such as a bug in a hook.
         awaits: called when a query begins to await tasks.
-        remote: does tasks as child runs; ``None``: all tasks run here.
+        remote: does tasks as child runs; ``None``: all tasks run in this process.
         own_task: the task for which this run is the child run.
     """
 
@@ -157,7 +157,7 @@ class Swarm:
 
     @property
     def suspended(self) -> bool:
-        """True if the run stops here without an end, and another process resumes it."""
+        """True if this process stops the run without an end, and another process resumes it."""
         return self.broken is None and self.options.is_suspended()
 
     def handles(self) -> list[SubagentHandle]:
@@ -165,7 +165,7 @@ class Swarm:
         return [handle for handle in known if not handle.status.is_final]
 
     def id_at(self, path: Path) -> UUID:
-        """Return the id of the query at a path; the root's is the run's id."""
+        """Return the id of the query at a path; the id of the root is the run's id."""
         return task_id_at(self.task_root, path) if path else self.run_id
 
     def files_of(self, task_id: UUID) -> VirtualFileSystem:
@@ -375,7 +375,7 @@ class QueryScope:
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait as :meth:`SubagentRegistry.wait_for_completion`, without a slot meanwhile."""
+        """Wait as :meth:`SubagentRegistry.wait_for_completion`, without a slot during the wait."""
         registry, owner = self.swarm.registry, self.parent.owner
         count = missing(handles, mode, quorum, gone)
         if count <= 0:
@@ -409,7 +409,7 @@ class QueryScope:
 
 
 def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
-    """Return the limits of a query's tasks: the lowest of its agent's and of all agents above."""
+    """Return the limits of a query's tasks: the lowest of its agent and all agents above."""
     above: Query | None = query
     while above is not None:
         for tool in above.agent.registered_tools:

@@ -100,7 +100,7 @@ class DispatchTool(SubagentTool):
         place: tuple[int, int],
         arguments: DispatchArguments,
     ) -> SubagentHandle | Answer:
-        """Dispatch one task; return it, or the answer for the model if none was dispatched.
+        """Dispatch one task; return it, or the answer for the model if it was not dispatched.
 
         Raises:
             InvalidInputError: there is no such agent, or a guard refuses the task.

@@ -1,4 +1,4 @@
-"""Address checks of outgoing HTTP: of all addresses of a name, and of each socket's address.
+"""Checks of outgoing HTTP: of all addresses of a name, and of the address of each socket.
 
 A name is resolved once, here, and the connection goes to a checked address. So a later DNS answer
 has no effect. ``Host``, SNI and the certificate still use the name.
@@ -37,7 +37,7 @@ def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], .
     return tuple((ip_network(block), reason) for block, reason in blocks)
 
 
-# Blocks of IPv4, and of IPv6 within its global unicast block. Source: the IANA special-purpose
+# Blocks of IPv4, and blocks in IPv6's global unicast block. Source: the IANA special-purpose
 # address registries. 168.63.129.16 is public, but Azure serves a machine's own secrets there.
 _REFUSED = _networks(
     (
@@ -63,7 +63,7 @@ _REFUSED = _networks(
         ("fe80::/10", "link-local"),
         ("fec0::/10", "private"),
         ("ff00::/8", "multicast"),
-        ("2001::/23", "reserved"),  # Teredo is in here
+        ("2001::/23", "reserved"),  # contains Teredo's block
         ("2001:db8::/32", "reserved"),
         ("2002::/16", "reserved"),  # 6to4: reaches any IPv4 address
         ("3fff::/20", "reserved"),

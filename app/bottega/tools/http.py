@@ -82,7 +82,7 @@ class UrlTemplate:
         origin, path, query = found[1], found[2] or "/", found[3]
         checked_url(origin)
         segments = tuple(_pieces(segment, _FIXED_PATH) for segment in path[1:].split("/"))
-        if any(_is_dots("".join(pieces)) for pieces in segments):  # placeholder names hold no dots
+        if any(_is_dots("".join(pieces)) for pieces in segments):  # placeholders have no dots
             raise InvalidInputError("the URL's path must not hold the segments '.' and '..'")
         return cls(origin, segments, _pairs(query) if query else ())
 

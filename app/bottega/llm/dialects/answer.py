@@ -246,7 +246,7 @@ class AnswerBuilder(ABC):
             raise self._report.no_completion(error.detail) from None
 
     def _end_whole(self) -> None:
-        """Set the finish reason of a complete answer that has none."""
+        """Set the finish reason of a complete answer that came without a finish reason."""
         self._end(TOOL_CALLS if any(self._partial_calls()) else STOP)
 
     def add(self, event: Any) -> str:
@@ -528,7 +528,7 @@ class SSESplitter:
             events = [event for block in blocks if block and (event := self._event(block))]
         lines, end, unfinished = rest.rpartition(b"\n")
         self._take(lines)
-        # The line end is kept, because a second one would make a blank line, the event's end.
+        # The line end is kept, because a second line end would make a blank line, the event's end.
         if end or unfinished or kept:
             self._tail.append(end + unfinished + kept)
         return events

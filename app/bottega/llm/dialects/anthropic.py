@@ -231,7 +231,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
     origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the thinking
     fields = {
         "model": model,
-        # The API requires a limit; every model allows this one.
+        # The API requires a limit; every model allows this limit.
         "max_tokens": 32_000,
         "cache_control": {"type": "ephemeral"},
         **spec.extra_body,

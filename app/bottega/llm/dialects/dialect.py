@@ -154,7 +154,7 @@ def arranged(
 
     Args:
         asked: the piece before which the context goes; ``None``: the user's last piece.
-        demand: a further instruction after all others, as the inside of a JSON string.
+        demand: an instruction after all other instructions, as the inside of a JSON string.
     """
     head = next((i for i, (kind, _) in enumerate(pieces) if kind > CONTEXT), len(pieces))
     system = [data for kind, data in pieces[:head] if kind == INSTRUCTION and data]

@@ -1,4 +1,4 @@
-"""Fields of an answer that its server needs back, unchanged, with later requests.
+"""Fields of an answer that later requests must send back to the server unchanged.
 
 Examples are ``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter,
 MiniMax), ``extra_content.google.thought_signature`` of a tool call (Gemini's OpenAI-compatible
@@ -15,7 +15,7 @@ from typing import Any
 from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.llm.dialects.wire import encodable, encode_json
 
-# Text fields whose later pieces replace earlier ones. Pieces of other text fields are joined.
+# Text fields whose later pieces replace earlier pieces. Pieces of other text fields are joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
 _OPEN = 16  # number of newest items in a list that a later piece may continue
@@ -99,7 +99,7 @@ class _Items(list[Any]):
         self._merged: set[int] = set()
 
     def take(self, piece: list[Any]) -> None:
-        """Merge each item into the item that it continues; append an item that continues none."""
+        """Merge each item into the item that it continues; append items that continue no item."""
         if len(piece) > _OPEN:  # no server continues so many items in one piece
             self.extend(piece)
             return

@@ -138,7 +138,7 @@ def _is_strict_part(part: Schema) -> bool:
 
 
 def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
-    """Return a tool's schema with the keywords that the server accepts; others go to descriptions.
+    """Return a tool's schema with the keywords that the server accepts; descriptions get the rest.
 
     A schema that cannot be converted is returned unchanged.
     """
@@ -149,7 +149,7 @@ def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
 
 
 def json_in(text: str) -> str:
-    """Return the JSON in an answer, without text around it; if there is none, the whole text."""
+    """Return the JSON in an answer, without text around it; without JSON, the whole text."""
     if _is_json(text):
         return text
     for opening, closing in ("{}", "[]"):

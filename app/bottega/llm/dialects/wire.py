@@ -40,7 +40,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encodable(value: Any) -> Any:
-    """Return ``value`` without lone surrogates; unchanged if it has none."""
+    """Return ``value`` without lone surrogates; if there are no such characters, unchanged."""
     try:
         to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
