@@ -161,7 +161,7 @@ class QueryLoop:
         return self.query.iteration - self._heard_at >= self.agent.max_iterations
 
     def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
-        """If messages came, append ``said`` and the new messages to the history; return true."""
+        """Return true if messages came; then append ``said`` and these messages to the history."""
         query = self.query
         if self._pending.kept:
             return False
