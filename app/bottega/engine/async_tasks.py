@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents of a run: journalled, and resumed after a crash."""
+"""Asynchronous sub-agents of a run, which the journal records and which resume after a crash."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ class ResumedTasks:
     """The unfinished tasks of a resumed run.
 
     A task is dispatched again when its parent repeats the call that dispatched it. If the parent or
-    the whole run ends before that, the task's end is written here.
+    the whole run ends before that, this class writes the task's end.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ResumedTasks:
         self._left = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
-        """Write that each task is queued again, except tasks of child runs, which went on."""
+        """Write that each task is queued again, except tasks whose child runs went on meanwhile."""
         for task_id in self._left:
             if self._restored[task_id].params.spread:
                 continue
@@ -89,7 +89,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# Finds only tasks below the asking task ($4). NULL is the root, which is above all tasks.
+# Finds only tasks below the asking task ($4). If $4 is NULL, the root asks, which is above all.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t
@@ -116,7 +116,7 @@ class SubagentRuntime:
     Attributes:
         plugins: called before each dispatch and after each end.
         totals: counters since the worker started.
-        children: the child runs that its runs await.
+        children: the child runs that the worker's runs await.
     """
 
     registry: SubagentRegistry
@@ -130,7 +130,7 @@ class SubagentRuntime:
         return run.uses_subagents or run.parent_task is not None or seen
 
     def load(self, runs: int) -> Load:
-        """Return the current load of this worker; ``runs`` is the number under way."""
+        """Return the current load of this worker; ``runs`` is its number of runs under way."""
         registry, scheduler = self.registry, self.registry.scheduler
         counts, options = registry.counts, scheduler.options
         tenants: dict[UUID, dict[str, Any]] = {}
@@ -164,7 +164,7 @@ class SubagentRuntime:
         return Load(pool, tenants)
 
     def cancel(self, run_id: UUID, task_id: UUID) -> None:
-        """Cancel a task and all below it, if it is one of this worker's asynchronous tasks."""
+        """Cancel a task and all tasks below it, if it is an asynchronous task of this worker."""
         handle = self.registry.get(task_id)
         if handle is not None and handle.run_id == run_id:
             self.registry.cancel(task_id, CANCELLED["message"])
@@ -178,7 +178,7 @@ async def running_subagents(
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Run a run's asynchronous sub-agents during the block; none outlives it.
+    """Run a run's asynchronous sub-agents during the block; all of them end with the block.
 
     Args:
         is_suspended: returns true if the block ends but the run does not.
@@ -240,7 +240,7 @@ def _restore_files(
     restored: RestoredTasks,
     ends: Iterable[ChildEnd],
 ) -> None:
-    """Restore the files that the run was given, and those of earlier attempts and child runs."""
+    """Restore the files that the run was given, and that earlier attempts and child runs wrote."""
     give_files(swarm, run)
     for end in ends:
         for path, text in end.files.items():
@@ -274,7 +274,7 @@ class JournalListener:
 
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "output_chunk":
-            return  # shown as llm.delta
+            return  # subscribers get it as llm.delta
         final = handle.status.is_final
         if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
             self._stopped(handle)
@@ -300,7 +300,7 @@ class JournalListener:
         self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
 
     def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
-        """Add the answer to an end; only refer to it if ``agent.completed`` has it already."""
+        """Return a task's end with its answer, or a reference if ``agent.completed`` has it."""
         if (usage := self._recorder.child_usage.pop(handle.task_id, None)) is not None:
             data = data | {"usage": usage.to_dict()}
         if handle.status is not SubagentStatus.COMPLETED:
@@ -311,7 +311,7 @@ class JournalListener:
         return data | {"output": handle.final_output}
 
     def _stopped(self, handle: SubagentHandle) -> None:
-        """Write that the queries below the task were stopped; they write no end themselves."""
+        """Write the end of the task's stopped queries, because they write no end themselves."""
         error = {"code": handle.error_code or "failed", "message": handle.error or ""}
         self._recorder.tasks.stopped(handle.path, error)
 
@@ -346,7 +346,7 @@ async def _look_up(
         view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
         if row["output"] is not None:
             view["final_output"] = row["output"]
-        if row["stop_reason"] is not None:  # the answer was cut short
+        if row["stop_reason"] is not None:  # the answer is incomplete
             view["stop_reason"] = row["stop_reason"]
         if row["error"] is not None:
             view["error"] = from_json(row["error"])["message"]

@@ -2,10 +2,10 @@
 
 A process takes slices of a budget from the database, so that few model calls need a query. A slice
 counts as used until it is returned. A slice that a dead process no longer renews counts as spent. A
-process keeps what it could not report, and reports it later. While an account cannot be read, calls
-wait.
+process keeps the usage that it could not report, and reports it later. While an account cannot be
+read, calls wait.
 
-The operator does not pay for a tenant's own model servers. So their calls count in the run alone.
+The operator does not pay for a tenant's own model servers. So calls of them count in the run alone.
 """
 
 import asyncio
@@ -41,26 +41,26 @@ _IDLE_S = 5.0
 _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
 _LAST_S = 5.0
-"""Longest time of the last reports when a process ends."""
+"""Longest time for the last reports of a process that ends, in seconds."""
 _SHARE = 100  # a slice is at most this fraction of the day's limit, or one call
-_WAIT_S = 20.0  # less than a judge's timeout
+_WAIT_S = 20.0  # less than the timeout of a model that judges
 _EMBEDDING_WAIT_S = 1.0  # vectors can be made later
 
 EMBEDDING = "memory:embedding"
-"""Name of the calls of an embedder, in place of an agent's."""
+"""Name for an embedder's calls, where other calls have an agent's name."""
 
 _COUNT = "SELECT count_call($1, $2, $3)"
 _DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7, $8)"
 
 Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
-"""From (spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
+"""Exchanges (spent, part already reported, slice wanted) for (slice, slices of other workers)."""
 
 
 class _Day(NamedTuple):
     """Daily limit of a tenant, or of the runs of one API key, in one unit.
 
     Attributes:
-        key_id: ``None`` for the tenant's limit.
+        key_id: id of the API key; ``None``: the limit is the tenant's.
     """
 
     tenant_id: UUID
@@ -88,7 +88,7 @@ class DayAccount(Account):
 
     @property
     def held(self) -> int:
-        """The part of the slices that is not spent."""
+        """The part of this account's slices that is not spent."""
         return max(0, (self.limit or 0) - self.spent)
 
     @property
@@ -98,7 +98,7 @@ class DayAccount(Account):
 
     @property
     def is_idle(self) -> bool:
-        """True if nobody uses it, and nothing is left to report."""
+        """True if no run uses the account, it holds no slice, and all is reported."""
         return not (self.runs or self.held or self.reserved) and self.is_reported
 
     @property
@@ -107,17 +107,17 @@ class DayAccount(Account):
 
     @property
     def may_grow(self) -> bool:
-        """True if other workers hold slices, which they may return."""
+        """True if other workers hold slices of the budget, which they may return."""
         return self._others > 0
 
     def used_up(self, more: int) -> str:
         return (
             f"{self.name} is used up: the next model call takes about {self.unit.text(more)} "
-            f"{self.unit.name}; the day's budget is new tomorrow"
+            f"{self.unit.name}; wait for tomorrow's budget"
         )
 
     async def fill(self, amount: int) -> None:
-        """Get a larger slice if this one is too small. Waits while the account cannot be read."""
+        """Get a larger slice if less than ``amount`` is left; wait while the database is away."""
         self._used_at = monotonic()
         while (self.left or 0) < amount:
             async with self._lock:
@@ -128,10 +128,10 @@ class DayAccount(Account):
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def changed(self) -> None:
-        """Wait until a reservation was released here, or a slice may have been returned elsewhere.
+        """Wait until a call releases a reservation, or another worker may have returned its slice.
 
-        If no call is under way here, the slice is returned first. Otherwise two workers that both
-        have too little for their next calls would wait for each other.
+        If this worker has no call under way, it returns its own slice first. Otherwise two workers
+        that both have too little for their next calls would wait for each other.
         """
         wait_s = None
         if self.may_grow:
@@ -162,7 +162,7 @@ class DayAccount(Account):
                 await self._sync(self.held)
 
     async def _is_synced(self, wanted: int) -> bool:
-        """Exchange the slice; return false if the database cannot do that now."""
+        """Exchange the slice for a new one; return false if the database is away."""
         try:
             await self._sync(wanted)
         except asyncpg.ForeignKeyViolationError:  # the tenant is deleted
@@ -202,13 +202,13 @@ class RunAccounts:
         return any(account.limit is not None for account in self.all)
 
     def pay(self, usage: Usage) -> None:
-        """Count what a model call took now."""
+        """Count the usage of a model call of this attempt."""
         self.paid_before(usage)
         for account in self.day:
             account.spend(usage)
 
     def paid_before(self, usage: Usage) -> None:
-        """Count what the run paid for in an earlier attempt."""
+        """Count the usage that the run paid in an earlier attempt."""
         for account in self._own:
             account.spend(usage)
 
@@ -218,8 +218,8 @@ class _Call:
     """A kind of model call that no agent of a run makes.
 
     Attributes:
-        run_id: the run that shows the call; ``None``: only the day counts it.
-        name: shown in place of an agent's name.
+        run_id: the run whose usage includes the call; ``None``: only the day's usage does.
+        name: name of the calls in the usage, where other calls have an agent's name.
     """
 
     tenant_id: UUID
@@ -275,7 +275,7 @@ class TenantAccount:
                 except TimeoutError:
                     raise BudgetBusyError(
                         f"the tenant's budget of today had no room within {self.wait_s:g} s: other "
-                        "calls have reserved the rest, or the budget cannot be read"
+                        "calls have reserved the rest, or the database is away. Try again later"
                     ) from None
                 yield TenantCharge(permit, accounts, paid)
         finally:
@@ -291,7 +291,7 @@ class DayBudgets:
     """The accounts of the tenants whose model calls this process makes.
 
     Args:
-        limits: of each tenant, with ``tokens_per_day`` and ``cost_per_day``; ``None``: no limit.
+        limits: limits of each tenant (``tokens_per_day``, ``cost_per_day``); ``None``: no limit.
     """
 
     def __init__(self, pool: asyncpg.Pool, limits: Mapping[str, int | None]) -> None:
@@ -308,7 +308,7 @@ class DayBudgets:
         """Return the accounts that pay for a run; close or release them afterwards.
 
         Args:
-            payer: the API key that started it, if its day is limited.
+            payer: the API key that started the run, if the key has a daily limit.
         """
         days = [_Day(tenant_id, unit, limit) for unit, limit in self._limits.items()]
         if payer is not None:
@@ -327,12 +327,12 @@ class DayBudgets:
         return account
 
     def release(self, accounts: Iterable[DayAccount]) -> None:
-        """Release accounts; what was spent is reported within seconds."""
+        """Release accounts; :meth:`run` reports their spending within seconds."""
         for account in accounts:
             account.runs -= 1
 
     async def close(self, accounts: Sequence[DayAccount]) -> None:
-        """Release accounts when their run is over, or lost, and report what was spent."""
+        """Release the accounts of a run that is over or lost, and report their spending."""
         self.release(accounts)
         for account in accounts:
             try:
@@ -348,20 +348,20 @@ class DayBudgets:
         """Return the account for calls that no agent of a run makes.
 
         Args:
-            run_id: the run that shows them, which may be over or deleted; ``None``: no run does.
-            name: shown in place of an agent's name.
+            run_id: the run whose usage includes the calls, even if it is over; ``None``: no run's.
+            name: name of the calls in the usage, where other calls have an agent's name.
         """
         return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
 
     def count(self, call: _Call, usage: Usage) -> None:
         """Count the usage of a call in its run, and in the units of the day that have no limit."""
         if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
-            return  # the accounts counted it, or the tenant's own server did the call
+            return  # the accounts counted the usage, or the tenant's own server did the call
         before = self._to_show.get(call)
         self._to_show[call] = usage if before is None else before + usage
 
     async def show(self) -> None:
-        """Store the counts. Those that cannot be stored now are kept for :meth:`run`."""
+        """Store the counts; keep counts that cannot be stored now for the next call."""
         for call in list(self._to_show):
             usage = self._to_show.pop(call, None)
             if usage is None:
@@ -379,7 +379,7 @@ class DayBudgets:
                 logger.warning("usage.not_stored", error=str(error) or type(error).__name__)
 
     async def run(self) -> None:
-        """Return idle slices, renew the rest, report, and drop tenants without runs."""
+        """Tend all accounts until cancelled: return or renew slices, report, drop idle accounts."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.show()
@@ -396,7 +396,7 @@ class DayBudgets:
 
     @asynccontextmanager
     async def kept(self, services: Services) -> AsyncIterator["DayBudgets"]:
-        """Do :meth:`run` during the block; at its end, report all that is not reported."""
+        """Call :meth:`run` during the block; at its end, report what is not reported yet."""
         try:
             async with services.running(budgets=self.run):
                 yield self
@@ -410,7 +410,7 @@ class DayBudgets:
                             await account.report()
 
     def _drawing(self, day: _Day) -> Draw:
-        # Each account has an id of its own, because its sums begin at 0.
+        # Each new account has a new id, because its sums begin at 0.
         account_id = uuid4()
         unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
         limit = None if day.key_id is None else day.limit

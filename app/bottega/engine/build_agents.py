@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # numpy is slow to import
     from bottega.memory.text.embeddings import Embedder
 
 MOST_AGENTS = 5000
-"""Agents of compiled teams that a worker keeps."""
+"""Most agents, in all compiled teams together, that a worker keeps."""
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's function; it gets an agent from the factory and its definition."""
@@ -89,11 +89,11 @@ class Team:
     """A run's agents.
 
     Attributes:
-        agents: the root alone; in a DAG, one per node of the graph.
-        graph: the run's own copy, or ``None``.
+        agents: the root agent alone; in a DAG, an agent for each node of the graph.
+        graph: the run's own copy of the graph; ``None``: the run has no DAG.
         rules: the rules that decide in a DAG; ``None``: the run has no DAG.
         nodes: definitions of the DAG's nodes, by name.
-        numbers: places of the DAG's nodes in topological order, by name.
+        numbers: positions of the DAG's nodes in topological order, by name.
         warnings: (code, message) pairs.
         team_of: makes a team for one execution of a node's sub-graph; argument: the node's name.
     """
@@ -112,10 +112,10 @@ class CompiledTeam:
     """The agents of a run, built and checked once for all runs with equal definitions.
 
     Attributes:
-        members: all its agents, sub-agents first.
+        members: all agents of the run, sub-agents first.
         tools: tools that send secrets.
         roots: as :attr:`Team.agents`.
-        callers: stand-ins for the nodes of a DAG that are no agents, with the tool of each.
+        callers: stand-in agents for the nodes of a DAG that are no agents, each with its tool.
         rules, nodes, numbers: as in :class:`Team`.
         subgraphs: the teams of its sub-graphs, by node.
         definitions, providers, mcp_servers, structure: definitions of the agents, of the tenant's
@@ -194,7 +194,7 @@ class CompiledTeam:
     def gives_answer(self, name: str) -> bool:
         """Return true if the output of a node, or of the root, is an answer of the run.
 
-        The output for one element of a node is only a part of an answer.
+        If a node has elements, the output of each element is only a part of its answer.
         """
         is_answering = self.rules is None or name in self.rules.answering
         return is_answering and "for_each" not in self.nodes.get(name, ())
@@ -261,7 +261,7 @@ async def _compiled(
     if run.mode == "dag" and graph is not None and content is not None:
         rules = GraphRules.of(content)
         if content is not run.graph:
-            rules = replace(rules, is_plain=False)  # its nodes have events
+            rules = replace(rules, is_plain=False)  # so that the log has events of its nodes
         nodes = {name_of_node(node): node for node in content["nodes"]}
         numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
         names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}
@@ -359,7 +359,7 @@ def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
 
 @dataclass(slots=True)
 class _Place:
-    """Cache entry for the newest version of a team; one run fills it while others wait."""
+    """Cache entry for the newest version of a team; one run fills it while other runs wait."""
 
     filling: asyncio.Lock = field(default_factory=asyncio.Lock)
     team: CompiledTeam | None = None
@@ -381,7 +381,7 @@ class Teams:
     """The teams of runs: compiled once for each version, then copied for each run.
 
     Args:
-        registry: of asynchronous sub-agents, if supported.
+        registry: registry of asynchronous sub-agents; ``None``: they are not supported.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class Teams:
         """Build the agents of a claimed run, with their sub-agents and the run's own graph.
 
         Args:
-            session: for tools of MCP servers; ``None``: the run has none.
+            session: connections to MCP servers; ``None``: the run has none.
 
         Raises:
             InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
@@ -431,7 +431,7 @@ class Teams:
 
 
 def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> None:
-    """Set the agent's approval rule on plugins' tools that have none.
+    """Set the agent's approval rule on its plugins' tools that have no rule.
 
     The tools are copied, because runs share them.
     """
@@ -442,10 +442,11 @@ def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> 
 
 
 def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-    """Merge a run's parameters with the agent's own, and add its instructions and client's tools.
+    """Merge a run's parameters with the agent's own; add the run's instructions and client tools.
 
     Raises:
-        InvalidInputError: ``unknown_tool``: ``tool_choice`` names one; ``duplicate_tool``.
+        InvalidInputError: ``unknown_tool``, if ``tool_choice`` names an unknown tool;
+            ``duplicate_tool``.
     """
     if told := changed.get("instructions"):
         agent.conversation_history.insert(1, SystemMessage(content=told))
@@ -467,7 +468,7 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
 def _set_schema(
     schema: Mapping[str, Any] | None, roots: Mapping[str, BaseAgent], team: CompiledTeam
 ) -> None:
-    """Set the schema of the agents whose answer is the run's: the root, or answering nodes."""
+    """Set the answer's schema in the agents that give the run's answer: root or answering nodes."""
     if schema is None:
         return
     for name, agent in roots.items():

@@ -42,7 +42,7 @@ _CANCEL = "SELECT request_cancel($1, $2)"
 _TELL = "SELECT tell_child($1, $2, $3, $4)"
 _BATCH = 100
 _LINGER_S = 0.003
-"""Time in which requests and ends are collected for one statement."""
+"""Time, in seconds, in which requests and ends are collected for one statement."""
 _PATIENCE_S = 10.0
 
 logger = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ class ParentRun:
     """The run that awaits child runs, as this worker claimed it.
 
     Attributes:
-        limit: the number of its child runs that may be queued or running.
+        limit: most of its child runs that may be queued or running at the same time.
     """
 
     tenant_id: UUID
@@ -63,7 +63,7 @@ class ParentRun:
 
 
 def child_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
-    """Return the id of a task's child run: the task's id, unless the run repeats another one."""
+    """Return the id of a task's child run: the task's id, unless the run repeats another run."""
     return task_id if task_root == run_id else uuid5(run_id, str(task_id))
 
 
@@ -85,7 +85,7 @@ class _New:
 class ChildRuns:
     """The child runs that this worker awaits.
 
-    One statement stores all new child runs of a parent run, and one reads all ends.
+    One statement stores all new child runs of a parent run, and one statement reads all ends.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:
@@ -98,7 +98,7 @@ class ChildRuns:
         self._wake = asyncio.Event()
 
     def resting(self) -> int:
-        """Return the number of runs here that await child runs; they hardly load the worker."""
+        """Return the number of this worker's runs that await child runs; such runs need little."""
         return len({parent.run_id for parent, _ in self._awaited.values()})
 
     def end_of(
@@ -114,9 +114,9 @@ class ChildRuns:
 
         Args:
             new: JSON from which ``add_children`` creates the child run.
-            told: messages to the child run by id, as JSON; messages that it got are ignored.
-            on_stored: called once the run is stored, and after its end is read if it is over.
-            on_ended: called once the run has ended.
+            told: messages to the child run by id, as JSON; it ignores messages that it has got.
+            on_stored: called once the child run is stored; if it is over, after its end is read.
+            on_ended: called once the child run has ended.
 
         Raises:
             FencedError: another worker has the parent run.
@@ -133,7 +133,7 @@ class ChildRuns:
             return await future
 
         ending = asyncio.ensure_future(end())
-        # Not in the coroutine, which never begins if it is cancelled at once.
+        # A callback, because the coroutine never begins if it is cancelled at once.
         ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
         return ending
 
@@ -170,14 +170,14 @@ class ChildRuns:
         return {row["run_id"]: _end(row["status"], row["ending"]) for row in rows}
 
     def note_end(self, run_id: UUID) -> None:
-        """Let :meth:`run` read the end of a child run, if a run here awaits it."""
+        """Let :meth:`run` read the end of a child run, if a run of this worker awaits it."""
         if run_id in self._awaited:
             self._ended.add(run_id)
             self._wake.set()
 
     async def run(self) -> None:
         """Store and cancel child runs and read their ends, as requested, until cancelled."""
-        self._wake.set()  # an error may have left requests of an earlier call
+        self._wake.set()  # if an earlier call failed, it may have left requests
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -235,7 +235,8 @@ class ChildRuns:
                 await connection.execute(_CANCEL, tenant_id, ids)
         for run_id in cancelled:
             del self._cancelled[run_id]
-        self._ended |= cancelled.keys() & self._awaited.keys()  # held child runs end at once
+        # A cancelled child run that no worker holds has ended at once.
+        self._ended |= cancelled.keys() & self._awaited.keys()
 
     async def _read_ends(self) -> None:
         asked = {each: self._awaited[each] for each in self._ended if each in self._awaited}
@@ -293,7 +294,7 @@ def _end(status: str | None, ending: str) -> ChildEnd:
 _CANCELS_S = 2.0
 """Longest wait for the end of a child run whose task was cancelled."""
 _LEAST_TOKENS = 2_000
-"""Smallest part of a budget: less does not pay for a call of most models."""
+"""Smallest part of a budget, in tokens; a smaller part pays for no call of most models."""
 
 
 class Spreading:
@@ -349,7 +350,7 @@ class Spreading:
             try:
                 end = await asyncio.shield(ending)
             except asyncio.CancelledError:
-                if handle.status.is_final:  # the task's parent cancelled the task
+                if handle.status.is_final:  # the parent cancelled the task
                     self._children.cancel(parent.tenant_id, run_id)
                     await self._pay_cancelled(run_id, ending, pay)
                 raise
@@ -357,7 +358,7 @@ class Spreading:
                 ending.cancel()
         self._paid_for(end.usage, pay)
         recorder.child_usage[handle.task_id] = end.usage
-        if end.outcome.output == "":  # its caller reads a sentence
+        if end.outcome.output == "":  # the caller reads a sentence in place of an empty text
             return replace(end, outcome=replace(end.outcome, output=EMPTY))
         return end
 
@@ -393,7 +394,7 @@ class Spreading:
         return await self._children.tell(self._run.tenant_id, run_id, message_id, content)
 
     async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, ChildEnd]:
-        """Return the ends of finished tasks' child runs, by task; cancel those under way.
+        """Return the ends of finished tasks' child runs, by task; cancel child runs under way.
 
         Args:
             tasks: child run of each task; ``None``: the child run that this run created for it.
@@ -406,8 +407,8 @@ class Spreading:
 
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
-        """Reserve a task's part of the budgets above it; yield its tokens and its money."""
-        day = set(map(id, self._recorder.accounts.day))  # the child run reserves from the day
+        """Reserve a task's part of the budgets above it; yield the part's tokens and money."""
+        day = set(map(id, self._recorder.accounts.day))  # the child run itself uses the day's
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
@@ -428,7 +429,7 @@ class ElementRuns:
         self._recorder = recorder
         self._run = run
         self._began = monotonic()
-        self._day = set(map(id, recorder.accounts.day))  # the child run reserves from the day
+        self._day = set(map(id, recorder.accounts.day))  # the child run itself uses the day's
 
     def are_limited(self, path: Path) -> bool:
         """Return true if budgets bound the elements of the node at a path."""
@@ -527,16 +528,16 @@ async def parts_of(
 
 
 async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, sharers: int) -> int:
-    """Return a task's part of budgets: what it asks for, else an equal part of what is left.
+    """Return a task's part of budgets: its own budget, or else an equal part of what is left.
 
     Waits while other tasks' parts leave too little.
 
     Args:
         own: the task's own budget; ``None``: it has none.
-        sharers: number of tasks that get their parts now, with this one.
+        sharers: number of tasks that get their parts now, including this task.
 
     Raises:
-        BudgetExhaustedError: too little is left, and no other task returns any.
+        BudgetExhaustedError: too little is left, and no other task holds a part to return.
     """
     least = _LEAST_TOKENS if unit is TOKENS else 1
     while True:
@@ -575,13 +576,13 @@ def agent_of_task(
 
 
 def give_files(swarm: Swarm, run: ClaimedRun) -> None:
-    """Give a child run the shared files that its parent had when it was dispatched."""
+    """Give a child run the shared files that its parent had when it dispatched the task."""
     for path, content in (run.parent_task or {}).get("files", {}).items():
         swarm.context.restore(path, content)
 
 
 def written(swarm: object, run: ClaimedRun) -> dict[str, Any]:
-    """Return the files in a child run's own folder that it created or changed."""
+    """Return the files that a child run created or changed in its own folder, by path."""
     if run.parent_task is None or run.own_task is None or not isinstance(swarm, Swarm):
         return {}
     folder, given = folder_of(run.own_task), run.parent_task["files"]

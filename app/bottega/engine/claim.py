@@ -1,4 +1,4 @@
-"""A claimed run, with all that a worker needs to execute it, and to hand it back."""
+"""A claimed run, with all that a worker needs to execute it or hand it back to the queue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +18,7 @@ from bottega.tenants.limits import Payer
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5)"
 _GIVE_UP = "SELECT hand_back($1, $2, $3, 'crash', p_error => $4)"
-_UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
+_UNREADABLE = '{"code": "internal", "message": "the run or its definitions could not be read"}'
 
 logger = structlog.get_logger(__name__)
 
@@ -33,43 +33,43 @@ class ClaimedRun:
         last_seq: ``seq`` of the newest event, which the claim wrote.
         carried_seq: last ``seq`` that was copied from the run that this one repeats; 0: none.
         started_at: the run's first start, by the database's clock.
-        quiet_s: seconds from its acceptance to this claim; ``None``: an earlier claim began it.
+        quiet_s: seconds from its acceptance to this claim; ``None``: this is not its first claim.
         timeout_s: seconds from the first start to the deadline.
         remaining_s: seconds from this claim to the deadline; may be negative.
         crashes: number of attempts whose worker died.
-        is_cancelled: true if its cancellation was requested.
-        cancelled_tasks: ids of tasks whose cancellation was requested.
+        is_cancelled: true if a client requested to cancel the run.
+        cancelled_tasks: ids of tasks that a client requested to cancel.
         given: texts that nodes of its graph publish without being executed, by node.
-        task_root: the id that the ids of its tasks are derived from.
+        task_root: the id from which the ids of its tasks are derived.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
-        pins: versions of its agents' definitions, and of its graph's.
+        pins: versions of its agents' definitions, and of its graph's definition.
         overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
         output_schema: JSON Schema of the answer; ``None``: the agent's own.
         demands: its ``goals``, ``constraints`` and ``success_criteria``.
-        agents: pinned definitions of all its agents, by name; a draft alone before
-            :meth:`with_definitions`.
+        agents: pinned definitions of all its agents, by name; before :meth:`with_definitions` only
+            the definition of a draft.
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that it uses.
         mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
-        graph_name: ``None``: it has no graph.
+        graph_name: name of its graph; ``None``: it has no graph.
         graph: pinned definition of its graph, with the definitions of its sub-graphs.
         graph_pins: versions of the graph and its sub-graphs.
-        session_id: ``None``: it belongs to no session.
+        session_id: id of its session; ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
-        in_conversation: true if it knows the session's conversation; else only publications.
+        in_conversation: true if it knows the conversation; false: only the session's publications.
         base: the run of the turn before; ``None``: its turn is the first.
         user: the customer's name for the end user.
-        principal: who started it.
-        traceparent, tracestate: of the request that made it; ``None``: it belongs to no trace.
-        metadata: given by the client.
+        principal: the API key or user that started it.
+        traceparent, tracestate: trace of the request for the run; ``None``: no trace.
+        metadata: metadata that the client gave.
         token_budget: tokens that it may spend; ``None``: no limit.
         cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
-        salt: of the tenant, for random assignments.
+        salt: the tenant's salt for random assignments.
         messages: number of messages that were sent to it.
-        assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
+        assigned_as: the run whose assignment it has: the first in a series of retries, or itself.
         parent_task: the task of another run that a child run does.
     """
 
@@ -123,7 +123,7 @@ class ClaimedRun:
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
-        """Decode what the SQL function ``claimed_run`` returns; definitions are missing."""
+        """Decode the result of the SQL function ``claimed_run``, which has no definitions."""
         values = from_json(claim)
         values |= {
             "tenant_id": tenant_id,
@@ -174,7 +174,7 @@ class ClaimedRun:
 
     @property
     def is_demo(self) -> bool:
-        """True if it asks no real model and calls nothing outside."""
+        """True if the run calls the demo model alone, and no service outside."""
         return DEMO in self.operators
 
     @property
@@ -189,14 +189,14 @@ class ClaimedRun:
 
     @property
     def first(self) -> str:
-        """Name of the root agent, or of a DAG's graph."""
+        """Name of the root agent; in a DAG, name of the graph."""
         name = self.agent or self.graph_name
         assert name is not None
         return name
 
     @property
     def has_checks(self) -> bool:
-        """True if its root agent has a ``success_check``; a child run checks nothing."""
+        """True if the root agent has a ``success_check`` and the run is no child run."""
         defined = self.agents.get(self.agent or "", {})
         return self.parent_task is None and bool(defined.get("success_check"))
 
@@ -222,7 +222,7 @@ class ClaimReader:
         self._definitions = PinnedDefinitions(pool)
 
     async def read(self, rows: Sequence[asyncpg.Record]) -> list[ClaimedRun]:
-        """Return the runs of a claim; one that cannot be read ends with an error."""
+        """Return the runs of a claim; end a run that cannot be read with an error."""
         runs = [run for row in rows if (run := await self._decoded(row)) is not None]
         pins = {pin for run in runs for pin in run.pins}
         definitions = await persist(lambda: self._definitions.get(pins))
@@ -232,7 +232,7 @@ class ClaimReader:
         key = row["tenant"], row["run"], row["attempt"]
         try:
             return ClaimedRun.decoded(*key, row["claim"])
-        except Exception:  # no other worker could read the claim, either
+        except Exception:  # another worker could not read the claim either
             logger.exception("run.unreadable", run_id=str(row["run"]))
             await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
             return None
@@ -247,9 +247,9 @@ async def hand_back(
     """Give a claimed run back to the queue; repeated while the database is away.
 
     Args:
-        cause: why it needs another attempt: ``drain``, ``crash``, ``message``, ``model``,
+        cause: why the run needs another attempt: ``drain``, ``crash``, ``message``, ``model``,
             ``children``, ``time`` or ``interrupt``.
-        wait: what it waits for: see the SQL function ``begin_wait``.
+        wait: what the run waits for: see the SQL function ``begin_wait``.
     """
     fence = run.tenant_id, run.run_id, run.attempt
     waits = None if wait is None else to_json(wait).decode()

@@ -1,7 +1,7 @@
-"""A run as a turn of a conversation: what its agents said and heard in the turns before.
+"""A run as a turn of a conversation: the messages of its agents in the turns before.
 
-The text of a turn is read from its run's log. A run's row has the size of its turn, so that only
-turns that fit into a prompt are read.
+The messages of a turn are read from its run's log. The run's row has the size of its turn, so that
+only turns that fit into a prompt are read.
 """
 
 from collections import defaultdict
@@ -82,7 +82,7 @@ def broken(
         failure = {"code": error.code, "message": error.detail}
         return End(RunStatus.FAILED, error=failure, usage=usage)
     logger.error("run.broken", run_id=str(run_id), exc_info=error)
-    detail = "an internal error ended the run; the worker's log says more"
+    detail = "an internal error ended the run: see the worker's log for the cause"
     return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
 
 
@@ -93,8 +93,8 @@ def said(answer: str | None) -> list[StandardMessage]:
 def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]:
     """Return the messages of an agent's turn that follow the question. Pure.
 
-    These are the model's messages with tool calls, the results of all these calls, messages of the
-    user in between, and the final answer. Answers that were rejected are left out.
+    These are the model's messages with tool calls, the results of these calls, the user's messages
+    between them, and the final answer. Answers that a check rejected are left out.
 
     Args:
         answer: the final answer; ``None``: the model's last message without calls.
@@ -133,7 +133,7 @@ def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
 GISTS = 12
 """Number of older turns that a prompt summarises in one line each."""
 _GIST_BYTES = 150
-_LEAST = 50  # a smaller turn counts as so many tokens, which bounds the turns of a prompt
+_LEAST = 50  # tokens that a smaller turn counts as, so that a prompt has few turns
 _MOST_EVENTS = 1000  # the log of a run with more events is not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
@@ -144,15 +144,15 @@ _ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class PastTurns:
-    """The turns of a conversation before a run's own, as far as a prompt may hold them.
+    """The turns of a conversation before a run's own turn, as many as fit into a prompt.
 
     Attributes:
         number: number of the run's own turn, from 1.
         first: number of the first turn in the prompt.
         tokens: size of the turns in the prompt.
         histories: messages of the turns in the prompt by agent, the oldest first.
-        gists: summaries of turns before ``first``, by number, the oldest first.
-        read: returns the text of a turn before ``first``.
+        gists: summaries of turns before ``first``, by their number, the oldest first.
+        read: returns the text of a turn before ``first``, by its number.
     """
 
     number: int
@@ -180,7 +180,7 @@ class PastTurns:
         return "\n".join(lines)
 
     def ended(self, end: End, agents: Mapping[str, BaseAgent], run: ClaimedRun) -> End:
-        """Return a run's end with its turn, if it completed."""
+        """Return a run's end; if the run completed, with its turn."""
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))
@@ -209,7 +209,7 @@ def _gist(text: str) -> str:
 
 
 async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
-    """Read the turns of a conversation before a run's own.
+    """Return the turns of a conversation before a run's own turn.
 
     Waits while the database is away.
 
@@ -224,7 +224,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
 async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
     rows = await pool.fetch(_TURNS, run.tenant_id, run.base, most, GISTS)
     turns = [row for row in reversed(rows) if not row["is_left"]]
-    if not turns:  # they were erased
+    if not turns:  # an erasure of the user deleted them
         return PastTurns(1, 1, 0, {}, {})
     whole = [row for row in turns if _is_read(row, most)]
     replays = await _replays(pool, run, [row["run_id"] for row in whole]) if whole else {}
@@ -256,7 +256,7 @@ async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: 
 
 
 def _is_read(row: Mapping[str, Any], most: int) -> bool:
-    """Return true if a turn is read from its log; a very large one has question and answer only."""
+    """Return true if a turn is read from its log; of a very large turn, only its row is read."""
     return bool(row["tokens"] <= most // 2 and row["events"] <= _MOST_EVENTS)
 
 
@@ -268,7 +268,7 @@ async def _replays(
     asked: list[tuple[UUID, int]] = []
     for number, row in enumerate(await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag")):
         run_id = row["run_id"]
-        # Lines have no seq. A negative number occurs in no ``answer_seq``.
+        # Lines have no seq, so each gets a negative one, to which no ``answer_seq`` refers.
         event = event_of(run_id, -1 - number, run.started_at, row["line"])
         events[run_id].append(event)
         if (seq := event.data.get("answer_seq")) is not None:
@@ -286,7 +286,7 @@ async def _replays(
 def _messages(
     run: ClaimedRun, row: Mapping[str, Any], turn: RunReplay | None, most: int
 ) -> dict[str, list[StandardMessage]]:
-    """Return the messages of a turn by agent; ``turn``: ``None`` for a very large one."""
+    """Return the messages of a turn by agent; if ``turn`` is ``None``, question and answer only."""
     asked = query_of(from_json(row["asked"]))
     question = [HumanMessage(content=asked)] if isinstance(asked, str) else asked
     answer = from_json(row["answer"]) if row["answer"] else None

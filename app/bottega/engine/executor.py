@@ -1,4 +1,4 @@
-"""Executor of a worker's runs: each from its claim through replay and its agents to its end."""
+"""Executor of a worker's runs: it replays each claimed run, runs its agents, and ends it."""
 
 import asyncio
 import contextlib
@@ -55,16 +55,16 @@ _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A run that is being executed here.
+    """A run that this worker is executing.
 
     Attributes:
-        cancelled: the run's cancellation was requested.
+        cancelled: a client requested to cancel the run.
         lost: another worker executes the run now.
-        lease: ``None`` after the run has ended or was handed back.
+        lease: the run's lease; ``None`` after the run has ended or was handed back.
         is_leaving: the run is being handed back, so that a lost lease does not matter.
-        recorder: set when the attempt begins.
-        wait: what the run waits for, once this worker suspends it.
-        ending: closes what only this attempt uses.
+        recorder: the attempt's recorder; set when the attempt begins.
+        wait: the run's wait, once this worker suspends the run.
+        ending: closes the resources of this attempt.
     """
 
     tenant_id: UUID
@@ -86,17 +86,17 @@ class Executor:
         writer: stores the steps of all runs.
         teams: makes the agents of a run.
         notifier: wakes subscribers.
-        max_crashes: a run fails when its worker has died so many times.
+        max_crashes: number of workers' deaths while they executed a run, after which it fails.
         live_text: shows the models' text while it comes in.
         secrets: secrets of tenants, which are removed from runs' logs; ``None``: there are none.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
-        on_run_finished: called with (an episode was stored, success checks are due).
+        on_run_finished: called with two truth values: an episode was stored, checks are due.
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: daily budgets of tenants; ``None``: no limits.
         files: store of all tenants' files; ``None``: runs have no files.
         mcp: connections to MCP servers; ``None``: runs have none.
-        stopping: set when this worker is to stop.
+        stopping: set when this worker begins to stop.
     """
 
     pool: asyncpg.Pool
@@ -118,15 +118,15 @@ class Executor:
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def leases(self) -> list[RunLease]:
-        """Return the runs that are being executed here. May be called from another thread."""
+        """Return the runs that this worker executes. May be called from another thread."""
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def under_way(self) -> list[tuple[UUID, UUID]]:
-        """Return tenant and id of the runs that are being executed here."""
+        """Return tenant and id of each run that this worker executes."""
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
-        """Cancel a run that is being executed here, or one task of it. Idempotent."""
+        """Cancel a run that this worker executes, or one task of it. Idempotent."""
         entry = self._under_way.get(run_id)
         if entry is None:
             return
@@ -141,7 +141,7 @@ class Executor:
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs; return the runs that are ready for them.
+        """Deliver new messages or decisions to runs; return the ids of the runs that got them.
 
         Args:
             kind: ``message`` or ``decision``.
@@ -173,9 +173,9 @@ class Executor:
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
-        """Hand back a run that only waits: if it has waited long enough, or if this worker stops.
+        """Hand back a run that only waits, if it has waited long enough or this worker stops.
 
-        If the run has to wait a little longer first, check it again then.
+        If the run has not waited long enough yet, check it again when it has.
         """
         is_over = entry.lease is None or entry.is_leaving
         if entry.recorder is None or is_over or entry.task.cancelling():
@@ -192,18 +192,18 @@ class Executor:
             asyncio.get_running_loop().call_later(wait.left_s, self._hand_back_if_waiting, entry)
 
     def lose(self, run: RunLease) -> None:
-        """Stop executing a run that another worker has; write nothing more of it."""
+        """Stop executing a run that another worker has; write no more events of the run."""
         entry = self._under_way.get(run.run_id)
         if entry is not None and entry.lease == run and not entry.is_leaving:
             _lose(entry)
 
     async def execute(self, run: ClaimedRun) -> bool:
-        """Execute a claimed run to its end, or until another worker takes it away.
+        """Execute a claimed run to its end, or until another worker has the run.
 
-        Cancelling this hands the run back: its journal stays, and the next worker resumes it.
+        If this call is cancelled, the run goes back to the queue, and the next worker resumes it.
 
         Returns:
-            False if its tenant has no due runs, so that a claim is not worth while.
+            False if its tenant has no due runs, so that no claim is needed for this tenant.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -233,7 +233,7 @@ class Executor:
             entry.is_leaving = True
             await self._hand_back(run, journal, None, "message")
         except asyncio.CancelledError:
-            if not entry.task.cancelling():  # something in the run cancelled itself
+            if not entry.task.cancelling():  # nobody cancelled the run, but a part of it was
                 await self._break(recorder, run, _SELF_CANCELLED)
             elif entry.lost:
                 entry.task.uncancel()
@@ -269,7 +269,7 @@ class Executor:
         entry: _UnderWay,
         earlier: _UnderWay | None,
     ) -> None:
-        if earlier is not None:  # this worker lost the run unnoticed, and claimed it again
+        if earlier is not None:  # this worker claimed the run again before it noticed the loss
             _lose(earlier)
             await asyncio.wait([earlier.task])
         if self.secrets is not None:
@@ -320,7 +320,7 @@ class Executor:
     async def _hand_back(
         self, run: ClaimedRun, journal: Journal, wait: Wait | None, cause: str
     ) -> None:
-        """Commit what is recorded, then queue the run again, or suspend it if it has to wait."""
+        """Commit the current step, then queue the run again, or suspend it if it has to wait."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
@@ -336,7 +336,7 @@ class Executor:
         await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
 
     async def _put_off(self, run: ClaimedRun, entry: _UnderWay) -> None:
-        """Queue the run for a later attempt; repeat that until the database is back."""
+        """Queue the run for a later attempt; try again until the database is back."""
         entry.is_leaving = True
         while True:
             try:
@@ -358,7 +358,7 @@ class Executor:
     async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
-        # Fenced: the worker that has the run now saw the cancellation when it claimed the run.
+        # If another worker has the run, it saw the cancellation when it claimed the run.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, run, end)
 
@@ -385,7 +385,7 @@ class Executor:
         began = False
 
         def suspended() -> bool:
-            """Return true if the current cancellation does not end the run."""
+            """Return true if the cancellation of this call suspends the run and does not end it."""
             return entry.lost or not (
                 entry.cancelled or limit.expired() or not entry.task.cancelling()
             )
@@ -453,7 +453,7 @@ class Executor:
         return end if conversation is None else conversation.ended(end, team.agents, run)
 
     async def _replay(self, journal: Journal) -> None:
-        """Read what earlier attempts recorded."""
+        """Read the events that earlier attempts recorded."""
         if journal.has_earlier_steps:
             events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
             journal.resume(replay_run(events, journal.carried_seq), events)
@@ -461,6 +461,6 @@ class Executor:
 
 def _lose(entry: _UnderWay) -> None:
     if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
-        return  # the run is ending; the database refuses the end if another worker has the run
+        return  # the run ends; if another worker has it, the database refuses this end
     entry.lost = True
     entry.task.cancel()

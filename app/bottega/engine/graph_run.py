@@ -1,13 +1,13 @@
 """Execution of a run's graph in DAG mode: rules, and no agent, decide which nodes run.
 
-A node starts once its incoming edges are decided. Every agent gets the run's own question, and its
-sources' answers along the graph. :mod:`bottega.graph.decisions` decides; this module executes nodes
+A node starts once its incoming edges are decided. Every agent gets the run's own question, and the
+answers of the nodes before it. :mod:`bottega.graph.decisions` decides; this module executes nodes
 and records the decisions. A resumed run replays its nodes, and keeps recorded decisions on edges.
 
 A node that is a graph is executed in the same way, one level down. The graph's first nodes read
 what the node received. Each execution of a node has a path, from which its task's id is made, and a
-name in the log. The name consists of the node, of the number of its element (from 0) or turn (from
-1) if it has several, and of the node in its graph, such as ``improve/2/draft``.
+name in the log. The name has the node, the number of its element (from 0) or turn (from 1) if it
+has several, and the inner node if the node is a graph, such as ``improve/2/draft``.
 """
 
 import asyncio
@@ -78,18 +78,18 @@ _NO_RETRY = frozenset(
         *("model_context_too_long", "model_filtered", "model_refused", "unpriced_model"),
     )
 )
-"""Codes of errors that another try cannot mend."""
+"""Codes of errors after which another try would fail, too."""
 _LATER = ("408", "425", "429")
-"""HTTP statuses below 500 that another try may mend."""
+"""HTTP statuses below 500 after which another try may succeed."""
 MOST_PARTS = 10_000
-"""Most elements and turns of a run, at all levels of its graphs. A run keeps all in memory."""
+"""Most elements and turns of a run at all levels of its graphs, since it keeps all in memory."""
 MOST_RECEIVED = 64_000_000
 """Most characters in all copies of what a node received: each element's child run stores one."""
 
 
 @dataclass(slots=True)
 class _Failure:
-    """The names of a node's error that its ``retry`` may list: its code, and an HTTP status."""
+    """The names under which a node's ``retry`` may list its error: a code, and an HTTP status."""
 
     code: str
     status: str | None = None
@@ -110,18 +110,18 @@ class LongList(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Text that readers get in its place."""
+        """Text that readers get in place of the list."""
         return as_text({**excerpt(self.text), "file": self.file})
 
 
 @dataclass(slots=True)
 class PartCount:
-    """Number of elements and turns that a run has begun; each try counts."""
+    """Counter of the elements and turns that a run has begun, with each of their tries."""
 
     begun: int = 0
 
     def begin(self, more: int) -> AssistantResponse | None:
-        """Count elements or turns; return the failure if they are too many."""
+        """Count elements or turns; return a failure if the run has too many."""
         if self.begun + more > MOST_PARTS:
             text = f"the run has more than {MOST_PARTS} elements and turns in all its graphs"
             return _failed(TOO_MANY_ITEMS, text)
@@ -163,7 +163,7 @@ class GraphRun:
         question: question to every agent.
         about: the run's ``input``, as text, and ``metadata``.
         turns: turns of the conversation in the run's input, before the question.
-        path, name: place of the graph in the run; the name ends with a slash.
+        path, name: path and name of this graph in the run; the name ends with a slash.
         at_work: queries of all levels that have not ended, by path.
         parts: count of elements and turns at all levels.
         elements: executes elements as child runs; ``None``: child runs are not supported.
@@ -215,7 +215,7 @@ class GraphRun:
                         self._follow(course.end(self._ended(name, task.result())), group)
                     self.recorder.looks_if_it_waits()
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the one that stopped the others
+            raise errors.exceptions[0] from None  # the error because of which the others stopped
         return end_of_graph(self._rules, self._graph, self.responses, course, self._usage)
 
     @property
@@ -300,7 +300,7 @@ class GraphRun:
         return Query(self.team.agents[name], (), self.recorder, path=(*self.path, (0, index)))
 
     def _ended(self, name: str, response: AssistantResponse) -> NodeEnd:
-        """Record a node's end; return the facts on which decisions depend."""
+        """Record a node's end; return the facts that decide about the next nodes."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         if not is_failed:
@@ -352,7 +352,7 @@ class GraphRun:
         return response.model_copy(update={"usage": usage})
 
     def _next_try(self, before: Query) -> Query:
-        """Return the query of the next try, with an agent that does not know the last try."""
+        """Return the query of the next try; its agent has no history of the last try."""
         return Query(
             _agent_of(before).fresh_copy(),
             (),
@@ -437,7 +437,7 @@ class GraphRun:
         if not isinstance(items, list):
             return _failed(NOT_A_LIST, f"there is no list at {at}")
         if len(items) > each["max"]:
-            text = f"there are {len(items)} elements at {at}; the maximum is {each['max']}"
+            text = f"there are {len(items)} elements at {at}; the node's max is {each['max']}"
             return _failed(TOO_MANY_ITEMS, text)
         if (failed := self.parts.begin(len(items))) is not None:
             return failed
@@ -471,7 +471,7 @@ class GraphRun:
     ) -> Mapping[int, AssistantResponse]:
         """Execute elements, ``most`` at a time; begin no more after a fatal failure."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
-        received = SharedMemoryGraph()  # for reading alone: only the node publishes
+        received = SharedMemoryGraph()  # elements only read it, because the node publishes
         received.received = work.received
         numbers = iter(range(len(items)))
 
@@ -506,7 +506,7 @@ class GraphRun:
 
         async def execute(element: _Work) -> AssistantResponse:
             path = element.query.path
-            del self.at_work[path]  # the node's own query stands for those of its elements
+            del self.at_work[path]  # its child runs are at work, not the node's own query
             under_way.add(path)
             response = await self._child_run(runs, name, element, awaited)
             under_way.discard(path)
@@ -673,7 +673,7 @@ class GraphRun:
     # Graphs
 
     async def _run_graph(self, work: _Work) -> AssistantResponse:
-        """Run a node's graph, in turns if it is a loop; each turn reads the output of the last."""
+        """Run a node's graph; if it is a loop, in turns that read the output of the turn before."""
         loop: Mapping[str, Any] | None = work.node.get("loop")
         most = _most_turns(work.node)
         usage, last = AgentUsage(), AssistantResponse()
@@ -731,7 +731,7 @@ class GraphRun:
     # Agents
 
     def _known_failure(self, query: Query) -> AssistantResponse | None:
-        """Return the failure of this try if an earlier attempt recorded it, to not repeat it."""
+        """Return the failure of this try if an earlier attempt recorded it; else ``None``."""
         if self._rules.is_plain:
             return None
         replay = self.recorder.journal.replay
@@ -772,7 +772,7 @@ class GraphRun:
             await asyncio.wait([asked])
 
     def _waits_for_people(self, query: Query) -> bool:
-        """Return true if a query cannot go on without people; no timeout ends it then."""
+        """Return true if a query cannot go on without people, so that its timeout stands still."""
         return any(each is query and needs for each, needs in self.recorder.loops.needing_people())
 
     async def _answer(self, work: _Work) -> AssistantResponse:
@@ -848,7 +848,7 @@ class GraphRun:
     async def _publish(self, name: str, query: Query, text: str) -> None:
         """Publish the answer of a node whose agent has not published it.
 
-        The log has all of a long list. Readers get its head and tail, and a tool to read the rest.
+        The log has a long list whole. Readers get its head and tail, and a tool to read the rest.
         """
         if text.strip():
             shown = text
@@ -899,10 +899,10 @@ class LongLists:
     texts: Mapping[str, str]
 
     async def read(self, path: str) -> str:
-        """Return a text.
+        """Return the text of a file.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no file with this path.
         """
         if (text := self.texts.get(path)) is None:
             raise NotFoundError(f"there is no file '{path}'")
@@ -967,8 +967,8 @@ def end_of_graph(
 
     The output is the text of the only answering node, or the texts of several answering nodes by
     name. After a failure that ends the run, the output has the texts of all nodes that finished,
-    and partial texts of nodes that failed. ``error`` names the failed nodes, and ``stop_reason`` is
-    that of the first failed node in topological order.
+    and partial texts of nodes that failed. ``error`` names the failed nodes. ``stop_reason`` is the
+    stop reason of the first failed node in topological order.
     """
     order = graph.get_topological_order()
     # A sink's answer at its iteration limit counts as output, since no agent depends on it.

@@ -1,9 +1,9 @@
-"""The journal of a run under way: nothing may depend on an event that is not stored.
+"""The journal of a run under way. No act outside may depend on an event that is not stored.
 
-A step is all events since the last commit, stored by one statement. Steps are committed
+A step is all events since the last commit; one statement stores it. Steps are committed
 
-- before the run acts outside because of them: a model call after an answer or a result, or a tool
-  that is no sub-agent,
+- before an act outside that depends on them: a model call after an answer or a result, or a call of
+  a tool that is no sub-agent,
 - at the end of the run,
 - and after ``COMMIT_AFTER_S`` at the latest, so that subscribers see the events.
 
@@ -57,7 +57,7 @@ from bottega.subagents.handle import SubagentStatus
 logger = structlog.get_logger(__name__)
 
 EPISODE_NOT_STORED = "episode_not_stored"
-"""Code of the warning in place of ``episode.stored``."""
+"""Code of the warning that replaces ``episode.stored`` if the episode was not stored."""
 
 _STARTS = frozenset(
     (
@@ -79,7 +79,7 @@ class End:
 
     Attributes:
         output: the answer, complete or not.
-        output_json: the answer, parsed, if it has a schema.
+        output_json: the parsed answer, if the answer has a schema.
         answer_seq: ``seq`` of the event that holds the answer.
         turn: the run's turn of its conversation; ``None``: the run belongs to no conversation.
         messages: number of messages to the run that its agent got.
@@ -99,10 +99,10 @@ class End:
 
 
 class RunObserver(QueryObserver):
-    """Reacts to what happens in one attempt of a run; this base class does nothing.
+    """Observer of one attempt of a run; this base class does nothing.
 
     No method may block or raise. Replayed events, model calls and results of tools are not reported
-    again; :meth:`earlier_events` has the events of earlier attempts.
+    again; :meth:`earlier_events` gets the events of earlier attempts.
     """
 
     def began(self) -> None:
@@ -118,7 +118,7 @@ class RunObserver(QueryObserver):
         """Note that a model is called; ``started``: ``seq`` of its ``llm.started``."""
 
     def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
-        """Note the answer of a model call, or what ended it."""
+        """Note the answer of a model call, or the exception that ended the call."""
 
     def tool_call_began(self, call: CurrentCall, made: ToolCall, tool: ToolBase | None) -> None:
         """Note that a tool is called; ``tool`` is ``None`` if no tool has that name."""
@@ -126,7 +126,7 @@ class RunObserver(QueryObserver):
     def tool_call_ended(
         self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
     ) -> None:
-        """Note the result of a tool call, or what ended it."""
+        """Note the result of a tool call, or the exception that ended the call."""
 
     def ended(self, end: End) -> None:
         """Note that the run's end is stored."""
@@ -151,10 +151,10 @@ class RunEpisode(RunObserver):
 
 @dataclass(slots=True)
 class _OpenStep:
-    """Everything written since the last commit.
+    """All events and rows since the last commit.
 
     Attributes:
-        binding: true if something may depend on its events.
+        binding: true if an act outside may depend on its events.
     """
 
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -184,16 +184,16 @@ class Journal:
 
     Args:
         episode: builds the run's episode at its end; ``None``: no episode is stored.
-        observers: react to what happens in the run; the episode is one of them.
+        observers: observers of the run; the episode is one of them.
         writer: stores the steps of all runs of this worker.
         wake: called after each commit.
-        known: redacts secrets before they are stored.
+        known: removes secrets from texts before they are stored.
 
     Attributes:
         replay: the record of earlier attempts.
-        is_replayed: whether ``replay`` has all earlier attempts.
-        spent: usage of this attempt, by agent, model, and whether the server is the tenant's own.
-        finishing: whether the run's end is being stored, or is stored.
+        is_replayed: true if ``replay`` has all earlier attempts.
+        spent: usage of this attempt, by (agent, model, true if the server is the tenant's own).
+        finishing: true if the run's end is stored, or is being stored.
         others_due: false if the tenant had no due runs when this run ended.
     """
 
@@ -273,13 +273,13 @@ class Journal:
         return self.attempt > 1 or self.carried_seq > 0 or self._has_messages
 
     def resume(self, replay: RunReplay, events: Sequence[Event]) -> None:
-        """Go on from what earlier attempts recorded."""
+        """Go on after the events that earlier attempts recorded."""
         self.replay, self.is_replayed = replay, True
         for observer in self.observers:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if this attempt wrote an event, so that its rows are still to be changed."""
+        """Return true if this attempt wrote an event; its changes of rows are still to be made."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
@@ -294,7 +294,7 @@ class Journal:
         """
         row = self._step.tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
-            row["began"] = True  # the row keeps only the step's last status
+            row["began"] = True  # noted, because the row keeps only the step's last status
         row.update(fields)
 
     def spend(self, agent: str, model: str, usage: Usage) -> None:
@@ -312,9 +312,9 @@ class Journal:
         self._step.publications.append(fields)
 
     def hold(self) -> None:
-        """Store what follows with the run's end alone.
+        """Let the events that follow be stored only together with the run's end.
 
-        It is dropped if the run must read a message first.
+        They are dropped if the run must read a message before its end.
         """
         self._end = len(self._step.events), len(self._step.publications)
 
@@ -324,10 +324,10 @@ class Journal:
             await self.commit()
 
     async def commit(self) -> None:
-        """Store all that was written so far.
+        """Store all events and rows that were written so far.
 
         Raises:
-            FencedError: this worker lost the run; its work no longer counts.
+            FencedError: this worker lost the run, and the step is not stored.
             DatabaseAwayError: the database was away for too long.
         """
         async with self._writing:
@@ -341,10 +341,10 @@ class Journal:
                 await asyncio.shield(writing)
             finally:
                 while not writing.done():
-                    # Cancelled: wait anyway, since the answer decides where the log ends.
+                    # If this is cancelled, still wait: the answer tells if the log has the step.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
-                writing.exception()  # retrieved, in case the caller was cancelled
+                writing.exception()  # so that asyncio does not log it if the caller was cancelled
                 self._wake(self.run_id)
 
     async def _append(self) -> None:
@@ -391,7 +391,7 @@ class Journal:
             self._writer.committed(self._commit_soon)
 
     async def _commit_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # the next commit raises it
+        with contextlib.suppress(Exception):  # the next commit raises the same error
             await self.commit()
 
     async def close(self) -> None:
@@ -403,10 +403,10 @@ class Journal:
     async def finish(self, end: End) -> None:
         """Store the final event and the run's end, together with the rest of the current step.
 
-        A step that the database refused for good is dropped, so that the run can still end.
+        If the database refused a step with a lasting error, drop the step, so that the run can end.
 
         Raises:
-            PendingRequestError: the run has an unread message, or its cancellation was requested.
+            PendingRequestError: the run has an unread message, or a client requested to cancel it.
                 The end was not stored.
         """
         self.finishing = True
@@ -426,7 +426,7 @@ class Journal:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
-        # The step has the outcome, because a commit that waits already may store the final event.
+        # The step gets the outcome now, because a waiting commit may store the final event first.
         self._step.outcome = {
             "episode": episode,
             "messages": end.messages,
@@ -450,7 +450,7 @@ class Journal:
         except asyncpg.PostgresError as error:
             if episode is None or is_transient(error):
                 raise
-            # An episode never keeps a run from ending.
+            # The episode may have caused the error; the run must end even without it.
             self._failure, self._in_flight, self._end = None, 0, None
             self._step = step.without_episode(str(error))
             await self.commit()
@@ -489,11 +489,11 @@ CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """The place of a task in its run: the columns that its events and its row share.
+    """The position of a task in its run: the columns that its events and its row share.
 
     Attributes:
-        task_id: ``None`` for the root, which has no row.
-        parent_id: ``None`` for the root and its tasks.
+        task_id: the task's id; ``None`` for the root, which has no row.
+        parent_id: id of the task above it; ``None`` for the root and its tasks.
         agent: the agent's name in the log; empty for a node of a graph that is no agent.
         depth: 0 for the root's tasks; ``None`` for the root.
     """
@@ -508,7 +508,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
     """Return the fields of a task's row that an event of the task sets; most set none. Pure.
 
     Args:
-        seq: of the event.
+        seq: ``seq`` of the event.
     """
     match event_type:
         case EventType.AGENT_STARTED:
@@ -530,7 +530,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
-            begins = data["attempt"] == 1  # a later attempt has only the rest of the task's time
+            begins = data["attempt"] == 1  # the task's time goes on in later attempts
             kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
         case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
@@ -551,11 +551,11 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
 
 
 def is_answered(query: Query, response: AssistantResponse) -> bool:
-    """Check if the caller of a query takes its response as an answer. Pure.
+    """Check if a query's response counts as an answer for its caller. Pure.
 
     An agent at its limit of iterations may still return a text. For a run, for the sink of a graph
     and for an asynchronous task, that text is an answer. For a synchronous caller, and for agents
-    that depend on a node, it is a failure.
+    that depend on a node, that text is a failure.
     """
     if response.error is None or not response.is_answer:
         return response.error is None
@@ -570,14 +570,14 @@ class Tasks:
     """The tasks of one run: every query is a task, except the root's.
 
     Args:
-        root: the namespace of their ids: the id of this run, or of the run that this one repeats
+        root: the namespace of the tasks' ids: the id of this run, or of the run that it repeats
             from its last step.
         cancelled: tasks that a client cancelled.
 
     Attributes:
         open: queries that are under way.
-        levels: paths that are no tasks themselves (the root, and the turns and elements of nodes),
-            each with the path of the task above it.
+        levels: paths that are no tasks (the root, and turns and elements of nodes), each with the
+            path of the task above it.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
@@ -600,7 +600,7 @@ class Tasks:
         return self._ids[path]
 
     def place_at(self, path: Path, agent: str) -> TaskPlace:
-        """Return the place of the task at a path."""
+        """Return the position of the task at a path."""
         place = self._places.get(path)
         if place is None or place.agent != agent:
             above = self._above(path) if path else ()
@@ -648,7 +648,7 @@ class Tasks:
     async def cancellable(
         self, path: Path, agent: AgentState, execute: Callable[[], Awaitable[T]]
     ) -> T | None:
-        """Run the task at ``path``; return ``None`` if it is or was cancelled."""
+        """Run the task at ``path``; return ``None`` if it is cancelled, even before its start."""
         task_id = self.id_at(path)
         assert task_id is not None
         if task_id not in self.cancelled:
@@ -662,19 +662,19 @@ class Tasks:
                     raise
             finally:
                 del self._asked[task_id]
-        if not self.stopped(path, CANCELLED):  # cancelled before its start, or before this attempt
+        if not self.stopped(path, CANCELLED):  # the task was cancelled before it started here
             self._write_stopped(path, agent, AgentUsage(), CANCELLED)
         return None
 
     def cancel(self, task_id: UUID) -> None:
-        """Stop a task and all below it. Its parent goes on and gets an error."""
+        """Stop a task and all tasks below it. Its parent goes on and gets an error."""
         if task_id not in self.cancelled:
             self.cancelled.add(task_id)
             if asked := self._asked.get(task_id):
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write the end of a stopped task and first of its open sub-tasks; false: none was open."""
+        """Write the ends of a stopped task and its open sub-tasks; return false if none is open."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED

@@ -1,11 +1,11 @@
 """Live text of model calls, from the worker to the run's subscribers.
 
 Live text must cost little, because ``llm.completed`` has the complete answer anyway. Each piece is
-appended to a list. Every 50 ms, the new pieces of all calls of this worker are written, but those
-of each call only every 100 ms. Nothing is written of a call that ends before that.
+appended to a list. Every 50 ms, this worker writes the new pieces of its calls, but the pieces of
+one call only every 100 ms. If a call ends before the first write, none of its text is written.
 
-They are written with one insert into the table ``live_text``; or, if the operator has NATS, to the
-subject of the run, whose watchers may ask this worker to repeat the text of the open calls.
+One insert writes the pieces into the table ``live_text``. If the operator has NATS, they are sent
+to the subject of the run; its watchers may ask this worker to repeat the text of the open calls.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ FLUSH_S = 0.05
 PER_CALL_S = 0.09
 KEEP_S = 1.0
 CLEAR_S = 0.5
-"""Least time between two deletions of the text of calls that are over."""
+"""Least time, in seconds, between two deletions of the text of calls that are over."""
 MAX_CHARACTERS = 200_000
-"""Characters of live text per call; the rest is shown with the complete answer."""
+"""Most characters of live text per call; the complete answer has the text after them."""
 
 _LONGEST_ANSWER = 200_000
-"""Characters of all open calls of a run in one answer, which NATS limits to a megabyte."""
+"""Most characters of a run's open calls in one answer, which NATS limits to a megabyte."""
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
 
@@ -46,7 +46,7 @@ class CallText:
 
     Attributes:
         started: ``seq`` of its ``llm.started``, which subscribers must see first.
-        has_rows: whether any of it was written.
+        has_rows: true if any of the text was written.
     """
 
     journal: Journal
@@ -69,7 +69,7 @@ class CallText:
         return self._pieces.append
 
     def restart(self) -> None:
-        """Discard the text, because the try failed."""
+        """Discard the text, because the try of the model call failed."""
         self._pieces.clear()
         self._written.clear()
         self._at = 0
@@ -97,7 +97,7 @@ class CallText:
 
     def give_back(self, at: int, text: str) -> None:
         """Put back text that could not be written."""
-        if self._at == at + len(text):  # and the try did not fail meanwhile
+        if self._at == at + len(text):  # false if the try has failed meanwhile
             self._at = at
             self._written.pop()
             self._pieces.insert(0, text)
@@ -108,7 +108,7 @@ class Live(Protocol):
     """A call whose text or progress is shown while it is under way; see :class:`CallText`.
 
     Attributes:
-        tool_call_id: ``None`` for a model call.
+        tool_call_id: id of a tool call; ``None`` for a model call.
     """
 
     journal: Journal
@@ -123,7 +123,7 @@ class Live(Protocol):
         """Return the offset and the text to write, if there is any."""
 
     def so_far(self) -> tuple[int, str] | None:
-        """Return the offset and the text that were written, if any: all of it, or the newest."""
+        """Return the offset and the text written so far; of a tool, number and newest report."""
 
     def give_back(self, at: int, text: str) -> None:
         """Put back text that could not be written."""
@@ -137,16 +137,16 @@ class TextSink(Protocol):
     """Destination of live text."""
 
     async def write(self, pieces: Sequence[Piece]) -> None:
-        """Write some text; an error means that all of it is to be written again."""
+        """Write pieces of text; after an error, the caller writes all of them again."""
 
     async def clear(self, calls: Sequence[Live]) -> None:
         """Remove the text of calls that ended a while ago."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        """Repeat the text of a run's open calls when a watcher asks; return the end of that.
+        """Repeat a run's live text whenever a watcher asks; return a function that ends this.
 
         Args:
-            calls: all open calls of this worker.
+            calls: all open calls of this worker, of which those of the run are repeated.
         """
 
 
@@ -210,7 +210,7 @@ class TextSubjects:
             self._publish(piece)
 
     async def clear(self, calls: Sequence[Live]) -> None:
-        """Do nothing, because nothing is kept."""
+        """Do nothing, because NATS keeps no text."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
         def answer(data: bytes | None, reply: str) -> None:  # None: requests may have been lost
@@ -274,7 +274,7 @@ class LiveText:
             self._ended.append((monotonic() + self._keep_s, call))
 
     def repeating(self, journal: Journal) -> Callable[[], None]:
-        """Repeat the text of a run's open calls when a watcher asks; return the end of that."""
+        """Repeat a run's live text whenever a watcher asks; return a function that ends this."""
         return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:

@@ -1,6 +1,6 @@
 """MCP servers of tenants, made from their definitions, and their tools for the agents of a run.
 
-Of a call's progress reports, the run's subscribers get only the newest.
+A server may report the progress of a call often. The run's subscribers get only the newest report.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ from bottega.tools.egress import Egress
 from bottega.tools.mcp import McpToolDefinition, model_name, tools_in
 
 LEAST_S = 0.2
-"""Time between two reports of a call that subscribers see."""
+"""Least time, in seconds, between two reports of a call that subscribers get."""
 _SHARE = 0.02
-"""That time as a share of the call's, so that a long call leaves few rows."""
+"""Least time between two reports, as a share of the call's time; so a long call has few rows."""
 LONGEST_MESSAGE = 1000
 
 
@@ -70,7 +70,7 @@ class CallProgress:
     _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Take a report of the server; it replaces those that were not shown yet."""
+        """Keep a report of the server, in place of an earlier report that is not written yet."""
         if not math.isfinite(progress):
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
@@ -83,7 +83,7 @@ class CallProgress:
         }
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the newest report and its number, if it is to be written now."""
+        """Return the number and the text of the newest report, if it is to be written now."""
         if self._newest is None or now < self._due_at:
             return None
         text, self._newest = to_json(self._newest).decode(), None
@@ -97,7 +97,7 @@ class CallProgress:
         return None if self._written is None else (self._number, self._written)
 
     def give_back(self, at: int, text: str) -> None:
-        """Forget a report that could not be written, because a newer one follows."""
+        """Forget a report that could not be written, because a newer report follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ class McpAccess:
         """Return a tenant's server, whose headers are looked up at each connection.
 
         Raises:
-            InvalidInputError: ``unknown_command``: the operator has withdrawn its command.
+            InvalidInputError: ``unknown_command``: the operator has removed its command.
         """
         command = definition["command"]
         if command is not None and command not in self.commands:
             raise InvalidInputError(
                 f"the MCP server '{name}' needs the command '{command}', which the operator has "
-                "withdrawn from BOTTEGA_MCP_STDIO",
+                "removed from BOTTEGA_MCP_STDIO",
                 code="unknown_command",
             )
         return McpServer(
@@ -163,19 +163,19 @@ _PATIENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class McpSession:
-    """The connections of one attempt of a run, and what shows its calls' progress."""
+    """The MCP connections of one attempt of a run, and the progress of their calls."""
 
     connections: McpConnections
     tasks: Tasks
     live_text: LiveText | None
 
     def own(self, tool: ToolBase) -> ToolBase:
-        """Return a tool for this attempt."""
+        """Return a copy of a tool that uses this session's connections."""
         return tool.within(self) if isinstance(tool, PinnedMcpTool) else tool
 
     @contextmanager
     def progress(self, call: CurrentCall, name: str, known: Redactor) -> Iterator[CallProgress]:
-        """Show a call's progress during the block."""
+        """Let subscribers see a call's progress during the block."""
         query = call.query
         parent = None if query.parent is None else self.tasks.id_of(query.parent)
         progress = CallProgress(
@@ -214,7 +214,7 @@ class McpSessions:
         return McpSession(connections, tasks, self.live_text)
 
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
-        """Store that a server's stored tools are stale; if that fails, a later run does it."""
+        """Store that a server's stored tools are stale; if that fails, a later run stores it."""
         try:
             of_server = tenant_id, server.name, server.url
             await self.pool.execute(_STALE, *of_server, timeout=_PATIENCE_S)
@@ -227,17 +227,17 @@ async def _close(connections: McpConnections) -> None:
     try:
         async with asyncio.timeout(_CLOSE_S):
             await connections.aclose()
-    except Exception:  # the run has ended, whatever happens here
+    except Exception:  # an error while closing must not change the end of the run
         logger.exception("mcp.not_closed")
 
 
 class PinnedMcpTool(McpTool):
-    """A tool of a server with a pinned schema; all runs with that schema share the object."""
+    """A tool of a server with a pinned schema; all runs with the same schema share the object."""
 
     session: McpSession | None = None
 
     def within(self, session: McpSession) -> Self:
-        """Return the tool for an attempt of a run."""
+        """Return the tool for an attempt of a run, with the attempt's session."""
         tool = copy(self)
         tool.session = session
         return tool
@@ -256,7 +256,7 @@ class PinnedMcpTool(McpTool):
 
 
 class Questions:
-    """The questions of a server during one call."""
+    """The questions to people that a server asks during one call."""
 
     def __init__(
         self, call: CurrentCall, tool_call: ToolCall, clean: Redactor, server: str
@@ -268,7 +268,7 @@ class Questions:
         self._asked = 0
 
     async def ask(self, message: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return people's answer; ``None``: they gave none, or cannot be asked."""
+        """Return people's answer; ``None``: people gave no answer, or cannot be asked."""
         self._asked += 1
         if self._asked > MOST_OF_CALL:
             return None

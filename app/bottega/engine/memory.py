@@ -50,8 +50,8 @@ from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
-_HELPS = 8  # retrievals after failures, per run
-_READ, _ALIKE = 10, 3  # episodes with a similar failure: how many are read, and how many given
+_HELPS = 8  # most retrievals after failures, per run
+_READ, _ALIKE = 10, 3  # episodes with a similar failure: most that are read, most that are given
 
 _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -77,7 +77,7 @@ def facts_of(run: ClaimedRun) -> RunFacts:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition that lists each tool of its MCP servers, as one with effects."""
+    """Return an agent's definition with each tool of its MCP servers, as a tool with effects."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:
@@ -91,7 +91,7 @@ def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[s
 
 
 def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
-    """Return a run's input with texts in place of parts."""
+    """Return a run's input with a text in place of each part that is no text."""
     if isinstance(asked, str):
         return asked
     return [{**message, "content": content_text(message["content"])} for message in asked]
@@ -108,8 +108,8 @@ async def use_memory(
     """Give a run's root agent a working memory, filled from earlier runs of its tenant.
 
     Args:
-        sources: memory of earlier runs; ``None``: none is retrieved.
-        limit: tokens of a prompt.
+        sources: memory of earlier runs; ``None``: no memory is retrieved.
+        limit: most tokens of a prompt.
     """
     about = facts_of(run)
     assignment = Assignment(run.salt, run.assigned_as, learns=run.memory == "full")
@@ -143,9 +143,9 @@ async def use_memory(
 def _goals(
     about: RunFacts, demands: Mapping[str, Sequence[str]], analysis: Mapping[str, Any] | None
 ) -> Goals:
-    """Return the analysis of a task for searches; the findings of rules are in no prompt.
+    """Return the analysis of a task for searches; prompts have no findings of the rules.
 
-    Fields of the request replace those of a model's analysis, which replace those of the rules.
+    A field of the request replaces that of a model's analysis, which replaces that of the rules.
     """
     goals = analyse(
         about.question,
@@ -160,7 +160,7 @@ def _goals(
 async def _analysis(
     about: RunFacts, journal: Journal, sources: MemorySources | None
 ) -> Mapping[str, Any] | None:
-    """Return a model's analysis of the task, if configured; a resumed run reads it from the log."""
+    """Return a model's analysis of the task, if there is such a model; a resumed run replays it."""
     replay = journal.replay
     if replay.analysis is not None:
         known: Mapping[str, Any] = from_json(replay.analysis)
@@ -212,7 +212,7 @@ class MemoryRetriever:
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
     def _know(self, given: Iterable[ContextReceived]) -> None:
-        """Note the patterns of given memory, so that no pattern is assigned or given twice."""
+        """Note the patterns of memory that was given; so none is assigned or given twice."""
         self._patterns.update(
             UUID(item.source.removeprefix(SOURCE))
             for item in given
@@ -249,7 +249,7 @@ class MemoryRetriever:
         return [*insight_events(insights[:MOST_INSIGHTS]), *map(given, hits)]
 
     async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
-        """Return the results that come in time, in order; report the others as warnings."""
+        """Return the results that come in time, in order; write a warning for each other one."""
         answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
         found: list[dict[str, Any]] = []
         for answer in answers:
@@ -260,7 +260,7 @@ class MemoryRetriever:
             else:
                 logger.warning("memory.unavailable", error=str(answer))
                 text = f"{type(answer).__name__}: {answer}"
-                text = f"not all memory of earlier runs could be read: {text}"
+                text = f"a part of the memory of earlier runs could not be read: {text}"
                 self._journal.add(EventType.WARNING, warning("memory_unavailable", text[:500]))
         return found
 
@@ -270,7 +270,7 @@ class MemoryRetriever:
             return "There is no memory of earlier tasks."
         session_id = self._about.session_id
         if in_session and session_id is None:
-            return "This task belongs to no session: look without session."
+            return "This task belongs to no session: search with session=false."
         where = EpisodeFilter(session_id=session_id if in_session else None)
         try:
             found = await self._sources.episodes.semantic_search(
@@ -295,7 +295,7 @@ class MemoryRetriever:
         """Return the help for a tool call of the root agent, if something failed, as event data.
 
         Args:
-            failures: failures of the call and of asynchronous tasks; unused for a replayed call.
+            failures: failures of this call and of asynchronous tasks; ignored for a replayed call.
         """
         helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -312,7 +312,7 @@ class MemoryRetriever:
     async def _looked_up(
         self, sources: MemorySources, failures: Sequence[ToolFailure]
     ) -> list[Mapping[str, Any]]:
-        """Return help for several failures, without duplicates."""
+        """Return the help for several failures; help from the same source comes once."""
         found: dict[str, Mapping[str, Any]] = {}
         for failure in failures:
             some = await self._helpful(sources, failure)
@@ -340,7 +340,7 @@ class MemoryRetriever:
     ) -> list[dict[str, Any]]:
         """Return episodes with a similar failure, successful episodes first.
 
-        If some of them have a cure, return only these.
+        If some of these episodes have a cure, return only these.
         """
         found = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ

@@ -1,12 +1,12 @@
-"""Plugins: Python code that an operator installs beside the service, found by entry points.
+"""Plugins: Python code that an operator installs with the service; entry points name them.
 
 A distribution registers an object in the group ``bottega.plugins``. The object may define
 
 - ``configure_agent(agent, definition)``: called in the worker for every agent that the factory has
   made, so that agents of the service can have hooks in Python,
 - ``check_success``: called for agents whose ``success_check`` names the plugin,
-- ``before_dispatch`` of tasks and synchronous calls, and ``after_subagent_complete`` of tasks
-  (:mod:`bottega.subagents.plugins`).
+- ``before_dispatch``: called before each task and each synchronous call of a sub-agent,
+- ``after_subagent_complete``: called after each task (:mod:`bottega.subagents.plugins`).
 """
 
 import functools
@@ -33,7 +33,7 @@ def configure_agent() -> tuple[Configure, ...]:
     """Return the ``configure_agent`` functions of all plugins, ordered by entry point name.
 
     Raises:
-        InvalidInputError: a plugin cannot be loaded. The start fails, so that no run lacks hooks.
+        InvalidInputError: a plugin cannot be loaded. The start fails, so no run is without hooks.
     """
     plugins = _defining("configure_agent")
     return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
@@ -50,7 +50,7 @@ def _named(name: str, configure: Configure) -> Configure:
             logger.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
             raise PluginError(
                 f"the plugin '{name}' failed to configure the agent '{agent.agent_name}' "
-                f"({type(error).__name__}); the worker's log says more"
+                f"({type(error).__name__}): see the worker's log for the cause"
             ) from error
         for hooks in agent.hooks.values():
             for hook in hooks:
@@ -78,7 +78,7 @@ def subagent_plugins() -> tuple[SubagentPlugin, ...]:
     for plugin in plugins:
         if plugin.guard and plugin.before_dispatch is None:
             raise InvalidInputError(
-                f"the plugin '{plugin.name}' is a guard without before_dispatch"
+                f"the plugin '{plugin.name}' is a guard without before_dispatch: define it"
             )
     return tuple(plugins)
 
@@ -116,5 +116,5 @@ def _defining(*names: str) -> list[tuple[str, Any]]:
 
 @functools.cache
 def _registered(path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the plugins on an import path. Cached: it reads a file of each distribution."""
+    """Return the plugins on an import path. Cached, because this reads a file of each package."""
     return sorted(entry_points(group=GROUP), key=lambda entry: entry.name)

@@ -4,13 +4,13 @@ Claim: :class:`RunClaimer` claims due runs for the free places of this worker, a
 claims
 
 - after a notification that names this worker,
-- after the end of a run, if this worker was full or the run's tenant has due runs,
-- when this worker queues child runs, if runs ended here lately,
+- after the end of a run, if this worker was nearly full or the run's tenant has due runs,
+- when this process queues runs, if runs ended in this worker lately,
 - at once, if the last claim left due runs,
 - every ``POLL_S`` s, because a notification may be lost.
 
-Fence: each write of a claimed run names the run's attempt. A worker that lost a run learns so from
-the answer to its next write or report, and stops the run.
+Fence: each write of a claimed run names the run's attempt. A worker that lost a run learns this
+from the answer to its next write or report, and stops the run.
 
 Lease: :class:`bottega.engine.workers.WorkerLease` reports which runs this worker executes. It has a
 thread of its own, so that a long computation in the event loop does not delay the report.
@@ -18,8 +18,8 @@ thread of its own, so that a long computation in the event loop does not delay t
 Takeover: every process sweeps. A worker without a lease loses its runs; a worker that shuts down
 hands them back first.
 
-Fair: the database shares the places among tenants. For that, a claim names the tenants of the runs
-that this worker holds, and those whose runs ended here in the last second.
+Fair: the database shares the places among tenants. For this, a claim names the tenant of each run
+that this worker holds, and each tenant of whom a run ended in this worker in the last second.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from bottega.services import background
 POLL_S = 2.0
 _MOST = 20
 _CLAIM_S = 3.0
-"""Longest time of a claim. A run that no report names 5 s after its claim counts as lost."""
+"""Longest time of a claim, in seconds. A run is lost if no report names it 5 s after its claim."""
 _PAUSE_S = 0.005
-"""Time in which runs that end together lead to one claim."""
+"""Time, in seconds, in which all runs that end lead to a single claim."""
 _RECENT_S = 1.0
-"""Time after a run's end in which claims name its tenant, so that its runs are counted again."""
+"""Seconds after a run's end in which claims name its tenant; its runs are counted again then."""
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
 logger = structlog.get_logger(__name__)
@@ -53,8 +53,8 @@ logger = structlog.get_logger(__name__)
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     """Queue runs again that no live worker executes; return their number.
 
-    It also ends runs whose time is over, and does the database's upkeep, a page at a time. Return 0
-    if another process is sweeping or has just swept.
+    The sweep also ends runs whose time is over, and does the database's upkeep, a page at a time.
+    Return 0 if another process is sweeping or has just swept.
     """
     lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
     if lost is None:
@@ -63,7 +63,7 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
         logger.warning("queue.swept", runs=lost)
     try:
         await pool.execute("SELECT do_upkeep()")
-    except Exception as error:  # no takeover may depend on it
+    except Exception as error:  # the takeover of runs must not depend on this
         logger.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
     return lost
 
@@ -79,8 +79,8 @@ class RunClaimer:
     """Claims runs for this worker's free places, and executes them.
 
     Args:
-        execute: executes one run; returns false if its tenant has no due runs then. Its errors are
-            logged, and count as crashes of the run.
+        execute: executes one run; returns false if its tenant has no due runs afterwards. An error
+            is logged and counts as a crash of the run.
         places: returns the number of this worker's places.
     """
 
@@ -99,14 +99,14 @@ class RunClaimer:
         self._wake = asyncio.Event()
 
     def notice(self, payload: str | None) -> None:
-        """Claim at once if a notification names this worker; ``None``: some may have been lost."""
+        """Claim at once if a notification names this worker; ``None``: one may have been lost."""
         if payload in (None, str(self.worker_id)):
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim at once what this process queued, if runs ended here lately and places are free.
+        """Claim due runs soon if runs ended here lately and places are free; return true if so.
 
-        So the next runs of a batch follow the ended ones on this worker. Return true if it claims.
+        So this worker itself goes on with the next runs of a batch whose runs it executed.
         """
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         claims = ended_lately and len(self._active) < self._places() * 4 // 5
@@ -134,7 +134,7 @@ class RunClaimer:
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
-        """Give the runs some time to end; cancel the others, which hands them back."""
+        """Give the runs ``grace_s`` seconds to end; then cancel and so hand back the others."""
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         for task in (left := list(self._active)):
@@ -172,6 +172,6 @@ class RunClaimer:
             return await self._execute(run)
         except Exception as error:
             logger.exception("run.abandoned", run_id=str(run.run_id))
-            if not is_transient(error):  # else the sweep queues it, as no report names it any more
+            if not is_transient(error):  # else the sweep queues the run, as no report names it now
                 await hand_back(self._pool, run, "crash")
             return True

@@ -1,7 +1,7 @@
 """Recorder of a run: it makes, records and replays model calls and tool calls for the agent core.
 
-It also records what agents publish and receive. After a failed tool call, it appends help from
-earlier runs to the error in the tool message. It makes the text of the help from the events
+It also records the texts that agents publish and receive. After a failed tool call, it appends help
+from earlier runs to the error in the tool message. It makes the text of the help from the events
 ``context.recalled``, so that a resumed run has the same message.
 """
 
@@ -66,7 +66,7 @@ from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
 _AT_ONCE = 8
-"""Pieces of work that begin in one pass of the event loop; each takes about a millisecond."""
+"""Most pieces of work that begin in one pass of the event loop; each takes about 1 ms."""
 
 
 class FairQueue:
@@ -74,7 +74,7 @@ class FairQueue:
 
     The answers to a large fan-out may arrive at once. Without turns, the loop would work on all of
     them before a run of another tenant goes on. With turns, only ``_AT_ONCE`` pieces of work begin
-    in each pass of the loop, and each tenant's second piece waits for the other tenants' first.
+    in each pass of the loop, and a tenant's second piece waits for the first pieces of the others.
     """
 
     def __init__(self) -> None:
@@ -102,8 +102,8 @@ class FairQueue:
             line = self._waiting.pop(tenant_id)
             turn = line.popleft()
             if line:
-                self._waiting[tenant_id] = line  # behind the other tenants
-            if not turn.done():  # otherwise it was cancelled
+                self._waiting[tenant_id] = line  # the last of the tenants
+            if not turn.done():  # a cancelled turn is done
                 turn.set_result(None)
                 self._left -= 1
         if self._left < _AT_ONCE:
@@ -126,7 +126,7 @@ class MemoryLog:
         self._in_session = in_session
         self.names: dict[Path, str] = {}
         self._published: dict[Query, Publication] = {}
-        self._answers: dict[tuple[str, str], int] = {}  # by node of the run's graph, and text
+        self._answers: dict[tuple[str, str], int] = {}  # seq by (node of the run's graph, text)
 
     def published(self, query: Query, publication: Publication) -> None:
         """Keep a query's publication until the query ends."""
@@ -135,7 +135,7 @@ class MemoryLog:
     def ended(self, query: Query, output: str | None, seq: int | None) -> None:
         """Write the publication of a query that has ended, if there is one.
 
-        If its text equals the answer's, the publication only refers to the answer's event. The
+        If the publication's text equals the answer's, it only refers to the answer's event. The
         texts differ if a QUERY_END hook changed or rejected the answer afterwards.
 
         Args:
@@ -175,13 +175,13 @@ class MemoryLog:
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(query, item) | data)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
-        """Write the context that a query recalled, with the cosine of what a search found."""
+        """Write the context that a query recalled, with the cosine of each item that was found."""
         for item, score in items:
             data = {} if score is None else {"score": score}
             self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(query, item) | data)
 
     def node_of(self, query: Query) -> str | None:
-        """Return a query's node; in a sub-graph with the names above it, as ``draft/2/write``."""
+        """Return a query's node; in a sub-graph with the names above it: ``draft/2/write``."""
         return self.names.get(query.path, query.agent.agent_id)
 
     def _source(self, query: Query, item: MemoryItem) -> str:
@@ -192,7 +192,7 @@ class MemoryLog:
         return f"{name.rpartition('/')[0]}/{item.source_id}"
 
     def _about(self, query: Query, item: MemoryItem) -> dict[str, Any]:
-        """Return the data of a memory item: its text is only referred to if the log has it."""
+        """Return the data of a memory item, with a reference for its text if the log has it."""
         data: dict[str, Any] = {"source": item.source_id, "version": item.version}
         if item.metadata:
             data["metadata"] = dict(item.metadata)
@@ -201,8 +201,8 @@ class MemoryLog:
     def _text(self, source: str, content: str) -> dict[str, Any]:
         """Return a text, or a reference to the event in which the same source wrote this text.
 
-        An equal text of another node is not referred to, because a fork that executes that node
-        again would lose the text.
+        The reference never leads to an equal text of another node: a fork that executes the other
+        node again would lose the text.
         """
         seq = self._answers.get((source, content))
         return {"content": content} if seq is None else {"answer_seq": seq}
@@ -226,7 +226,7 @@ def heard_in(
     """Return ``results`` for ``llm.started``: the tool messages that differ from logged results.
 
     Args:
-        logged: results in the log since the last model call, by tool call; emptied.
+        logged: results in the log since the last model call, by tool call; this empties it.
     """
     found: dict[str, str] = {}
     for message in reversed(history):
@@ -243,7 +243,7 @@ _FAILED_ENDS = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 class FailedTasks(RunObserver):
-    """Failures of asynchronous tasks for which memory was not searched yet."""
+    """Failures of asynchronous tasks for which no help was searched in memory yet."""
 
     def __init__(self) -> None:
         self._failed: dict[str, ToolError] = {}
@@ -260,7 +260,7 @@ class FailedTasks(RunObserver):
 
 
 _MOST_FAILURES = 3
-"""Number of simultaneous failures for which memory is searched."""
+"""Most failures at the same time for which help is searched in memory."""
 
 
 class JournalRecorder(Recorder):
@@ -276,13 +276,13 @@ class JournalRecorder(Recorder):
     Attributes:
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
-        child_usage: usage of tasks that child runs did, by task.
+        child_usage: usage of child runs, by the task that each of them did.
         accounts: budgets of the run and of its tenant's day.
         node_accounts: budgets of a graph's nodes, by the paths of their queries.
         spent: usage of all agents of the run, in all its attempts.
         memory: writes what agents publish and receive.
         claimed_at: time of this attempt's claim.
-        lessons: memory about failures for the root; ``None``: the run has no memory.
+        lessons: memory that helps the root after failures; ``None``: the run has no memory.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class JournalRecorder(Recorder):
             super().answer_lost(query, known.lost)
             self.repeat(AgentUsage().plus(known.lost), known.lost)
         if known.answer is not None:
-            if not known.is_carried:  # otherwise the run that this one repeats paid
+            if not known.is_carried:  # a copied answer was paid by the run that this one repeats
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
             self.spent += usage_of(known.answer)
@@ -391,7 +391,7 @@ class JournalRecorder(Recorder):
                 return await self._recorded_call(query, partial(invoke, permit))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[Permit | None]:
-        """Reserve the call's tokens. An asynchronous task does so itself, in its own budget too."""
+        """Reserve the call's tokens; for an asynchronous task, also in the task's own budget."""
         if query.task is not None:
             return query.admission()
         of_node = self.accounts_of(query.path)
@@ -411,7 +411,7 @@ class JournalRecorder(Recorder):
     ) -> AssistantMessage:
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
-        target = getattr(query.agent.provider, "target", None)  # a provider in Python may lack it
+        target = getattr(query.agent.provider, "target", None)  # a user's provider may lack this
         heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
         started = self._started(query, about | memory | heard, target)
         await self.journal.settle()
@@ -439,7 +439,7 @@ class JournalRecorder(Recorder):
                 **served_by(call.target),
                 **({} if first_ms is None else {"first_token_ms": first_ms}),
                 "message": data_of(message),
-                # As text, so that the server gets its keys back in the same order.
+                # Stored as text, so that the model's server gets the keys back in the same order.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.to_dict(),
                 "duration_ms": round((monotonic() - began) * 1000),
@@ -497,7 +497,7 @@ class JournalRecorder(Recorder):
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
         call = self._calls[query]
-        call.goes_on_at = 0.0  # its pause may end early
+        call.goes_on_at = 0.0  # the call waits no longer, even if its pause ended early
         if call.target != target:
             call.target = target
             about = {"call": query.model_calls, "attempt": self.journal.attempt}
@@ -553,7 +553,7 @@ class JournalRecorder(Recorder):
         return result
 
     def known_call(self, query: Query, tool_call: ToolCall) -> ToolCallReplay:
-        """Return what earlier attempts recorded of a tool call."""
+        """Return the record of a tool call in earlier attempts."""
         task_id = self.tasks.id_of(query)
         return self.journal.replay.tool_call(task_id, query.model_calls, tool_call.id)
 
@@ -589,12 +589,12 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # Its result is not replayed, only its own calls, so that the sub-agent publishes again.
+            # Only the sub-agent's own calls are replayed, not its result, so that it publishes.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])
         elif known.started is not None and not (tool is None or tool.idempotent):
-            text = "interrupted by a restart; whether it took effect is unknown"
+            text = "interrupted by a restart; this call may have had its effect, or not"
             result = error_result(tool_call, text, "interrupted")
         else:
             if tool is None or not tool.local:
@@ -610,7 +610,7 @@ class JournalRecorder(Recorder):
         return await self.interrupts.decision(query, tool_call, interrupt)
 
     async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return the result as the root's model reads it: with help from memory after an error."""
+        """Return a tool's result as the root's model reads it: an error with help from memory."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return result
         failed = result.status is ToolStatus.ERROR
@@ -651,7 +651,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return an earlier attempt's version, because queries may end in another order now."""
+        """Return the version that an earlier attempt gave: queries may now end in another order."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

@@ -1,13 +1,13 @@
 """Reader of a run's log: all code that needs a run's recorded work gets it from here. Pure.
 
-:func:`replay_run` reads events in order, all of a run or some of them. Its result has the work of
-each task: its model calls, its tool calls, and the messages that it wrote and received. A resumed
-run is executed again with this result: it reads recorded answers from it, and does not write
-recorded events again. Sub-agents are executed again too. Their own calls are replayed, so they end
+:func:`replay_run` reads all or some events of a run, in order. Its result has the work of each
+task: its model calls, its tool calls, and the messages that it wrote and received. A resumed run is
+executed again with this result: the run takes recorded answers from the result, and writes no
+recorded event again. Sub-agents are executed again, too. Their own calls are replayed, so they end
 and publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API makes
 prompts, messages, rounds and turns of conversations from the same result.
 
-The clocks of tasks, and of waits for tasks, stand still during waits for people.
+While a task waits for people, its clock and the clocks of waits for it stand still.
 """
 
 from collections import defaultdict
@@ -99,7 +99,7 @@ AGENT_CHANGES = (EventType.AGENT_STARTED, EventType.AGENT_WAITING, EventType.AGE
 
 _LONGEST_TYPE = 100
 _SERVED = frozenset(("provider", "model", "first_token_ms"))
-"""Metadata of an answer for which ``llm.completed`` has fields of its own."""
+"""Keys of an answer's metadata that ``llm.completed`` has as separate fields."""
 _AWAIT = "await_subagent"
 _OVER = frozenset(map(str, ENDS.values()))
 _QUERY_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
@@ -122,7 +122,7 @@ _ABOUT_OTHERS: Mapping[str, Sequence[str]] = {
 }
 
 Key = tuple[Any, ...]
-"""The identity of an event over attempts: its type and subject."""
+"""The key of an event, equal in all attempts: the event's type and its subject."""
 
 
 def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
@@ -136,13 +136,13 @@ class ModelCallReplay:
     """A model call of a task.
 
     Attributes:
-        starts: events ``llm.started``: one for each model that was tried in each attempt.
-        answer, seq: its answer, and ``seq`` of the event that has it.
+        starts: events ``llm.started``; each attempt has an event for each model that it tried.
+        answer, seq: its answer, and ``seq`` of the event with the answer.
         is_carried: the answer was copied from another run, which paid for it.
-        is_rejected: the answer was sent back, or failed the query.
-        failure: the error with which the call failed for good.
-        failing: (number of failed tries, time of the first of them).
-        lost: usage of answers that broke off, paid by this run.
+        is_rejected: a check rejected the answer, so the model was asked again or the query failed.
+        failure: the error of the call's last try, if the call failed.
+        failing: (number of failed tries, time of the first failed try).
+        lost: usage of answers that broke off, which this run paid.
     """
 
     starts: list[Event] = field(default_factory=list)
@@ -165,9 +165,9 @@ class ToolCallReplay:
     """A call of a tool or a sub-agent.
 
     Attributes:
-        answer: the sub-agent's answer, if ``ended`` refers to one.
-        decisions: decisions of people, by the interrupt's kind: (interrupt's id, resolution).
-        ended_at: time of its end, or of the last decision.
+        answer: the sub-agent's answer, if ``ended`` refers to an answer.
+        decisions: decisions of people, (interrupt's id, resolution), by the interrupt's kind.
+        ended_at: time of the call's end, or of the last decision on it.
     """
 
     started: ToolStarted | None = None
@@ -178,7 +178,7 @@ class ToolCallReplay:
 
     @property
     def result(self) -> ToolResult | None:
-        """The recorded result; ``None``: there is none, or it is a sub-agent's."""
+        """The recorded result; ``None``: there is no result, or it is that of a sub-agent."""
         is_own = self.ended is not None and self.ended.answer_seq is None
         return result_of(self.ended) if is_own and self.ended is not None else None
 
@@ -192,8 +192,8 @@ class TaskReplay:
     """The work of a task, synchronous or asynchronous, or of the run's own agent.
 
     Attributes:
-        parent_id: ``None``: the run's own agent.
-        said: what the task said and received, each with its event, in order.
+        parent_id: id of its parent task; ``None``: the run's own agent.
+        said: messages that the task wrote and received, each with its event, in order.
         sources: agents whose answers it got before its first model call; ``None``: no call yet.
         delivered: messages of users or of its parent, by the model call before which it got them.
         published: its last publication.
@@ -204,8 +204,8 @@ class TaskReplay:
         usage: usage of its model calls, and of the child run that did it.
         paid: the part of ``usage`` that this run paid, not the run that it repeats.
         is_received: its parent has read its outcome.
-        tries: ``agent.completed`` and ``agent.failed`` of its tries.
-        status: the status in its row; ``None``: none yet.
+        tries: events ``agent.completed`` and ``agent.failed`` of its tries.
+        status: the status in its row; ``None``: it has no status yet.
     """
 
     agent: str | None = None
@@ -245,7 +245,7 @@ class NodeReplay:
     """A node of a graph whose log has events of nodes.
 
     Attributes:
-        reason: why it was skipped.
+        reason: reason for which it was skipped.
         usage: usage of its child runs.
         at, seq: time and ``seq`` of its last event.
     """
@@ -264,24 +264,24 @@ _NO_TOOL_CALL = ToolCallReplay()
 
 
 class RunReplay:
-    """The work of a run's earlier attempts, as its log has it.
+    """The work of a run's earlier attempts, as the run's log has it.
 
     Attributes:
         seen: the ``seq`` of each event by its key.
         tasks: tasks by id, in order of their first events; ``None``: the run's own agent.
-        texts: texts of answers by ``seq``, to which ``answer_seq`` refers.
+        texts: texts of answers, by the ``seq`` to which an ``answer_seq`` refers.
         clocks: clocks of tasks, and of waits for tasks.
         versions: versions of each agent's publications, by task.
         recalled: data of the memory that the root got at its start, in order.
         helped: data of the memory that the root got after failed calls, in order, by model call and
             tool call.
         analysis: a model's analysis of the task, as JSON.
-        asked: number of the root's last started model call; 0: none.
+        asked: number of the model call that the root started last; 0: it has started none.
         asked_people: true if any tool call has waited for people.
-        questions: ids of the interrupts in which MCP servers asked.
-        messages_read: number of users' messages that the root got in this run, without copied ones.
+        questions: ids of the interrupts for questions of MCP servers.
+        messages_read: number of users' messages that the root got, except copied messages.
         writes: (task or ``None``, path, content) of written files, in order.
-        edges: whether each decided edge of the graph is taken, by (source, target).
+        edges: true or false (taken or not) for each decided edge of the graph, by (source, target).
         nodes: nodes that were started or skipped, by name, if the log has events of nodes.
         is_over: the run has ended.
     """
@@ -318,22 +318,22 @@ class RunReplay:
     def has(
         self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
     ) -> bool:
-        """Return true if the log has what a hook's event is about.
+        """Return true if the log has the model call, tool call or end that a hook's event is about.
 
         Args:
             calls: number of the query's model calls so far.
-            tool_call_id: of the event's tool call, if it is about one.
+            tool_call_id: id of the tool call that the event is about, if any.
         """
         if tool_call_id is not None:
             return self.tool_call(task_id, calls, tool_call_id).ended is not None
         if event is AgentEvent.QUERY_END:
             return any(key_of(kind, task_id, {}) in self.seen for kind in _QUERY_ENDS)
         if event in (AgentEvent.QUERY_START, AgentEvent.BEFORE_LLM_CALL):
-            calls += 1  # the next one
+            calls += 1  # the event is about the next model call
         return self.model_call(task_id, calls).answer is not None
 
     def reopen(self) -> None:
-        """Forget that the root ended: it has got a message, and will end again."""
+        """Forget the root's end, because the root has got a message and will end again."""
         for key in [key for key in self.seen if key[0] in _ROOT_ENDS and key[1] is None]:
             del self.seen[key]
         for versions in self.versions.values():
@@ -343,7 +343,7 @@ class RunReplay:
             root.published = None
 
     def line(self, task_id: UUID | None) -> list[UUID]:
-        """Return the ids of a task and of the tasks above it, upwards."""
+        """Return the ids of a task and of all tasks above it, the task itself first."""
         line = []
         while task_id is not None:
             line.append(task_id)
@@ -353,7 +353,7 @@ class RunReplay:
     def child_runs(self) -> dict[UUID, UUID | None]:
         """Return the ids of the child runs of finished tasks, by task.
 
-        ``None``: the task ended in this run, so that its own id determines the child run's.
+        ``None``: the task ended in this run, so that the child run's id follows from the task's id.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
@@ -384,7 +384,7 @@ def replay_run(
 
     Args:
         carried_seq: last ``seq`` that was copied from the run that this one repeats.
-        texts: texts by ``seq`` of answers that the events refer to but do not include.
+        texts: texts of answers to which the events refer but which are not among them, by ``seq``.
     """
     replay = RunReplay(carried_seq, texts)
     for event in events:
@@ -504,7 +504,7 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    for each in replay.tasks.values():  # a task that still waits writes a new event
+    for each in replay.tasks.values():  # a task that still waits then writes a new event
         if each.status == RunStatus.WAITING:
             each.status = RunStatus.RUNNING
 
@@ -608,13 +608,13 @@ _READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
 
 
 def _is_write(completed: ToolEnded) -> bool:
-    """Check if a call wrote a file; an agent's own tool may have the same name."""
+    """Check if a call wrote a file, and was no call of an agent's own tool with the same name."""
     result = completed.result
     return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
 
 
 def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
-    """Return the caller's own tasks whose outcome is in the result of a poll or an await."""
+    """Return the caller's own tasks of which the result of a poll or an await has the outcome."""
     result = completed.result
     if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
@@ -642,7 +642,7 @@ class _Clock:
     """A clock that counts from an event on, and that can stand still.
 
     Attributes:
-        stood: seconds in which it stood still, without the present stop.
+        stood: seconds for which it stood still, without the present stop.
         since: beginning of the present stop; ``None``: the clock runs.
     """
 
@@ -665,7 +665,7 @@ class _Clock:
 
 @dataclass(slots=True)
 class _Await:
-    """A wait for tasks, under way."""
+    """A wait for tasks that has not ended."""
 
     clock: _Clock
     awaited: Sequence[UUID | None]
@@ -684,7 +684,7 @@ class Clocks:
         self._run_waits = False
 
     def ran(self, task_id: UUID, now: datetime) -> float | None:
-        """Return the seconds since a task got a slot; ``None``: it never did."""
+        """Return the seconds since a task got a slot; ``None``: it has never got a slot."""
         clock = self._tasks.get(task_id)
         return None if clock is None else clock.passed(now)
 
@@ -749,7 +749,7 @@ class Clocks:
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:
-    """Return the wait of a call's arguments. If they are invalid, the call ends at once."""
+    """Return the wait for which a call asks. A call with invalid arguments ends at once."""
     listed = arguments.get("task_ids")
     named = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
     mode, quorum = arguments.get("mode"), arguments.get("quorum")
@@ -774,7 +774,7 @@ class RestoredTasks:
 
     Attributes:
         tasks: asynchronous tasks by id, in the order of dispatch.
-        over: tasks of any kind that do not run again: they finished, or one above them did.
+        over: tasks of any kind that do not run again: they finished, or a task above them did.
         usage: total usage of the tasks in ``over``.
         paid: the part of ``usage`` that this run paid for, not the run that it repeats.
         waits: seconds that each open wait has lasted, by (task, call, tool call).
@@ -799,7 +799,7 @@ def replay_tasks(
 
     Args:
         now: the present time, by the clock of the events' times.
-        of_children: usage of child runs by task; the log lacks it if the task was cancelled before.
+        of_children: usage of child runs by task, for tasks that were cancelled before it was known.
     """
     tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
     late = {
@@ -852,8 +852,8 @@ def restored_task(
     """Return the state of an asynchronous task.
 
     Args:
-        ran: seconds since it got a slot; ``None``: it never did.
-        usage, publications: of it and all tasks below it, if it is over.
+        ran: seconds since the task got a slot; ``None``: it has never got a slot.
+        usage, publications: those of the task and of all tasks below it, if the task is over.
     """
     asked = SubagentDispatched.of(dispatched.data)
     begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
@@ -879,7 +879,7 @@ def restored_task(
         spent = Usage.from_dict(ended.token_usage)  # includes the agents that the task called
     return RestoredTask(
         params,
-        # A child run goes on: its task makes no further attempt.
+        # If a child run does the task, the child run goes on, and the task begins no new attempt.
         attempt=1 + task.resumed + (task.ended is None and not params.spread),
         waited=seconds(dispatched.at, now),
         remaining=remaining,
@@ -905,7 +905,7 @@ def _outcome(task: TaskReplay, event: Event) -> SubagentOutcome:
 
 
 def _publication(task: TaskReplay) -> Publication | None:
-    """Return a task's publication from the log, without later changes by hooks."""
+    """Return a task's publication as the log has it, without changes that hooks made later."""
     if task.published is None:
         return None
     said: list[AssistantMessage | ToolMessage] = []
@@ -915,7 +915,7 @@ def _publication(task: TaskReplay) -> Publication | None:
         elif isinstance(each, ToolEnded) and each.answer_seq is None:
             said.append(ToolMessage.answering(result_of(each)))
     if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
-        said = said[:-1]  # the answer
+        said = said[:-1]  # without the answer
     messages: tuple[StandardMessage, ...] = tuple(said)
     results = [each.tool_results[0] for each in said if isinstance(each, ToolMessage)]
     if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
@@ -938,7 +938,7 @@ def _publication(task: TaskReplay) -> Publication | None:
 
 
 def data_of(message: AssistantMessage) -> dict[str, Any]:
-    """Return the field ``message`` of ``llm.completed``, from which :func:`answer_of` reads."""
+    """Return the field ``message`` of ``llm.completed``, which :func:`answer_of` reads."""
     data: dict[str, Any] = {}
     if message.content:
         data["content"] = message.content
@@ -966,7 +966,7 @@ def answer_of(completed: LlmCompleted) -> AssistantMessage:
 
 
 def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
-    """Return the data of a tool call's end, for :func:`result_of`; ``about`` names the call."""
+    """Return the data of a tool call's end, which :func:`result_of` reads; ``about``: the call."""
     error = tool_error_of(result)
     failure = None if error is None else error.data
     said = {"status": result.status, "result": result.result, "error": failure}

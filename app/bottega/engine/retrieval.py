@@ -1,6 +1,6 @@
 """Choice and rendering of the memory of earlier runs that a run gets.
 
-The choice is written into the run's log and never made again for that run.
+The run's log records the choice, so that a resumed run gets the same memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ MOST_PATTERNS = 3
 MOST_EPISODES = 5
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
-_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
+_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # parts of an episode; all below 2 KB
 _LONGEST_NAME = 120
-_LEAST_WORDS = 3  # memory is not searched for a question with fewer content words
+_LEAST_WORDS = 3  # content words of a question; with fewer, memory is not searched
 CURE = f"Worked after this failure in an {EARLIER}: "
 """Beginning of the first line of help: the call that worked."""
 
@@ -45,9 +45,9 @@ class Assignment:
 
     Attributes:
         salt: the tenant's salt.
-        run: the first of the runs that this one repeats, or itself.
-        learns: whether the run is stored as an episode. If not, it takes part in no experiment and
-            gets the validated patterns.
+        run: the first in the series of runs that this one repeats, or the run itself.
+        learns: true if the run is stored as an episode. If false, it takes part in no experiment
+            and gets the validated patterns.
     """
 
     salt: UUID
@@ -55,7 +55,7 @@ class Assignment:
     learns: bool
 
     def order(self, pattern: Pattern) -> float:
-        """Return a pseudo-random rank for candidates that are equally promising."""
+        """Return a pseudo-random rank, which orders candidates that are equally promising."""
         return uniform(self.salt, self.run, pattern.key, pattern.version, "order")
 
 
@@ -64,8 +64,8 @@ class MemorySources:
     """Sources of memory about earlier runs.
 
     Attributes:
-        analyst: a model that analyses tasks; ``None``: only rules do.
-        shared: whether agents may read the episodes of all sessions (``memory_scope: tenant``).
+        analyst: a model that analyses tasks; ``None``: only rules analyse them.
+        shared: true if agents may read the episodes of all sessions (``memory_scope: tenant``).
     """
 
     episodes: EpisodicMemory
@@ -81,7 +81,7 @@ def tells_a_topic(question: str) -> bool:
 
 
 def continues(run: ClaimedRun) -> bool:
-    """Check if a run continues a conversation, in its session or in its input."""
+    """Check if a run continues a conversation, which is in its session or in its input."""
     if run.base is not None or isinstance(run.input, str):
         return run.base is not None
     roles = [message["role"] for message in run.input]
@@ -104,12 +104,12 @@ def choose(
     assignment: Assignment,
     options: LearningOptions,
 ) -> list[Chosen]:
-    """Choose three patterns: the best validated ones, or two of them and one on trial. Pure.
+    """Choose three patterns: the three best validated ones, or two of them and a candidate. Pure.
 
-    Withheld patterns count among the three. A candidate that is withheld comes in addition.
+    A validated pattern that is withheld counts among the three; a withheld candidate does not.
 
     Args:
-        matches, candidates: patterns that apply, the best first.
+        matches, candidates: validated patterns and candidates that apply, the best first.
     """
 
     def arm(match: Match) -> Arm:
@@ -133,7 +133,7 @@ async def patterns_for(
     *,
     but: frozenset[UUID] = frozenset(),
 ) -> list[dict[str, Any]]:
-    """Return the patterns assigned to a run, given and withheld, as event data.
+    """Return the patterns assigned to a run, given patterns and withheld ones, as event data.
 
     Args:
         but: patterns that the run has got already.
@@ -183,7 +183,7 @@ def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
 
 
 def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:
-    """Return an episode as event data; ``cure``: the call that worked, which comes first."""
+    """Return an episode as event data; its text begins with the ``cure``, the call that worked."""
     text = render_episode(episode, cure)
     text = f"{CURE}{cure}\n{text}" if cure else text
     return context_recalled(f"{EPISODE}{episode.id}", text, score=round(score, 4))
@@ -192,20 +192,20 @@ def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str,
 def render_episode(episode: Any, cure: str = "") -> str:
     """Render an episode for a prompt: cause of failure, source, task, steps, errors, result, end.
 
-    The text has at most 2 KB. If there are too many steps, steps in the middle are left out, those
-    that worked before those that failed. The first and the last line are trusted. The episode's own
-    lines are indented and labelled, so that no line can imitate the trusted ones or be read as this
-    run's. They have no ids and no addresses.
+    The text has at most 2 KB. If there are too many steps, steps in the middle are left out: first
+    those that worked, then those that failed. The first and the last line are trusted. The lines
+    from the episode are indented and labelled, so that none can imitate a trusted line or be read
+    as a line of this run. They have no ids and no addresses.
 
     Args:
-        cure: a call that stands before this text; its steps are left out.
+        cure: the call that the caller puts before this text; steps with this call are left out.
     """
     summary = episode.summary
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
     if episode.instances > 1:
         head += f", {episode.instances} times"
     steps = summary.steps
-    if episode.trust > IMPORTED:  # the first line of our own summaries is for searches alone
+    if episode.trust > IMPORTED:  # the first line of a summary of ours is only for searches
         steps = steps.partition("\n")[2]
     why = episode.failed_because
     told = of_earlier_run(line for line in steps.splitlines() if not (cure and is_call(line, cure)))
@@ -220,7 +220,7 @@ def render_episode(episode: Any, cure: str = "") -> str:
 
 
 def _labelled(name: str, text: str, tokens: int) -> list[str]:
-    """Return a part of an episode as one line; none for an empty text."""
+    """Return a part of an episode as one labelled line; an empty list for an empty text."""
     short = " ".join(summary_of(without_identities(text), tokens).split())
     return of_earlier_run([f"{name}: {short}"]) if short else []
 
@@ -265,20 +265,20 @@ class FailureMemory(Protocol):
     async def failed(
         self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the help for a tool call; ``failures`` may be empty."""
+        """Return the help for a tool call, as event data; ``failures`` may be empty."""
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
         """Put memory into the working memory."""
 
 
 def help_after(given: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text to append to an error: the cure's tool and arguments, then all help, fenced.
+    """Return the text to append to an error: the cure, then all other help inside a fence.
 
     A pattern names only the tool of a cure. If an earlier run called that tool, the text has this
     call with its arguments instead.
 
     Args:
-        given: data of the events ``context.recalled``; those without content were withheld.
+        given: data of the events ``context.recalled``; data without content were withheld.
     """
     shown = [str(data["content"]) for data in given if data["content"]]
     if not shown:
@@ -291,7 +291,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_cures_once(shown: Sequence[str], told: set[str]) -> Iterator[str]:
-    """Yield texts without the cures that were told before; ``told`` is changed."""
+    """Yield texts without the cures in ``told``; add the cures of the texts to ``told``."""
     for text in shown:
         first, _, rest = text.partition("\n")
         yield rest if first in told else text

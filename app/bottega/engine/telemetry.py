@@ -1,6 +1,6 @@
-"""Runs under way as operators see them: log lines, metrics, spans, and gauges of the worker's load.
+"""Log lines, metrics and spans of runs under way, and gauges of the worker's load, for operators.
 
-Spans have texts in the form of the GenAI conventions: JSON, bounded, without secrets.
+Texts in spans have the form of the GenAI conventions: JSON, bounded, without secrets.
 """
 
 import json
@@ -44,10 +44,10 @@ from bottega.tracing.spans import Span, ids_of
 
 
 class ModelBreakerCount(Protocol):
-    """Counter of open breakers of the model servers that a worker calls."""
+    """Counter of the breakers that are open for the model servers that a worker calls."""
 
     def open_breakers(self) -> int:
-        """Return the number of breakers of models that are not closed."""
+        """Return the number of models' breakers that are not closed."""
 
 
 _TASK_COUNTERS = {
@@ -83,7 +83,7 @@ class MeasuredTotals(Totals):
 
 @asynccontextmanager
 async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> AsyncIterator[None]:
-    """Report the load of tasks, and open breakers, during the block."""
+    """Report the worker's load of tasks and its open breakers as metrics during the block."""
     registry, scheduler = runtime.registry, runtime.registry.scheduler
 
     def refresh() -> None:
@@ -144,7 +144,7 @@ class RunLog(RunObserver):
         say("run.ended", status=str(end.status), error=end.error)
 
     def query_started(self, query: Query) -> None:
-        """Name the task in all log lines of the query."""
+        """Add the task's id to all log lines of the query."""
         if query.path:
             task_id = self._recorder.tasks.id_of(query)
             structlog.contextvars.bind_contextvars(**about(self._run, task_id))
@@ -177,7 +177,7 @@ def type_of(tool: ToolBase | None) -> str:
 
 
 MOST_MESSAGES = 50
-"""Number of a prompt's newest messages that a span has."""
+"""Most messages of a prompt that a span has; they are the newest."""
 LONGEST = 8192
 """Most characters of one text in a span."""
 
@@ -208,7 +208,7 @@ def answer(content: str, clean: Clean) -> str:
 
 
 def value(found: Any, clean: Clean) -> str:
-    """Return arguments or a result as text: a text as it is, other values as JSON; both bounded."""
+    """Return arguments or a result as a bounded text; values that are no text become JSON."""
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
     return clean(text)[:LONGEST]
 
@@ -237,7 +237,7 @@ def _text(content: str, clean: Clean) -> dict[str, Any]:
 
 
 def observe(recorder: JournalRecorder, run: ClaimedRun) -> None:
-    """Log and count what happens in an attempt; make spans only while they are sent."""
+    """Let an attempt be logged and counted, and make spans if spans are exported."""
     recorder.journal.observers.append(RunLog(recorder, run))
     if spans.tracer is not None:
         recorder.journal.observers.append(RunSpans(recorder, run))
@@ -391,7 +391,7 @@ def _answered(message: AssistantMessage) -> spans.Attributes:
 
 
 def _code_of(error: BaseException) -> str:
-    """Return ``error.type``: the error's code or class, not its text, which may quote any data."""
+    """Return ``error.type``: the error's code or class, because its text may quote any data."""
     if isinstance(error, BottegaError):
         return error.code
     return type(error).__name__ if isinstance(error, Exception) else spans.CANCELLED

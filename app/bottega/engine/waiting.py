@@ -1,7 +1,7 @@
-"""Waits of a run, on the worker that executes it: for people, its tasks, messages, or a model.
+"""Waits of a run in the worker that executes it: for people, tasks, messages, models or a time.
 
 A run is suspended if none of its agents' loops is at work. A task that waits for people holds no
-slot, and its timeout stands still. Its row and the log show that it waits.
+slot, and its timeout stands still. The task's row and the log have the status ``waiting``.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ from bottega.subagents.swarm import QueryScope, TaskOfQuery
 _AFTER = "SELECT * FROM messages_after($1, $2, $3)"
 _PATIENCE_S = 3.0
 SUSPENDED_AFTER_S = 30.0
-"""A run that has only waited for models for so long is suspended."""
+"""Seconds after which a run that only waits for models is suspended."""
 AWAITED_HERE_S = 5.0
-"""A run that has only waited for its child runs for so long is suspended. A run that has to wait
-for a time is suspended at once if that time is longer."""
+"""Seconds after which a run that only waits for its child runs is suspended. A run that pauses is
+suspended at once if its pause is longer than this."""
 
 
 class Inbox:
     """The messages for the root agent of one run: see :class:`bottega.agents.query.InboxPort`.
 
-    A message is stored in a row first. The worker records its arrival, and later the model call
-    before which the agent got it. A later attempt delivers the message before the same call.
+    A message is first stored in a row. The worker records the message's arrival, and later the
+    model call before which the agent got it. A later attempt delivers it before the same call.
 
     Attributes:
         read: number of messages that the agent got.
@@ -57,7 +57,7 @@ class Inbox:
         self.read = 0
 
     def open(self) -> None:
-        """Begin, once the journal's replay is known."""
+        """Begin to take messages, once the journal's replay is known."""
         self._known = self.read = self._journal.replay.messages_read
 
     @property
@@ -66,7 +66,7 @@ class Inbox:
         return self._known
 
     def take(self, number: int, message_id: UUID, content: Any) -> None:
-        """Take the next message; ignore a message that came in already."""
+        """Take the message with this number; ignore a message that came in already."""
         if self._known is None or number != self._known + 1 or self._journal.finishing:
             return
         self._known = number
@@ -113,15 +113,15 @@ async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The wait of a run of which no loop is at work.
+    """The wait of a run while none of its agents' loops is at work.
 
     Attributes:
         left_s: seconds until the run is suspended; may be negative.
-        reason: ``person``, ``client`` (its tools alone), ``children``, ``model``, or ``time``.
+        reason: ``person``, ``client`` (only client tools), ``children``, ``model``, or ``time``.
         until_s: seconds until a model is tried again, a wait for tasks times out, or a pause is
             over; ``None``: no time ends the wait.
-        groups: interrupts, grouped by model message: the run goes on when all of one group are
-            decided.
+        groups: interrupts, grouped by model message: the run goes on when all interrupts of one
+            group are decided.
         children: the run goes on when at most this number of its child runs have not ended;
             ``None``: it awaits none.
     """
@@ -138,8 +138,8 @@ class ModelCall:
     """A model call under way.
 
     Attributes:
-        target: ``None`` if the provider names none.
-        goes_on_at: end of the wait for its next try; in the past while it does not wait.
+        target: the model and its server; ``None`` if the provider does not name them.
+        goes_on_at: end of the pause before its next try; in the past while it does not pause.
         failing_since: time of its first failed try, in any attempt of the run.
         lost: usage of an answer that broke off, until an event reports it.
     """
@@ -151,15 +151,15 @@ class ModelCall:
     lost: Usage | None = None
 
     def take_lost(self) -> dict[str, Any]:
-        """Return the model, and once the usage of an answer that broke off, for an event."""
+        """Return data for an event: the model, and usage of a broken answer if not yet reported."""
         lost, self.lost = self.lost, None
         return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
 
 
 def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
-    """Return the seconds until the run is suspended, and until the first of some calls goes on.
+    """Return the seconds until the run is suspended, and until the first model call goes on.
 
-    The seconds until the suspension may be negative. ``None``: not all of the calls wait.
+    The seconds until the suspension may be negative. ``None``: a call does not wait.
     """
     goes_on_at = min((call.goes_on_at for call in calls), default=now)
     if goes_on_at <= now:
@@ -176,7 +176,7 @@ class AwaitedRuns:
         left: number of child runs that are still to be created.
         unstored: number of child runs that are being stored.
         unended: number of stored child runs that have not ended.
-        most: the node goes on after so many ends, even if more child runs are open.
+        most: number of ends after which the node goes on, even if more child runs are open.
     """
 
     left: int
@@ -191,7 +191,7 @@ class AwaitedRuns:
 
 
 class Loops:
-    """The loops of a run's agents: which are at work, and what the others wait for.
+    """The loops of a run's agents: whether each is at work, and for what it waits.
 
     Args:
         queries: queries under way.
@@ -220,7 +220,7 @@ class Loops:
 
     @contextmanager
     def admission(self, query: Query) -> Iterator[Callable[[], None]]:
-        """Mark that a query's model call waits for admission; yield a function that ends that."""
+        """Mark that a query's model call waits for admission; yield a function that ends this."""
         self._admitted[query] += 1
         ended = False
 
@@ -256,7 +256,7 @@ class Loops:
 
     @contextmanager
     def asking(self, query: Query, interrupt_id: UUID, kind: str) -> Iterator[None]:
-        """Mark that a query's tool call waits for people in the block, and is at work after it."""
+        """Mark that a query's tool call waits for people during the block, and works after it."""
         call = current_call.get()
         assert call is not None
         self._decided.discard((query, call.index))
@@ -284,7 +284,7 @@ class Loops:
 
     @property
     def needs_a_model(self) -> bool:
-        """True if all open model calls wait, and no tool is at work: the run cannot end soon."""
+        """True if all open model calls wait and no tool is at work, so the run cannot end soon."""
         is_busy = any(self._has_tool_at_work(query) for query in self._queries)
         return not is_busy and _wait_for_models(self._calls.values(), monotonic()) is not None
 
@@ -299,7 +299,7 @@ class Loops:
         return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
 
     def _with_pauses(self, now: float) -> Wait | None:
-        """Return the run's wait, which ends at the latest with the first of the pauses."""
+        """Return the run's wait, which ends with the first pause to end, or earlier."""
         if not self._pauses:
             return self._wait_at(now) if self._queries else None
         wait = self._wait_at(now) if self._queries else Wait(0.0, "time")
@@ -309,7 +309,7 @@ class Loops:
         left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
         if wait.until_s is not None:
             until_s = min(until_s, wait.until_s)
-        # The run's clock stands still in waits for people, but it must not do so in a pause.
+        # In a wait for people, the run's clock would stand still; in a pause, it must go on.
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
@@ -353,8 +353,8 @@ class Loops:
     def needing_people(self) -> Iterator[tuple[Query, bool]]:
         """Yield each query, deepest first, with true if it cannot go on without people.
 
-        The caller may change the state of a query's task before the next one. A query that has just
-        begun or ended is left out.
+        The caller may change the state of a query's task before it reads the next query. A query
+        that has just begun or ended is left out.
         """
         found: set[Query] = set()
         for query in sorted(self._queries, key=lambda query: -query.depth):
@@ -386,11 +386,11 @@ class Loops:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
-        # While models are away, calls that wait for them may hold the slots that the task needs.
+        # While models are away, waiting model calls may hold the slots that the task needs.
         return bool(self._calls or handle.holds)
 
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
-        """Return whether a query cannot go on without people; ``None``: not known yet.
+        """Return true if a query cannot go on without people; ``None``: not known yet.
 
         Args:
             found: the queries below it that cannot go on without people.
@@ -404,7 +404,7 @@ class Loops:
             parts.append(True)
         for path, tool in self._delegated_by(query):
             below = [each for each in self._queries if each.path == path]
-            if not below and not tool.stateless:  # it waits for another query of the same agent
+            if not below and not tool.stateless:  # the call waits for the agent's other query
                 below = [each for each in self._queries if each.agent is tool.agent]
             parts.append(bool(below) and all(each in found for each in below))
         return all(parts) if parts else None
@@ -418,7 +418,7 @@ class Loops:
         return [each for (path, _), each in self._delegated.items() if path == query.path]
 
     def _is_open(self, path: Path, tool: SubAgentWrapper) -> bool:
-        """Check if a sub-agent's query has begun, or waits for another one of the same agent."""
+        """Check if a sub-agent's query has begun, or waits for another query of the same agent."""
         if any(query.path == path for query in self._queries):
             return True
         return not tool.stateless and tool.agent.turn().locked()
@@ -447,7 +447,7 @@ def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Let a task go on after its sub-tasks waited for people; it needs no slot yet."""
+    """Let a task go on after its sub-tasks waited for people, at first without a slot."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
         _run(registry, handle)
@@ -461,7 +461,7 @@ async def hold_slot_again(registry: SubagentRegistry, handle: SubagentHandle) ->
         try:
             async with registry.scheduler.calling(handle):
                 pass
-        finally:  # also if only this call is cancelled, because the task's other calls go on
+        finally:  # even if only this call is cancelled, because the task's other calls go on
             _run_if_queued(registry, handle)
 
 
@@ -485,7 +485,7 @@ def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 class WaitingTasks:
-    """The tasks that cannot go on without people: they ask people, or await tasks that do."""
+    """The tasks that cannot go on without people: they ask people, or await a task that asks."""
 
     def __init__(self, tasks: Tasks, loops: Loops) -> None:
         self._tasks = tasks
@@ -493,7 +493,7 @@ class WaitingTasks:
         self._waiting: set[Query] = set()
 
     def show(self) -> None:
-        """Write the tasks that have begun to wait for people, and those that go on."""
+        """Write an event for each task that has begun to wait for people or goes on again."""
         if not (self._loops.any_asks or self._waiting):
             return
         self._waiting &= self._tasks.open.keys()
@@ -522,7 +522,7 @@ def task_of(query: Query) -> TaskOfQuery | None:
 
 
 class Soon:
-    """Calls a function once in the event loop's next pass, however often that is asked for."""
+    """Calls a function once in the event loop's next pass, even after several requests for it."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -549,8 +549,8 @@ Decided = Mapping[str, Any]
 class OpenInterrupts:
     """The interrupts of one run.
 
-    A tool call asks people, and waits here. If nothing else of the run goes on, the run is
-    suspended; its next attempt reaches the same call, and finds the decision in the log. While a
+    A tool call asks people, and waits in this object. If no other part of the run goes on, the run
+    is suspended; its next attempt reaches the same call, and finds the decision in the log. While a
     worker has the run, a new decision is only in the interrupt's row until the worker records it.
 
     Args:
@@ -590,7 +590,7 @@ class OpenInterrupts:
         known = self._journal.replay.tool_call(*key)
         if (decided_before := known.decisions.get(kind)) is not None:
             asked, resolution = decided_before
-            # A decision of the run that this one repeats is valid only if its call's result was
+            # A decision that was copied from another run is valid only if the call's result was
             # copied, too. Decisions of a graph's nodes are copied only with the nodes' answers.
             is_over = known.ended is not None or interrupt.node is not None
             if asked == str(interrupt_id) or is_over:
@@ -611,7 +611,7 @@ class OpenInterrupts:
         return Resolution(decided["resolution"])
 
     def _is_too_many(self, interrupt_id: str) -> bool:
-        """Return true if the servers of this run have asked too often; else count the question."""
+        """Return true if the run's MCP servers asked too often already; else count the question."""
         asked = self._journal.replay.questions | self._questions
         if interrupt_id in asked:
             return False

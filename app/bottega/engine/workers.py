@@ -24,7 +24,7 @@ from bottega.services import background
 
 _REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
 _REPORTS = 3
-"""Reports in the time of a lease."""
+"""Number of reports in the time of one lease."""
 _LEAVE_S = 1.0
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
 _ALIVE = text("SELECT * FROM live_workers()")
@@ -42,15 +42,15 @@ class LeaseOwner(Protocol):
     """Executor of the runs that a worker's lease is for."""
 
     def leases(self) -> Sequence[RunLease]:
-        """Return the runs that are executed here; called in another thread."""
+        """Return the runs that this worker executes; called in another thread."""
 
     def lose(self, run: RunLease) -> None:
-        """Stop a run that ended or that another worker has."""
+        """Stop a run that has ended in the database, or that another worker has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A worker's load at a moment.
+    """A worker's load at one moment.
 
     Attributes:
         pool: sums over all tenants, which every tenant may see: ``size``, ``min`` and ``max`` of
@@ -78,9 +78,9 @@ class WorkerLease:
     """The lease of this worker.
 
     Args:
-        worker_id: of this process; a new process is another worker.
-        lease_s: seconds that it lasts after a report.
-        places: returns the number of places; it and ``load`` are called in the event loop.
+        worker_id: id of this process as a worker; a new process is another worker.
+        lease_s: seconds that the lease lasts after a report.
+        places: returns the number of places. ``places`` and ``load`` are called in the event loop.
         begin: called in the event loop whenever the lease begins, also after a lost connection.
     """
 
@@ -104,13 +104,13 @@ class WorkerLease:
 
     @asynccontextmanager
     async def kept(self, connect: Connect, pool: asyncpg.Pool) -> AsyncIterator[None]:
-        """Report in a thread during the block; end the lease after it."""
+        """Send reports in a thread during the block; end the lease after the block."""
         self._measure()
         loop = asyncio.new_event_loop()
         reporting = loop.create_task(self._report_regularly(connect))
 
         def run() -> None:
-            # The runner ends what is left of a lost connection before it closes the loop.
+            # The runner ends the tasks of a lost connection before it closes the loop.
             runner = asyncio.Runner(loop_factory=lambda: loop)
             with runner, contextlib.suppress(asyncio.CancelledError):
                 runner.get_loop().run_until_complete(reporting)
@@ -152,7 +152,7 @@ class WorkerLease:
             while True:
                 runs = self._owner.leases()
                 rows = await connection.fetch(_REPORT, *self._values(runs), timeout=every_s)
-                self._open = 0  # until the event loop answers
+                self._open = 0  # so that no claims follow while the event loop does not answer
                 self._loop.call_soon_threadsafe(self._measure)
                 if is_first:
                     self._loop.call_soon_threadsafe(self._begin)
