@@ -314,9 +314,9 @@ class SecretHeader(DescribedModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     secret: Annotated[str, StringConstraints(pattern=UPPER_NAME, max_length=64)]
-    """`NAME` is the tenant's secret of this name (`PUT /v1/secrets/NAME`); if there is none,
-    the operator's BOTTEGA_UPPER_NAME (other tenants than `default`:
-    BOTTEGA_SECRET_TENANT__NAME). It is sent unchanged."""
+    """Name of a secret of the tenant (`PUT /v1/secrets/NAME`). If there is no such secret, the
+    operator's variable BOTTEGA_SECRET_NAME counts (for tenants other than `default`:
+    BOTTEGA_SECRET_TENANT__NAME). The value is sent unchanged."""
 
 
 ToolName = Annotated[
@@ -372,7 +372,7 @@ class HttpToolDefinition(Approvable):
     max_bytes: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 100_000
     """Largest answer, decoded."""
     idempotent: bool | None = None
-    """Repeat a call that a crash interrupted; null: only GET, PUT and DELETE."""
+    """True: repeat a call that a crash interrupted. Null: only a GET, PUT or DELETE."""
 
     @field_validator("url")
     @classmethod

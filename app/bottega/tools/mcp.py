@@ -39,8 +39,8 @@ class McpToolDefinition(Approvable):
     server: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
     """Name of the server, see `POST /v1/mcp-servers`."""
     tools: Annotated[list[McpToolName] | None, Field(min_length=1, max_length=128)] = None
-    """Names of tools, as the server has them. Null: all of the server's, as of its last refresh
-    before the run."""
+    """Names of tools, as the server has them. Null: all tools that the server had at its last
+    refresh before the run."""
 
     @field_validator("tools")
     @classmethod

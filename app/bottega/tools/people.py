@@ -63,8 +63,8 @@ class Approvable(DescribedModel):
     approval: ApprovalField | None = None
     """Calls that a person must approve first: `never`, `always`, `{always: true}`, or `{when:
     CONDITION}`, as in patterns, with features `arguments.NAME`; an object may have `confirm_above:
-    {arguments.NAME: NUMBER}`: the console asks once more before it approves a larger one. Null:
-    as the agent says."""
+    {arguments.NAME: NUMBER}`: the console asks once more before it approves a larger number. Null:
+    the rule of the agent."""
     approval_reason: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """What the person reads; null: the condition."""
     expires_s: ExpiresS = EXPIRES_S
