@@ -51,7 +51,7 @@ DETAILS = {
     r"more than \d+ points": "no keyword bounds a time",
     r"valid IPv[46] ": "networks have a grammar of their own",
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
-    r"is there twice": "no two members of a list may have the same name",
+    r"is defined twice": "no two members of a list may have the same name",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
     r"(^|[_/])(after|before|at|since|until|from|to): Input should be (greater|less)": (
         "no keyword bounds a time"

@@ -42,7 +42,7 @@ _PUBLIC = frozenset(
     )
 )
 _UNCOUNTED = frozenset(("/healthz", "/readyz", "/metrics"))
-"""Public paths for monitoring; they are cheap or check their own token."""
+"""Public paths for monitoring without a limit on requests: they are cheap, or check a token."""
 _MONITORED = frozenset(("/healthz", "/readyz"))
 _PROXY = frozenset((b"forwarded", b"via", b"cf-connecting-ip", b"x-real-ip"))
 _PROXY_PREFIX = b"x-forwarded-"
@@ -54,10 +54,10 @@ _KEYS_REQUIRED = (
     "--scope admin', and send it"
 )
 _PAGES = ("/docs-assets/", "/console/")
-# Generated keys have 56 characters, an operator's own may differ; tokens are longer.
+# Generated keys have 56 characters, keys that an operator chose may differ; tokens are longer.
 _BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,8192}) *")
 _LONGEST_KEY = 256
-_NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
+_NO_SOCKET = "there is no WebSocket at this path: the WebSocket of a run is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """Prefix of the "subprotocol" that carries a browser's ticket."""
 _PLACES = {"ws": ("websocket", "websocket"), "events": ("http", "sse"), "stream": ("http", "sse")}
@@ -110,7 +110,7 @@ class Principal:
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
     def may(self, *one_of: keys.Scope) -> bool:
-        """Return true if the caller's scopes include one of these."""
+        """Return true if the caller has at least one of these scopes."""
         return any(keys.includes(self.scopes, scope) for scope in one_of)
 
     def may_run(self, *, agent: str | None = None, graph: str | None = None) -> bool:
@@ -129,7 +129,7 @@ class Principal:
             self.token.need(action)
 
     def need(self, *one_of: keys.Scope) -> None:
-        """Check that the caller's scopes include one of these.
+        """Check that the caller has at least one of these scopes.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
@@ -138,7 +138,7 @@ class Principal:
             needed = " or ".join(f"'{scope}'" for scope in one_of)
             held = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(
-                f"this needs a key with the scope {needed}, and this one has {held}",
+                f"this request needs a key with the scope {needed}, and yours has {held}",
                 code="insufficient_scope",
             )
 
@@ -160,14 +160,17 @@ class Acting:
         return self.principal.tenant_id
 
     def refuse_other(self, owner: str | None, what: str) -> None:
-        """Check that what the request changes belongs to the user of the request, if there is one.
+        """Check that a changed resource belongs to the request's user, if the request has a user.
+
+        Args:
+            what: the resource, for the error.
 
         Raises:
             ConflictError: ``session_user``.
         """
         if self.user not in (None, owner):
             raise ConflictError(
-                f"{what} belongs to another user, or to none: send its own, or omit the user",
+                f"{what} belongs to another user, or to no user: send its user, or omit the user",
                 code="session_user",
             )
 
@@ -175,7 +178,7 @@ class Acting:
 def acts_for(principal: Principal, named: str | None, pointer: str | None = "/user") -> Acting:
     """Return the caller and the end user that its request acts for.
 
-    All routes decide this here.
+    All routes use this function for it.
 
     Args:
         named: the user that the request names; empty or blank: no user.
@@ -275,7 +278,7 @@ class Authenticate:
         if not key_cache.may_be_open or (refused := self._refused(scope)) is None:
             return None
         try:
-            is_open = await key_cache.is_open()  # another process may have made a first key
+            is_open = await key_cache.is_open()  # another process may have made the first key
         except Exception as error:
             if is_transient(error):
                 return database_unavailable()
@@ -296,9 +299,9 @@ class Authenticate:
             name = urlsplit(f"//{host}").hostname
             own = origin is None or urlsplit(origin).netloc == host
         except ValueError:
-            return "the Host or Origin header is not an address"
+            return "the Host or the Origin header is not a valid address"
         if name not in self.hosts:
-            return "without keys this server answers only under this machine's own names"
+            return "without keys this server answers only if the Host header names this machine"
         if not own and origin not in self.origins:
             return f"without keys this server answers no pages of other origins: {ALLOW_ORIGIN}"
         return None
@@ -419,7 +422,7 @@ async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principa
         or (token.opens == "websocket" and not await key_cache.redeem(token))
     ):
         raise UnauthenticatedError(
-            "the ticket is unknown, used, too old or for something else: get a new one from "
+            "the ticket is unknown, used, too old or for another stream: get a new ticket from "
             "POST /v1/ws-tickets, and connect within 60 seconds if it is for a WebSocket",
             code="bad_ticket",
         )

@@ -1,4 +1,4 @@
-"""The OpenAPI document, FastAPI's with problems and keys added, and the AsyncAPI document.
+"""The OpenAPI document (FastAPI's, with problems and keys added) and the AsyncAPI document.
 
 Pydantic leaves rules between a body's fields out of the schema, because validators check them.
 Here the schema of such a body becomes `oneOf` several complete schemas, one for each valid
@@ -349,7 +349,7 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
 def _show_answers(operation: dict[str, Any]) -> None:
     recorded = examples().get(operation["operationId"], {})
     for status, answer in operation["responses"].items():
-        # Statuses that differ only in time, such as 200 and 202 of a cancellation, share a body.
+        # A status without a recorded answer shows another's, such as 202 and 200 of a cancellation.
         kinds: Mapping[str, Any] = recorded.get(status) or next(iter(recorded.values()), {})
         for kind, content in answer.get("content", {}).items():
             if (body := kinds.get(kind, kinds.get("text/plain"))) is not None:
@@ -448,7 +448,7 @@ class LiveText(Answer):
     call: int
     attempt: int
     offset: int
-    """Position in the call's text, in characters; the new text replaces all from there on."""
+    """Position in the call's text, in characters; the new text replaces all text from it on."""
     text: str
     """The new text."""
 
@@ -631,10 +631,11 @@ def _described() -> str:
     return (
         f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
-        f"POST /v1/ws-tickets, good once for {TICKET_S['websocket']:g} s. Watching needs the scope "
-        "`read` or `approve`, the frames `cancel` and `message` the scope `run`, the frame "
-        "`resolve` the scope `approve` (approvals), or `run` or `approve` (the rest); else an "
-        f"`error` frame has the code `insufficient_scope`. Pings: {PING_LIMIT}."
+        f"POST /v1/ws-tickets, which opens one connection within {TICKET_S['websocket']:g} s. "
+        "Watching needs the scope `read` or `approve`. The frames `cancel` and `message` need the "
+        "scope `run`. The frame `resolve` needs `approve` for approvals, and `run` or `approve` "
+        "for other interrupts. Without the scope, an `error` frame has the code "
+        f"`insufficient_scope`. Pings: {PING_LIMIT}."
     )
 
 

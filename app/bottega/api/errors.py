@@ -54,7 +54,7 @@ _HEADERS = {
     ErrorKind.UNAVAILABLE: {"Retry-After": "1"},
 }
 FAILURE = "database_failure"
-"""Key in the request's state: the temporary database error behind a 503 answer."""
+"""Key in the request's state for the temporary database error that caused a 503 answer."""
 _CODES = {
     400: "bad_request",
     403: "forbidden",
@@ -73,7 +73,7 @@ _SPOKEN = frozenset(("secret_in_clear",))
 class FieldProblem(BaseModel):
     """An error in one field or parameter of the request."""
 
-    detail: Annotated[str, Field(description="What is wrong with it, and what to send instead.")]
+    detail: Annotated[str, Field(description="What is wrong, and what to send instead.")]
     pointer: Annotated[
         str | None, Field(description="JSON Pointer (RFC 6901) into the request's body.")
     ] = None
@@ -91,13 +91,13 @@ class Problem(BaseModel):
     title: Annotated[str, Field(description="Name of the HTTP status.")]
     status: Annotated[int, Field(description="The HTTP status.")]
     code: Annotated[str, Field(description="Stable: match on this, not on texts.")]
-    detail: Annotated[str, Field(description="What happened and what to do; it may change.")]
+    detail: Annotated[str, Field(description="What happened and what to do; texts may change.")]
     errors: Annotated[
         list[FieldProblem], Field(description="Errors in single fields; at most 20.")
     ] = []
     run_id: Annotated[
         str | None,
-        Field(description="Only of `conversation_busy`: the run that is not over."),
+        Field(description="Only with the code `conversation_busy`: the run that is not over."),
     ] = None
 
 
@@ -190,7 +190,7 @@ def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
     """Convert an error of Pydantic, leaving out the input that it quotes.
 
     Args:
-        body: the body as sent. If a step of the error's path is not in the body, it is Pydantic's
+        body: the body as sent. A name in the error's path that is not in the body is Pydantic's
             name for a member of a union, and is left out.
     """
     place, *path = error["loc"]

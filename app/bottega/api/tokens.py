@@ -1,9 +1,9 @@
 """Operations that an end user's token may call, only on the user's own data.
 
-A token is checked when its route is known, before the body is read. It may not call operations that
-are not listed here: agents' definitions, keys, the audit log and everything else of the tenant. The
-database's policies hide other users' rows. The ids in a path are looked up under these policies
-here, so that no database function gets a run of another user.
+A token is checked when its route is known, before the body is read. It may call only the listed
+operations, and so none on agents' definitions, keys, the audit log or other data of the tenant.
+The database's policies hide other users' rows. This module looks up the ids in a path under these
+policies, so that no database function gets a run of another user.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ OPERATIONS: Mapping[tuple[str, str], Action | None] = {
     ("POST", "/mcp"): "run",
     ("POST", "/mcp/"): "run",
 }
-"""Methods and paths that a token may call, with the action that each needs; ``None``: none."""
+"""Methods and paths that a token may call, each with the needed action; ``None``: no action."""
 _OWNED: Mapping[str, tuple[str, Table]] = {
     "run_id": ("run", runs),
     "session_id": ("session", sessions),
@@ -99,17 +99,17 @@ def _check(principal: Principal, method: str, path: str | None) -> None:
     operation = ("GET" if method == "HEAD" else method), path or ""
     if operation not in OPERATIONS:
         raise ForbiddenError(
-            "a token of an end user may not do this: use a key", code="insufficient_scope"
+            "an end user's token may not call this operation: use a key", code="insufficient_scope"
         )
     if (action := OPERATIONS[operation]) is not None:
         principal.need_action(action)
 
 
 async def _find(service: Service, principal: Principal, named: Mapping[str, Any]) -> None:
-    """Check that what the path names belongs to the user.
+    """Check that the resources in the path belong to the token's user.
 
     Raises:
-        NotFoundError: it belongs to another user, or is unknown.
+        NotFoundError: a resource belongs to another user, or is unknown.
     """
     for name, value in named.items():
         what, table = _OWNED.get(name, ("", None))

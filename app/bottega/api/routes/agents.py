@@ -113,7 +113,7 @@ def _refuse_unknown_plugins(body: AgentContent) -> None:
     for number, check in enumerate(body.success_check):
         if isinstance(check, PythonCheck) and check.name not in installed():
             raise InvalidInputError(
-                f"there is no plugin '{check.name}' here: install it beside the service",
+                f"this server has no plugin '{check.name}': install it beside the service",
                 code="unknown_plugin",
                 pointer=f"/success_check/{number}/name",
             )
@@ -175,9 +175,9 @@ class NewDraftRun(Body):
     summary="Try a definition of an agent without storing it",
     description=(
         "Starts a run (`draft` is true) of the agent that the body defines, even if an agent of "
-        "this name is stored. Sub-agents are the stored ones. The run leaves no episode and does "
-        "no success checks. Only lists with `draft=true` show it; series and sums of usage leave "
-        "it out. Its tokens count in the limits of the tenant."
+        "this name is stored. Its sub-agents are stored agents. The run leaves no episode and does "
+        "no success checks. Only lists with `draft=true` show the run; series and sums of usage "
+        "leave it out. Its tokens count in the limits of the tenant."
     ),
     status_code=202,
     response_model=Run,

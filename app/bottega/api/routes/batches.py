@@ -68,7 +68,7 @@ class BatchBudget(Body):
     tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Input and output tokens."""
     cost: CostBudget | None = None
-    """Money. Each model needs a known price."""
+    """Cost of the model calls. Each model needs a known price."""
 
 
 class NewBatch(Body):
@@ -99,7 +99,7 @@ class NewBatch(Body):
     webhook_url: WebhookUrl | None = None
     """URL that gets a signed request when the batch has ended."""
     budget: BatchBudget | None = None
-    """When it is spent, items that have not begun end as `failed` with `budget_exhausted`."""
+    """When the budget is spent, items that have not begun fail with `budget_exhausted`."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -140,13 +140,13 @@ class Batch(Answer):
     error: Failure | None
     """Why the batch failed; null: it did not fail."""
     total: int
-    """Number of its items."""
+    """Number of items."""
     counts: BatchCounts
     """Number of items by status."""
     usage: AgentUsage | None
-    """Usage of the items that are over; null: none is over."""
+    """Usage of the items that are over; null: no item is over."""
     seconds_left: float | None
-    """Estimate from the items that are over; null: none is over, or all are."""
+    """Estimate from the items that are over; null: no item is over, or all items are."""
     created_at: datetime
     ended_at: datetime | None
 
@@ -213,14 +213,16 @@ class BatchQuery(BaseModel):
     ] = None
     on_error: Annotated[str | None, Query(description="`continue` or `fail`.")] = None
     priority: Annotated[int | None, Query(description="1 is the most urgent.")] = None
-    webhook_url: Annotated[str | None, Query(description="Gets a request at the end.")] = None
+    webhook_url: Annotated[str | None, Query(description="URL that gets a request at the end.")] = (
+        None
+    )
     budget: Annotated[Json[dict[str, Any]] | None, Query(description="As JSON.")] = None
 
 
 async def _file_items(service: Service, tenant: UUID, file_id: UUID) -> list[BatchItem]:
     if not await service.files.use(tenant, [file_id], Owner(None, None)):
         raise InvalidInputError(
-            f"there is no file {file_id}, or it belongs to a user or a session",
+            f"there is no file {file_id}, or the file belongs to a user or a session",
             code="unknown_file",
             pointer="/file",
         )
@@ -281,12 +283,12 @@ _BODY: Mapping[str, Any] = {
     operation_id="create_batch",
     summary="Start many runs at once",
     description=(
-        "At most 10,000 runs of one agent or graph: its `items`, inline (up to 1 MiB), as a body "
-        "of NDJSON (up to 64 MiB, the other fields as query parameters), or as the lines of a "
-        "`file`. They are stored in pages, and no item runs before all are stored. If storing is "
-        "interrupted, repeat the request with the same `Idempotency-Key`: it stores the rest, and "
-        "returns the batch. Items are child runs with the batch as their `parent_run_id`. They "
-        "count in no limit; the batch counts as one run in `queued_runs`."
+        "Starts at most 10,000 runs of one agent or graph. Send `items` inline (up to 1 MiB), as "
+        "a body of NDJSON (up to 64 MiB, the other fields as query parameters), or as the lines of "
+        "a `file`. Items are stored in pages, and no item runs before all items are stored. If "
+        "storing is interrupted, repeat the request with the same `Idempotency-Key`: it stores the "
+        "missing items, and returns the batch. Items are child runs with the batch as their "
+        "`parent_run_id`. Items count in no limit; the batch counts as one run in `queued_runs`."
     ),
     status_code=202,
     response_model=Batch,
@@ -436,7 +438,7 @@ async def events(
     "/{batch_id}/cancel",
     operation_id="cancel_batch",
     summary="Cancel a batch",
-    description="Cancels the items that have begun; the others never begin. Idempotent.",
+    description="Cancels the items that have begun; the other items never begin. Idempotent.",
     status_code=202,
     response_model=Batch,
     responses=problems(404),

@@ -48,7 +48,7 @@ from bottega.tenants import audit
 from bottega.tools.mcp import McpToolDefinition
 
 MOST = 500
-"""Definitions of each kind in one document."""
+"""Most definitions of each kind in one document."""
 
 
 class Resources(Body):
@@ -101,9 +101,9 @@ class Applied(Answer):
     action: Literal["created", "replaced", "unchanged", "deleted"]
     """Effect on the definition; with `dry_run`: the effect that the files would have."""
     before: dict[str, Any] | None
-    """Definition before; null: none, the same as now, or the answer has 4 MiB of bodies."""
+    """Definition before; null: none, no change, or the answer has 4 MiB of bodies already."""
     after: dict[str, Any] | None
-    """Definition now; null: none, the same as before, or the answer has 4 MiB of bodies."""
+    """Definition now; null: none, no change, or the answer has 4 MiB of bodies already."""
 
 
 class ApplyWarning(Answer):
@@ -120,7 +120,7 @@ class ApplyResult(Answer):
     dry_run: bool
     """True: nothing was stored."""
     items: list[Applied]
-    """One for each definition."""
+    """One result for each definition."""
     warnings: list[ApplyWarning]
     """Names of agents, graphs, MCP servers, providers and secrets that do not exist; only with
     `allow_missing`."""
@@ -133,7 +133,7 @@ Place = tuple[str, DefinitionKind, str]
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
     """Return pointer and error text of each reference to a definition that does not exist.
 
-    Runs of such a definition would be refused. At most 100 are returned.
+    Runs of a definition with such a reference would be refused. At most 100 are returned.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -249,7 +249,7 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
 
 
 def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
-    """Yield edges' ends that are missing in the graph's list of nodes, if it has one."""
+    """Yield edges' ends that are missing in the graph's list of nodes, if the graph has a list."""
     for number, graph in enumerate(asked.graphs):
         nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
@@ -271,7 +271,7 @@ _KINDS: dict[str, tuple[DefinitionKind, Prepare]] = {
 """Sections of a document, in the order in which they are stored."""
 _BY_WORD = {kind.word: kind for kind, _ in _KINDS.values()}
 _DELETED = (schedules.KIND, *reversed(_BY_WORD))
-"""Kinds in the order of deletion: what refers to others goes first."""
+"""Kinds in the order of deletion: a kind that refers to other kinds goes first."""
 _columns = applied_definitions.c
 
 
@@ -322,22 +322,22 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield a section's definitions with their numbers; a definition follows those it names.
+    """Yield a section's definitions with their numbers, each after the definitions that it names.
 
     Raises:
-        InvalidInputError: two have the same name.
+        InvalidInputError: two definitions have the same name.
     """
     places: dict[str, int] = {}
     for number, body in enumerate(bodies):
         if places.setdefault(body.name, number) != number:
             raise InvalidInputError(
-                f"'{body.name}' is there twice", pointer=f"/{section}/{number}/name"
+                f"'{body.name}' is defined twice", pointer=f"/{section}/{number}/name"
             )
     order = list(places)
     if section in ("agents", "graphs"):
         children = {body.name: _children(body) for body in bodies}
-        # Otherwise a step between two sound states could be a circle. Each agent's check names one
-        # that stays.
+        # In another order, old and new definitions together could form a cycle. A cycle of agents
+        # in the document is refused later, by the check of each agent.
         try:
             order = [name for name in TopologicalSorter(children).static_order() if name in places]
         except CycleError as error:
@@ -355,7 +355,7 @@ def _children(body: NewAgent | NewGraph) -> Sequence[str]:
 
 @contextmanager
 def _at(section: str, number: int) -> Iterator[None]:
-    """Let an error name its place in the document."""
+    """Add the definition's JSON Pointer to an error in the block."""
     try:
         yield
     except BottegaError as error:
@@ -379,7 +379,7 @@ async def _store(
 
 
 def _shown(content: Mapping[str, Any] | None, body: Body) -> dict[str, Any] | None:
-    """Return the part of a content that its body can set."""
+    """Return the fields of a content that a request's body can set."""
     if content is None:
         return None
     known = type(body).model_fields
@@ -390,7 +390,8 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
     asked, run = body.model_dump(), body.run
     if any(parts_of(asked["run"]["input"])):
         raise InvalidInputError(
-            "here a schedule's input is text: use PUT /v1/schedules for one with files",
+            "a schedule in a document needs a text as input: send a schedule with files to PUT "
+            "/v1/schedules/{name}",
             pointer="/run/input",
         )
     acts_for(caller.principal, run.user, "/run/user")
@@ -406,7 +407,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         before = _of_schedule(current)
         url = current["run"].get("webhook_url")
         if url is not None and run.webhook_url == url.split("?")[0]:
-            asked["run"]["webhook_url"] = url  # its query is never shown, so it cannot be sent
+            asked["run"]["webhook_url"] = url  # clients cannot send the query: they never see it
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
     result = _result(schedules.KIND, body.name, before, _of_schedule(row))
     if result["action"] != "unchanged":
@@ -436,7 +437,7 @@ def _result(
 async def _note_source(
     caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
 ) -> list[dict[str, Any]]:
-    """Remember the source of definitions; delete those that it no longer has, if asked to."""
+    """Store the definitions' source; with ``prune`` delete those missing in the document now."""
     here = [(each["kind"], each["name"]) for each in results]
     mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
     deleted = []
@@ -460,7 +461,7 @@ async def _note_source(
 
 
 async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None:
-    """Delete a definition and return what it was; ``None``: somebody else deleted it."""
+    """Delete a definition and return its content; ``None``: another request has deleted it."""
     tx, tenant = caller.tx, caller.tenant
     try:
         if kind == schedules.KIND:
@@ -477,7 +478,7 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave bodies out once an answer has enough of them."""
+    """Leave out bodies that exceed the limit on an answer's size."""
     left = 4 * 1024 * 1024  # bytes of bodies; a response has no other limit
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))
@@ -495,8 +496,8 @@ router = APIRouter(prefix="/v1/apply", tags=["deployment"])
     summary="Store many definitions, all or none",
     description=(
         "Stores a new version of each definition that differs from what is stored, and says what "
-        "changed. Sub-agents may come after their parents. If one is refused, or names another "
-        "that does not exist, nothing is stored."
+        "changed. Sub-agents may come after their parents. If a definition is refused, or names a "
+        "definition that does not exist, nothing is stored."
     ),
     response_model=ApplyResult,
     responses=problems(400, 404, 409, 413, 415),
@@ -505,7 +506,9 @@ async def apply(
     service: ServiceDep, principal: PrincipalDep, tenant: DefineTenant, body: Apply
 ) -> Any:
     if body.prune and body.source is None:
-        raise InvalidInputError("'prune' needs 'source': the name it compares", pointer="/source")
+        raise InvalidInputError(
+            "'prune' needs 'source': it deletes definitions of this source", pointer="/source"
+        )
     for number, provider in enumerate(body.providers):
         try:
             await check_address_of(service, tenant, provider)

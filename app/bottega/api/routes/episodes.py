@@ -54,7 +54,7 @@ CLOCK_SKEW = timedelta(minutes=5)
 
 Known = Annotated[Label, AfterValidator(storable)]
 _OF_USER = (
-    "Only this user's episodes; without `user` and `session_id`: those that belong to no user."
+    "Only this user's episodes; without `user` and `session_id`: episodes that belong to no user."
 )
 
 
@@ -81,17 +81,17 @@ class EpisodeQuery(PageQuery):
     task_type: Known | None = None
     outcome: Annotated[
         OutcomeValue | None,
-        Query(description="The outcome by feedback; without feedback, the run's."),
+        Query(description="The outcome by feedback; without feedback, the run's own outcome."),
     ] = None
     user: Annotated[UserName | None, AfterValidator(storable), Query(description=_OF_USER)] = None
     session_id: SessionName | None = None
     scope: Annotated[Within | None, Query(description=WITHIN)] = None
     tag: Known | None = None
-    after: Annotated[PlaceInTime | None, Query(description="Only episodes that ended later.")] = (
-        None
-    )
+    after: Annotated[
+        PlaceInTime | None, Query(description="Only episodes that ended after this time.")
+    ] = None
     before: Annotated[
-        PlaceInTime | None, Query(description="Only episodes that ended earlier.")
+        PlaceInTime | None, Query(description="Only episodes that ended before this time.")
     ] = None
 
     def filters(self) -> EpisodeFilter:
@@ -175,7 +175,9 @@ def imported(
         InvalidInputError: the end time is in the future.
     """
     if body.at is not None and body.at > now + CLOCK_SKEW:
-        raise InvalidInputError("this is in the future: say when it ended", pointer=pointer)
+        raise InvalidInputError(
+            "this is in the future: send the time at which the episode ended", pointer=pointer
+        )
     given = body.model_dump()
     asked, output, error = body.task.original_input, body.result.output, body.result.error
     trace = given["execution"].pop("trace")
@@ -225,9 +227,9 @@ def _summary(
     operation_id="import_episode",
     summary="Store an episode of another system",
     description=(
-        "Runs store their episodes themselves; this stores one of another system. Searches find "
-        "it by its words at once, and by its meaning soon after. It has the lowest trust "
-        "(`trust` 1). It never changes; if it is wrong, delete it."
+        "Runs store their own episodes; this request stores an episode of another system. Searches "
+        "find the episode by its words at once, and by its meaning soon after. It has the lowest "
+        "trust (`trust` 1). It never changes; if it is wrong, delete it."
     ),
     status_code=201,
     response_model=Episode,

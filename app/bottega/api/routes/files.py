@@ -31,7 +31,7 @@ from bottega.tools.media import RASTER
 LONGEST_BODY = MOST_BYTES + 64 * 1024
 """Bytes of an upload's body: the largest file, and the multipart text around it."""
 LONGEST_S = 3000.0
-"""Longest upload in seconds; the object store's claims on its pieces live longer."""
+"""Longest upload, in seconds. The object store holds an upload's pieces for longer."""
 _LONGEST_FIELD = 1000
 _LONGEST_HEADER, _MOST_LINES = 8192, 20
 
@@ -62,7 +62,7 @@ class MultipartFile:
         self.media_type: str | None = None
         self._known = known
         self._delimiter = b"\r\n--" + boundary
-        self._rest = b"\r\n"  # the first delimiter has no line before it
+        self._rest = b"\r\n"  # a delimiter begins with the end of a line; the body may not
         self._state = "before"
         self._has_file = False
         self._in_file = False
@@ -70,7 +70,7 @@ class MultipartFile:
         self._value = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the next bytes of the body, and return the bytes among them that are the file's.
+        """Parse the next bytes of the body, and return the bytes of the file among them.
 
         Raises:
             InvalidInputError: ``bad_multipart``, or a field that is unknown, repeated or too long.
@@ -196,7 +196,7 @@ def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
 
 
 async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]:
-    """Yield the bytes of the file in a request's body; check at the end that it was complete.
+    """Yield the bytes of the file in a request's body; check at the end that the body is complete.
 
     Raises:
         InvalidInputError: as :meth:`MultipartFile.feed` and :meth:`MultipartFile.close`.
@@ -351,7 +351,7 @@ async def list_(
 @router.get(
     "/{file_id}",
     operation_id="get_file",
-    summary="Read what is known of a file",
+    summary="Read a file's name, size and type",
     description="Returns name, size and type of a file, without its bytes.",
     response_model=File,
     responses=problems(404),
@@ -366,7 +366,7 @@ async def get(service: ServiceDep, tenant: Tenant, file_id: FileId) -> Any:
     summary="Download a file",
     description=(
         "Sends the file as an attachment, or a raster image inline. `Range: bytes=…` (one range) "
-        "asks for a part of it."
+        "asks for a part of the file."
     ),
     response_class=StreamingResponse,
     responses={
@@ -395,7 +395,7 @@ async def content(request: Request, service: ServiceDep, tenant: Tenant, file_id
     if part is not None:
         fields["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     pieces = service.files.read(row, start, end)
-    first = await anext(pieces, b"")  # so that an unreachable store is a 503
+    first = await anext(pieces, b"")  # before the status is sent: an unreachable store means 503
     return StreamingResponse(
         _all(first, pieces), 200 if part is None else 206, fields, _content_type(row)
     )
@@ -424,9 +424,9 @@ def _content_type(row: Mapping[str, Any]) -> str:
 
 
 def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
-    """Return start and end of the requested bytes, without the end; ``None``: all (RFC 9110, 14).
+    """Return start and exclusive end of the requested bytes; ``None``: all bytes (RFC 9110, 14).
 
-    A range that the file does not have is returned as empty. Other forms of ranges are ignored.
+    A range outside of the file is returned as empty. Other forms of ranges are ignored.
     """
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range", etag) != etag:

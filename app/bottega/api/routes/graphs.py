@@ -96,8 +96,8 @@ class NodeRetry(Part):
     backoff_s: Annotated[float, Field(ge=0, le=600)] = 1.0
     """Seconds before each retry."""
     on: Annotated[list[_Code], Field(min_length=1, max_length=20)] | None = None
-    """Errors after which it is retried: HTTP statuses as text, or error codes. Null: all errors
-    except bad requests."""
+    """Errors after which the node is retried: HTTP statuses as text, or error codes. Null: all
+    errors except bad requests."""
 
 
 NodeChecks = Annotated[
@@ -112,7 +112,7 @@ class NodeBudget(Part):
     tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Input and output tokens together."""
     cost: CostBudget | None = None
-    """Price of its model calls."""
+    """Cost of the model calls."""
 
 
 _Pointer = Annotated[str, StringConstraints(pattern="^(/|$)", max_length=1000)]
@@ -124,8 +124,8 @@ class NodeForEach(Part):
     model_config = ConfigDict(serialize_by_alias=True)
 
     from_: Annotated[Name, Field(alias="from")]
-    """Where the list is: in the parsed output of a node upstream, or in the `input` or `metadata`
-    of `run`."""
+    """Source of the list: a node upstream, whose parsed output has the list, or `run`, whose
+    `input` or `metadata` has it."""
     pointer: _Pointer = ""
     """JSON Pointer to the list in the value that `from` names."""
     max: Annotated[int, Field(ge=1, le=1000), WHOLE] = 1000
@@ -140,7 +140,7 @@ class NodeForEach(Part):
 
 
 class NodeLoop(Part):
-    """Repetition of a graph: each turn reads the output of the turn before."""
+    """Repetition of a graph: each turn reads the output of the previous turn."""
 
     until: dict[str, JsonValue]
     """Condition that ends the loop, tested after each turn. Features: `status`, `output` and
@@ -194,10 +194,10 @@ class Node(Part):
     """Name of the agent that the node asks; null: the node has another `type`."""
     ttl_s: Seconds | None = None
     join: Literal["any", "all"] = "any"
-    """`any`: the node starts if at least one incoming edge is taken; `all`: only if all are."""
+    """`any`: the node starts if at least one incoming edge is taken; `all`: if all of them are."""
     on_error: Literal["fail", "continue"] = "fail"
-    """If the node fails: `fail` ends the run; with `continue` the edges go on, and may test
-    `status`."""
+    """If the node fails: `fail` ends the run; with `continue` the run goes on along the outgoing
+    edges, whose conditions may test `status`."""
     timeout_s: Annotated[float, Field(gt=0, le=604_800)] | None = _Absent
     """Seconds for each try, without the time that people take."""
     retry: NodeRetry | None = _Absent
@@ -216,19 +216,19 @@ class Node(Part):
     exactly one name."""
     arguments: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = _Absent
     """Arguments of the call: values, or `{"from": NODE, "pointer": "/a/b"}` for a part of another
-    node's parsed output; NODE may be `run`, with `input` and `metadata`, or `item`, the element
-    of `for_each`."""
+    node's parsed output. NODE may also be `run`, which has `input` and `metadata`, or `item`, the
+    element of `for_each`."""
     graph: Name | None = _Absent
     """Name of the graph that a node of type `graph` runs. That graph must have one sink, or an
     `output`. Its sources receive what the node received."""
     version: VersionNumber | None = _Absent
     """Version of that graph; null: the version that is current when the run is accepted."""
     for_each: NodeForEach | None = _Absent
-    """Runs the node once for each element of a list; its output is the list of their outputs."""
+    """Runs the node once for each element of a list; the node's output is the list of results."""
     loop: NodeLoop | None = _Absent
     """Repeats the graph of a node of type `graph`."""
     ask: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = _Absent
-    """What a node of type `human` asks."""
+    """The question of a node of type `human`."""
     schema_: OutputSchemaField | None = Field(
         default=None, alias="schema", exclude_if=lambda value: value is None
     )
@@ -237,8 +237,8 @@ class Node(Part):
     """Who may answer: keys with the scope `run` or `approve` (also null), only `approve`, or only
     the run's own user."""
     expires_s: ExpiresS | None = _Absent
-    """Seconds that people have to answer; after them the node fails with the code `expired`. Null:
-    a week."""
+    """Seconds that people have to answer; then the node fails with the code `expired`. Null: a
+    week."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -280,7 +280,7 @@ class Edge(Part):
 
 
 class GraphContent(Body):
-    """A graph's definition without its name. Nodes that only edges name are added to it."""
+    """A graph's definition without its name. Nodes that only edges name are added to the graph."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -297,7 +297,7 @@ class GraphContent(Body):
     ttl_s: Seconds | None = None
     """Seconds until a publication of the graph's agents expires; null: never."""
     output: Name | None = None
-    """The node whose answer is the run's; null: the sinks'."""
+    """The node whose answer becomes the run's answer; null: the run has the sinks' answers."""
 
     @field_validator("nodes")
     @classmethod
@@ -373,17 +373,17 @@ class Graph(GraphSummary):
     nodes: list[Node]
     edges: list[Edge]
     output: str | None = None
-    """The node whose answer is the run's; null: the sinks'."""
+    """The node whose answer becomes the run's answer; null: the run has the sinks' answers."""
 
 
 class Order(Answer):
     """The agents of a graph in dependency order."""
 
     order: list[str]
-    """Names of the agents; each comes after those that it depends on."""
+    """Names of the agents; each agent comes after the agents that it depends on."""
 
 
-_CONTENT = "Text; a long one is cut, see `longest_text`."
+_CONTENT = "Text; a long text is cut, see `longest_text`."
 
 
 class NewDryRun(Body):
@@ -430,11 +430,11 @@ class DryRunReceived(Answer):
     """An answer that an agent received from another agent."""
 
     source: str
-    """Name of the agent that it came from."""
+    """Name of the agent that published the answer."""
     version: int
     """Number of that agent's publication."""
     policy: str | None
-    """Policy of the edge. Null: it came from memory, not along an edge."""
+    """Policy of the edge. Null: the answer came from memory, not along an edge."""
     content: Annotated[str, Field(description=_CONTENT)]
 
 
@@ -442,7 +442,7 @@ class DryRunMessage(Answer):
     """A message in the form of Chat Completions."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    """Who says it; `tool`: the answer to a tool call."""
+    """Author of the message; `tool`: the answer to a tool call."""
     content: Annotated[str, Field(description=_CONTENT)]
     tool_calls: list[ShownCall]
     """Tool calls of the message."""
@@ -457,10 +457,10 @@ class DryRunTask(Answer):
     """Number of the task in the order of their starts, from 1."""
     agent: str
     parent: int | None
-    """Number of the task that asked this one. Null: the task is a root."""
+    """Number of the task that asked this task. Null: this task is a root."""
     question: Annotated[str, Field(description=_CONTENT)]
     received: list[DryRunReceived]
-    """Answers that it received, in the order of the prompt."""
+    """Answers that the task received, in the order of the prompt."""
     messages: list[DryRunMessage]
     """The prompt of the task's last model call as the model sees it, and the model's answer. Empty
     if there was no model call, or if the dry run's result is too large."""
@@ -519,7 +519,7 @@ class DryRuns:
 
         Raises:
             LimitedError: ``dry_runs``: too many other dry runs of the tenant are in progress.
-            UnavailableError: ``dry_run_too_large``: it takes too much time or memory.
+            UnavailableError: ``dry_run_too_large``: the dry run takes too much time or memory.
         """
         try:
             with self._limit.enter(tenant_id):
@@ -528,8 +528,8 @@ class DryRuns:
             if isinstance(error, ProcessEndedError) and error.status not in _TOO_LARGE:
                 raise
             raise UnavailableError(
-                "the dry run takes too long, or too much memory: make one of a smaller graph, or "
-                "start a run",
+                "the dry run takes too long, or too much memory: make the graph smaller, or start "
+                "a run",
                 code="dry_run_too_large",
             ) from None
 
@@ -569,7 +569,7 @@ class Drawings:
             return kept
         making = self._making.get(key)
         if making is None:
-            # A graph of this size takes a thread only a few milliseconds.
+            # Drawing a graph of this size takes a thread only a few milliseconds.
             small = len(content["nodes"]) + len(content["edges"]) <= 100
             making = asyncio.ensure_future(self._make(tenant_id, plan, small=small))
             self._making[key] = making
@@ -605,7 +605,7 @@ async def plan_of(
     Raises:
         UnknownAgentError, InvalidInputError: as for a run; see :func:`bottega.runs.submit.submit`.
     """
-    service.pins.forget(tenant_id, agent, graph)  # they may be stale
+    service.pins.forget(tenant_id, agent, graph)  # cached pins may be stale
     pins = await service.pins.find(service.database.pool, tenant_id, agent, graph)
     pins_needed = set(pins_of(tenant_id, pins.pinned))
     found = await PinnedDefinitions(service.database.pool).get(pins_needed)
@@ -828,7 +828,7 @@ async def order(tx: Transaction, tenant: DefineTenant, name: DefinitionName) -> 
     description=(
         "Runs the graph's current version at once, with the demo model in place of the agents' "
         "own, and stores nothing: no run, no memory, no usage. It calls only the tools "
-        "`calculator`, `current_time` and `read_shared_memory`. It refuses what a run refuses."
+        "`calculator`, `current_time` and `read_shared_memory`. It has the same errors as a run."
     ),
     response_model=DryRun,
     responses=problems(400, 404, 413, 415, 503),

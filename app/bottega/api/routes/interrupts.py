@@ -36,8 +36,8 @@ class InterruptQuery(PageQuery):
     operation_id="list_interrupts",
     summary="List tool calls that wait for people, by age",
     description=(
-        "For an inbox of approvals and questions; `status=pending` lists those that wait for a "
-        "decision."
+        "For an inbox of approvals and questions; `status=pending` lists only calls that wait for "
+        "a decision."
     ),
     response_model=Page[InterruptItem],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -77,11 +77,11 @@ async def get(tx: Transaction, tenant: ReviewTenant, interrupt_id: InterruptId) 
     operation_id="resolve_interrupt",
     summary="Decide on a tool call that waits",
     description=(
-        "An approval takes `decision`, with `arguments` or a `comment`, and needs the scope "
-        "`approve`; a question takes `answer`, a client's tool `result` or `error`, and both need "
-        "`run` or `approve`. The run goes on once all calls of one model message are decided on. "
-        "409 `resolved`, `expired` or `cancelled`: it is too late; `session_user`: the run "
-        "belongs to another user."
+        "For an approval send `decision`, with `arguments` or a `comment`; this needs the scope "
+        "`approve`. For a question send `answer`, for a client's tool `result` or `error`; both "
+        "need `run` or `approve`. The run goes on once all calls of one model message are decided "
+        "on. 409 `resolved`, `expired` or `cancelled`: the decision is too late; `session_user`: "
+        "the run belongs to another user."
     ),
     response_model=InterruptItem,
     responses=problems(400, 404, 409, 413, 415),

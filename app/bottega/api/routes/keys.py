@@ -36,13 +36,13 @@ class NewKey(Body):
     """In place of `scopes`: `viewer` (read), `runner` (run), `approver` (approve), `builder`
     (run, define) or `admin`."""
     expires_at: Annotated[PlaceInTime, Field(strict=False)] | None = None
-    """End of its validity; null: valid until revoked."""
+    """End of the key's validity; null: the key is valid until it is revoked."""
     require_user: bool = False
-    """True: requests with this key that start work or list what users have must name a `user` (else
+    """True: requests with this key that start work or list data of users must name a `user` (else
     422 `user_required`)."""
 
     limits: RequestLimits = RequestLimits()
-    """Limits of the key's requests and runs, and of the tokens and keys that it makes."""
+    """Limits of the key's requests and runs, and of the tokens and keys that the key makes."""
 
     @model_validator(mode="after")
     def _has_either(self) -> Self:
@@ -79,7 +79,7 @@ class MadeKey(Key):
     """A new API key with its secret, which no later response shows."""
 
     key: str
-    """Send it as `Authorization: Bearer <key>`. Shown only here."""
+    """Send it as `Authorization: Bearer <key>`. No later response shows it."""
 
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
@@ -95,7 +95,7 @@ KeyId = Annotated[UUID, Path(description="The key's id.")]
         "For your own tenant. Only this response contains the key; the server stores only its "
         "hash. There is no `Idempotency-Key`, because it would store the response. If you lose "
         "the key, make "
-        "another one and revoke the lost one.\n\nFrom the first key on, the server refuses "
+        "another key and revoke the lost key.\n\nFrom the first key on, the server refuses "
         "requests without a key."
     ),
     status_code=201,
@@ -126,7 +126,7 @@ async def create(
     operation_id="list_keys",
     summary="List the tenant's API keys by age",
     description=(
-        "Shows which keys exist, and when each was last used; without the keys themselves."
+        "Shows which keys exist, and when each key was last used, but not the keys themselves."
     ),
     response_model=Page[Key],
     responses={**problems(), 200: headers(Link=LINK)},

@@ -84,9 +84,9 @@ class RunApplication(Answer):
     version: int
     """Version of the pattern that was assigned."""
     arm: Literal["used", "trial", "withheld", "control", "reported", "reported_without"]
-    """`used`: a validated pattern that the run got. `trial`: a candidate that it got. `withheld`: a
-    validated pattern that it did not get. `control`: a candidate that it did not get. `reported`,
-    `reported_without`: a client reported the result, with and without the pattern."""
+    """`used`: the run got this validated pattern; `withheld`: the run did not get it. `trial`: the
+    run got this candidate; `control`: the run did not get it. `reported`, `reported_without`: a
+    client reported the result, with and without the pattern."""
     at: datetime
     followed: bool | None
     """True if the run followed the pattern; null: unknown."""
@@ -153,7 +153,7 @@ class ContextQuery(EpisodeReader):
     error: EpisodeFailure | None = None
     """An error; with it, only patterns about failures are found."""
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
-    """Most patterns, episodes and insights, for each of the three."""
+    """Most patterns, most episodes and most insights."""
 
 
 _BY_RULES = "Found in the task by rules, for searches."
@@ -169,7 +169,7 @@ class KnownPattern(Answer):
     category: str
     state: str
     trust: int
-    """3: learned from own runs; 2: these runs read outside content; 1: a client sent it."""
+    """3: learned from own runs; 2: from own runs that read outside content; 1: sent by a client."""
     summary: str
     uses: list[str]
     """Tools and agents that the pattern names."""
@@ -184,13 +184,13 @@ class MatchedPattern(Answer):
 
     pattern: KnownPattern
     score: float
-    """How well it fits, from 0 to 1."""
+    """How well the pattern fits the task, from 0 to 1."""
     quality: float
     """Share of the task's features that the pattern tests."""
 
 
 class Insight(Answer):
-    """An insight of relevant episodes of the domain."""
+    """An insight from relevant episodes of the domain."""
 
     text: str
     """What was learned, in a sentence."""
@@ -281,7 +281,7 @@ class NewLearning(Body):
     )
 
     episode_id: Id | None = None
-    """Id of a stored episode; null: `episode` has a new one."""
+    """Id of a stored episode; null: `episode` has a new episode."""
     episode: NewEpisode | None = None
     """An episode to store and to learn from; null: `episode_id` names one."""
     user: OwnUser = None
@@ -340,7 +340,7 @@ class MemoryReport(MaintenanceJob):
     `refinement`, `indices`, `report`."""
     report: dict[str, Any] | None
     """Contents of the memory after the job: episodes, storage, patterns, applications, learning
-    from runs. Null until it is done."""
+    from runs. Null until the job is done."""
 
 
 SectionName = Literal["system", "task", "state", "intermediate", "retrieved"]
@@ -392,9 +392,9 @@ class WorkingMemory(Answer):
     results: int
     """Number of references of the working memory: m1, m2 and so on."""
     references: list[MemoryReference]
-    """The newest 50, newest first."""
+    """The newest 50 references, newest first."""
     prompt: ShortenedPrompt | None
-    """Shortening of the prompt; null: it had the whole history."""
+    """Shortening of the prompt; null: the prompt had the whole history."""
 
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
@@ -424,8 +424,8 @@ def _matched(found: Sequence[Match]) -> list[dict[str, Any]]:
     operation_id="find_context",
     summary="Find memory for a task",
     description=(
-        "Patterns that apply, similar episodes, and knowledge of the task's domain. There is no "
-        "experiment here: candidates are left out, and no validated pattern is withheld."
+        "Patterns that apply, similar episodes, and knowledge of the task's domain. This search is "
+        "outside of experiments: it leaves out candidates, and withholds no validated pattern."
     ),
     response_model=ContextFound,
     responses=problems(400, 413, 415),
@@ -632,8 +632,8 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
     summary="Give feedback on a run's result",
     description=(
         "Only for a run that is over (else 409 `not_final`). The `outcome` becomes the run's "
-        "outcome. Wherever the run's episode is read or searched, it replaces the episode's "
-        "outcome; the stored episode does not change. New feedback replaces all old feedback."
+        "outcome. Wherever the run's episode is read or searched, this outcome replaces the "
+        "episode's; the stored episode does not change. New feedback replaces all old feedback."
     ),
     response_model=Feedback,
     responses=problems(400, 404, 409, 413, 415),
@@ -668,8 +668,8 @@ async def give_feedback(
     summary="Read a run's working memory",
     description=(
         "Computed from the run's log, during the run and after it: the definition, task and "
-        "progress of its own agent, and the answers of its tools and sub-agents (in a DAG, of its "
-        "agents). No section exceeds its budget of tokens; all answers have references."
+        "progress of the run's own agent, and the answers of its tools and sub-agents (in a DAG: "
+        "of all agents). No section exceeds its budget of tokens; all answers have references."
     ),
     response_model=WorkingMemory,
     responses=problems(404),
@@ -684,7 +684,8 @@ async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> 
     summary="Read the learning from a run",
     description=(
         "After the run's end, rules or a model learn from it in the background: insights, "
-        "patterns found in it, and results of the patterns that it got. Failures are retried. "
+        "patterns found in the run, and results of the patterns that the run got. Failures are "
+        "retried. "
         "After the last try `status` is `failed`, until feedback or `POST "
         "/v1/memory/maintenance` requests learning again. The run itself never changes."
     ),

@@ -71,8 +71,8 @@ class Readiness(Answer):
     status: Literal["ready"] = "ready"
     """Always `ready`; a service that is not ready answers with a problem."""
     worker: Literal["here", "elsewhere", "none"]
-    """Where runs are executed: in this process, in another one, or nowhere: with `none`, runs wait
-    until a worker starts."""
+    """Where runs are executed: `here`: in this process; `elsewhere`: in another process; `none`:
+    runs wait until a worker starts."""
 
 
 class Retention(Answer):
@@ -102,7 +102,7 @@ class Info(Answer):
     openapi_url: str
     """Path of the OpenAPI document."""
     retention: Retention
-    """Of this tenant; the operator sets it."""
+    """How long this tenant's data is kept; the operator sets it."""
 
 
 @router.get(
@@ -171,7 +171,7 @@ async def readiness(service: Service) -> Readiness | Response:
     if service.wakeups.handed_over:
         return Readiness(
             worker="elsewhere"
-        )  # the worker runs in the process that has replaced this one
+        )  # the worker runs in the process that has replaced this process
     if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:
@@ -181,7 +181,7 @@ async def readiness(service: Service) -> Readiness | Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(service: ServiceDep, request: Request) -> Response:
-    """Report to Prometheus, for its own token: API keys see one tenant, metrics count all."""
+    """Report metrics to Prometheus, which has its own token: they count all tenants, a key one."""
     report = await service.scraping.report(sent(request.scope, b"authorization"))
     return Response(report, media_type=CONTENT_TYPE)
 
@@ -263,7 +263,7 @@ class OwnTasks(Answer):
     """Tasks of a worker, only of the caller's tenant."""
 
     running: int = 0
-    """Started tasks, including parked ones."""
+    """Started tasks, including parked tasks."""
     parked: Parked = 0
     queued: int = 0
     """Tasks that wait for a slot."""
@@ -318,7 +318,7 @@ class Storage(Answer):
     definitions: int = 0
     """Bytes of definitions, including deleted and earlier versions."""
     episodes: int = 0
-    """Bytes of episodes, those in object storage included."""
+    """Bytes of episodes, including episodes in object storage."""
     files: int = 0
     """Bytes of uploaded files."""
     runs: int = 0
@@ -428,7 +428,7 @@ class UsageQuery(PageQuery):
         str,
         Field(
             pattern=rf"^({'|'.join(read.USAGE_BY)}|metadata:[^:]{{1,64}})$",
-            description=f"One of {', '.join(read.USAGE_BY)}, or `metadata:` and a key: its values.",
+            description=f"One of {', '.join(read.USAGE_BY)}, or `metadata:` and a metadata key.",
         ),
         AfterValidator(storable),
     ] = "day"
@@ -450,7 +450,7 @@ class UsageQuery(PageQuery):
     ] = None
     model: Annotated[
         str | None,
-        Field(max_length=300, description="Only of this model."),
+        Field(max_length=300, description="Only model calls of this model."),
         AfterValidator(storable),
     ] = None
     user: QueriedUser = None

@@ -102,7 +102,7 @@ class Step(Body):
     do: Line
     """The action."""
     uses: Terms = Field(default_factory=list)
-    """Tools and agents that do it."""
+    """Tools and agents that do this step."""
 
 
 class Branch(Body):
@@ -121,7 +121,7 @@ class StrategyFields(Body):
     """An approach, with its principles and trade-offs."""
 
     approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-    """How to go about the task."""
+    """How to do the task."""
     principles: Lines = Field(default_factory=list)
     """Rules to follow."""
     trade_offs: Lines = Field(default_factory=list)
@@ -144,9 +144,9 @@ class HeuristicFields(Body):
     condition: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
     """When the rule applies, in words."""
     action: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-    """What to do then."""
+    """What to do when the rule applies."""
     rationale: Annotated[str, StringConstraints(max_length=4000)] = ""
-    """Why it works."""
+    """Why the rule works."""
 
 
 class ProcedureFields(Body):
@@ -208,9 +208,9 @@ class PatternGuide(Body):
     """Advice on applying a pattern."""
 
     when: Text = ""
-    """When to apply it, in words."""
+    """When to apply the pattern, in words."""
     how: Text = ""
-    """How to apply it, in words."""
+    """How to apply the pattern, in words."""
     benefits: Lines = Field(default_factory=list)
     """Advantages of the pattern."""
     risks: Lines = Field(default_factory=list)
@@ -223,14 +223,14 @@ class PatternRelations(Body):
     """Relations to other patterns."""
 
     specializes: Id | None = None
-    """Id of the pattern of which this one is a special case; null: none."""
+    """Id of the pattern of which this pattern is a special case; null: none."""
     generalizes: Ids = Field(default_factory=list)
-    """Ids of patterns that are special cases of this one."""
+    """Ids of patterns that are special cases of this pattern."""
     contradicts: Ids = Field(default_factory=list)
-    """Ids of patterns that a run never gets together with this one. One of the two must name the
-    other."""
+    """Ids of patterns that a run never gets together with this pattern. It is enough that one of
+    two patterns names the other."""
     complements: Ids = Field(default_factory=list)
-    """Ids of patterns that go well with this one."""
+    """Ids of patterns that help this pattern."""
 
 
 _HEURISTIC: dict[str, JsonValue] = {
@@ -339,7 +339,7 @@ class PatternsWanted(Body):
     task: Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None = None
     """The task in words, instead of `features`; its features are read from the words."""
     context: Features = Field(default_factory=dict)
-    """Features that override those read from `task`."""
+    """Features that override the features read from `task`."""
     category: CategoryName | None = None
     failure_signature: Term | None = None
     """Signature of the failure."""
@@ -368,7 +368,7 @@ class NewApplication(Body):
     """`with`: the pattern was applied. `without`: the task was drawn at random to go without the
     pattern. The results of both are compared."""
     version: Version | None = None
-    """Version that was applied; null: the current one."""
+    """Version that was applied; null: the current version."""
     at: Moment | None = None
     """Time of the application, not in the future; null: now."""
     episode_id: Id | None = None
@@ -455,7 +455,7 @@ class PatternEvidence(Answer):
     supporting: list[UUID]
     """Latest episodes that went well with the pattern."""
     contrary: list[UUID]
-    """Latest episodes that did not go well with it."""
+    """Latest episodes that did not go well with the pattern."""
     applications: int
     """Number of applications of this version, in the period that counts."""
     success_rate: float | None
@@ -481,7 +481,7 @@ class PatternLifecycle(Answer):
     """`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence against it.
     `DEPRECATED`: kept, and not used."""
     uses: int
-    """Number of runs that got it."""
+    """Number of runs that got the pattern."""
     last_used: datetime | None
     """Time of its last use; null: never."""
     replaced_by: UUID | None
@@ -534,15 +534,15 @@ class Pattern(Answer):
     content: PatternContent
     """Advice of the pattern."""
     evidence: PatternEvidence
-    """Evidence for and against it."""
+    """Evidence for and against the pattern."""
     guide: GuideShown
     lifecycle: PatternLifecycle
-    """Its state and use."""
+    """State and use of the pattern."""
     relations: RelationsShown
     origin: dict[str, Any]
-    """Who added it, or the episodes that it was found in."""
+    """Author of the pattern, or the episodes that it was found in."""
     trust: int
-    """3: learned from own runs; 2: these runs read outside content; 1: a client sent it."""
+    """3: learned from own runs; 2: from own runs that read outside content; 1: sent by a client."""
 
 
 class ScoreParts(Answer):
@@ -565,7 +565,7 @@ class PatternMatch(Answer):
 
     pattern: Pattern
     score: float
-    """How well it fits, from 0 to 1."""
+    """How well the pattern fits the task, from 0 to 1."""
     quality: float
     """Share of the task's known features that the pattern tests."""
     parts: ScoreParts | None
@@ -600,7 +600,7 @@ class EvidencePoint(Answer):
     given_good: int
     """Applications with the pattern that went well."""
     others: int
-    """Applications that were assigned to go without the pattern."""
+    """Applications that were drawn to go without the pattern."""
     others_good: int
     """Applications without the pattern that went well."""
     p_value: float
@@ -613,7 +613,7 @@ class EvidenceHistory(Answer):
     points: list[EvidencePoint]
     """Points in time, the oldest first."""
     more: bool
-    """True: there are older applications, which are not counted; the newest 500 are."""
+    """True: there are older applications; only the newest 500 are counted."""
 
 
 class Validation(Answer):
@@ -647,7 +647,7 @@ class SimilarPattern(Answer):
 
 
 class SimilarPatterns(Answer):
-    """The patterns most similar to one, most similar first."""
+    """The patterns most similar to a pattern, most similar first."""
 
     items: list[SimilarPattern]
     """The patterns, most similar first."""
@@ -698,8 +698,8 @@ def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
     operation_id="create_pattern",
     summary="Add a pattern",
     description=(
-        "The pattern begins as a `CANDIDATE` of the lowest trust (`trust` 1): runs that it "
-        "applies to get it on trial, and their results decide if it is used. If a pattern in use "
+        "The pattern begins as a `CANDIDATE` of the lowest trust (`trust` 1): runs to which it "
+        "applies get it on trial, and their results decide whether it is used. If a pattern in use "
         "has the same category, conditions and content, that pattern is returned, unchanged."
     ),
     status_code=201,
@@ -762,7 +762,8 @@ async def list_(
     description=(
         "Returns only `VALIDATED` patterns, best first. Of patterns that contradict each other, "
         "only the best is returned. If the features describe a failure, only patterns about "
-        "failures are returned, else only the others; `category` overrides this."
+        "failures are returned, else only patterns about other subjects; `category` overrides "
+        "this rule."
     ),
     response_model=PatternsFound,
     responses=problems(400, 413, 415),
@@ -856,7 +857,8 @@ async def change(
         version = asked if asked is not None else body.version
         if version is None and if_match is None:
             raise InvalidInputError(
-                f"send the version to change: the current one is {now.version}", pointer="/version"
+                f"send the version to change: the current version is {now.version}",
+                pointer="/version",
             )
         if asked is not None and asked != now.version:
             raise VersionConflictError(f"pattern {pattern_id} now has version {now.version}")
@@ -898,9 +900,9 @@ async def similar(
     operation_id="record_pattern_application",
     summary="Report an application of a pattern",
     description=(
-        "For applications in other systems; runs record their own. Draw at random which tasks go "
-        "without the pattern, and report these, too (`arm`); or send the success rate without it "
-        "(`baseline_rate`). The 8th, 16th, 32nd and 64th application with the pattern start a "
+        "For applications in other systems; runs record their own applications. Draw at random the "
+        "tasks that go without the pattern, and report them, too (`arm`); or send the success rate "
+        "without it (`baseline_rate`). The 8th, 16th, 32nd and 64th application with it start a "
         "check: a candidate may be validated, a validated pattern may lose its state."
     ),
     response_model=ApplicationRecorded,
@@ -917,7 +919,9 @@ async def record(
 ) -> Any:
     now = service.patterns.clock()
     if body.at is not None and body.at > now + CLOCK_SKEW:
-        raise InvalidInputError("this is in the future: say when it was", pointer="/at")
+        raise InvalidInputError(
+            "this is in the future: send the time of the application", pointer="/at"
+        )
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 
@@ -1042,7 +1046,7 @@ async def deprecate(
     operation_id="merge_patterns",
     summary="Merge patterns into one",
     description=(
-        "The new pattern applies wherever one of the merged patterns did, and takes over their "
+        "The new pattern applies wherever one of the merged patterns applied, and takes over their "
         "applications. The merged patterns are deprecated."
     ),
     status_code=201,

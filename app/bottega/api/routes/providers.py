@@ -53,14 +53,14 @@ from bottega.tools.http import SecretHeader
 
 
 def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
-    """Return the names that an agent's models may use for providers."""
+    """Return the names of the providers to which an agent's models may refer."""
     yield DEFAULT
     for reference in listed(model):
         yield (reference or "").partition("/")[0].partition(":")[0]
 
 
 _MOST = 200
-"""Own providers of a tenant whose state is read at once."""
+"""Most own providers of a tenant whose state one request reads."""
 
 
 async def known_providers(
@@ -92,7 +92,7 @@ async def known_providers(
 
 
 class ProviderBody(ProviderContent, Body):
-    """A provider's definition; its name may be repeated."""
+    """A provider's definition, which may repeat the name in the path."""
 
     name: Name | None = None
     """Null, or the same name as in the path."""
@@ -176,7 +176,7 @@ class ServerHealth(Answer):
     """The state of a provider's server."""
 
     breaker: dict[str, ModelBreaker]
-    """Breakers by model: of all models that the provider lists, and all that are not closed."""
+    """Breakers by model: of all models that the provider lists, and all breakers not closed."""
     calls: ModelCalls
     """Model calls to the provider that are not over."""
     recent: RecentCalls
@@ -224,7 +224,7 @@ async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, An
 
 
 async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -> None:
-    """Check a provider's address by DNS. It may take seconds, so no transaction may be open.
+    """Check a provider's address by DNS. This may take seconds, so no transaction may be open.
 
     Raises:
         InvalidInputError: ``egress_forbidden``.
@@ -255,7 +255,7 @@ async def _show(caller: Caller, name: str, response: Response) -> dict[str, Any]
         known = caller.service.settings.operator_providers.get(name)
         if known is None:
             raise
-        # Without an ETag, because the tenant cannot replace it.
+        # Without an ETag, because the tenant cannot replace an operator's provider.
         shown = _operators(name, known)
     else:
         shown = answer(own, response) | {"owner": "tenant"}
@@ -274,8 +274,8 @@ def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
 
 
 _OWNERS = {True: "operator", False: "tenant"}
-# The last 100 tries of model calls at each provider, in the newest 200 runs and child runs; of a
-# long log the last 50 rows.
+# The last 100 tries of model calls at each provider, in the newest 200 runs and child runs. Only
+# the last 50 rows of each log are read.
 _RECENT = text("""
     WITH tries AS MATERIALIZED (
         SELECT l.data ->> 'provider' AS provider, l.data #>> '{error,code}' AS code,
@@ -390,8 +390,8 @@ router = DefinitionRoutes(
     summary="Try a provider that is not stored",
     description=(
         "Asks the server for its list of models, for at most 10 seconds; this costs nothing. If "
-        "key or address are wrong, `error` has the reason. An address that is neither public nor "
-        "allowed is refused: 422 `egress_forbidden`. Nothing is stored."
+        "the key or the address is wrong, `error` has the reason. An address that is neither "
+        "public nor allowed is refused: 422 `egress_forbidden`. Nothing is stored."
     ),
     response_model=ProviderTest,
     responses=problems(400, 413, 415),

@@ -107,7 +107,7 @@ class StoppedTasks(Answer):
     operation_id="cancel_run",
     summary="Cancel a run",
     description=(
-        "The request is stored, and takes effect within a second in whichever process executes the "
+        "The request is stored, and takes effect within a second in the process that executes the "
         "run: running model calls are cut off, and no further calls are made. 200: the run was "
         "over already."
     ),
@@ -140,8 +140,8 @@ async def cancel(
     summary="Cancel a task and all tasks below it",
     description=(
         "The request is stored, and the response waits up to a second for the worker. The run "
-        "goes on: the agent that called the task reads that it was cancelled. 202: some tasks "
-        "have not stopped yet."
+        "goes on: the agent that called the task reads that the task was cancelled. 202: some "
+        "tasks have not stopped yet."
     ),
     response_model=StoppedTasks,
     responses={
@@ -200,10 +200,10 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
     summary="Send a message to a run that is not over",
     description=(
         "The run's own agent gets the user's message before its next model call. If its last model "
-        "call is in progress, the agent makes one more. A run that is queued or waits for people "
-        "gets the message when it goes on; the message does not wake it. 409 `final`: the run is "
-        "over; `no_root`: the run has the mode `dag`; `too_many_messages`: the run has got 100; "
-        "`session_user`: the run belongs to another user."
+        "call is in progress, the agent makes one more call. A run that is queued or waits for "
+        "people gets the message when it goes on; the message does not wake it. 409 `final`: the "
+        "run is over; `no_root`: the run has the mode `dag`; `too_many_messages`: the run has got "
+        "100 messages; `session_user`: the run belongs to another user."
     ),
     status_code=202,
     response_model=MessageSent,
@@ -226,7 +226,7 @@ async def send(
     operation_id="retry_run",
     summary="Repeat a finished run",
     description=(
-        "Starts a new run (`retry_of` names this one) with the same input and pinned versions. "
+        "Starts a new run (`retry_of` names this run) with the same input and pinned versions. "
         "With `last_step`, the new run takes over this run's log up to the last successful step, "
         "and goes on from there."
     ),
@@ -285,10 +285,11 @@ async def _repeating(
     operation_id="fork_run",
     summary="Repeat a part of a run",
     description=(
-        "Starts a new run (`fork_of` names this one) that takes over the first part of this run's "
-        "log: all before a node of its graph, if this run is over; or all up to an event, if this "
-        "run is over or waits. The models and tools of that part are not called and paid again "
-        "(`taken_over`). People are asked again only for answers that the caller may not give. "
+        "Starts a new run (`fork_of` names this run) that takes over the first part of this run's "
+        "log: all events before a node of its graph, if this run is over; or all events up to an "
+        "event, if this run is over or waits. The models and tools of that part are not called and "
+        "paid again (`taken_over`). People are asked again for answers that the caller may not "
+        "give. "
         "With `publication` the node publishes this text, and its agent is not asked. The new run "
         "has no session, but knows what this run's session had published. 409 `not_final`, "
         "`child_run`; `no_graph`: this run has no nodes, or is a batch. 422 `unknown_node`; "
@@ -351,7 +352,9 @@ def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) ->
         acting.principal.need("approve")
     if who == "user":
         if acting.user is None or acting.user != user:
-            raise ForbiddenError("only the run's own user may answer this", code="not_the_user")
+            raise ForbiddenError(
+                "only the end user of the run may answer for this node", code="not_the_user"
+            )
     elif token is not None:
         raise ForbiddenError(
             "a token of an end user may not answer for a node: use a key",
@@ -378,8 +381,7 @@ class DiffQuery(PageQuery):
     summary="Compare two runs, agent by agent",
     description=(
         "The run in the path is `before`, the run in `with` is `after`. The runs may have "
-        "different agents. Of a run that is not over, the comparison has what is in its log so "
-        "far."
+        "different agents. For a run that is not over, the comparison uses its log so far."
     ),
     response_model=RunDiff,
     responses={**problems(404), 200: headers(Link=LINK)},
@@ -484,7 +486,7 @@ def _may_be_keys(values: Sequence[bytes]) -> bool:
 
 
 _SEARCHED = f"Searches the newest {read.SEARCHED_RUNS:,} runs that the other filters find."
-_SEVERAL = f"Given several times, a run needs one of them. {_SEARCHED}"
+_SEVERAL = f"If given several times, a run needs one of the values. {_SEARCHED}"
 
 
 class RunQuery(ViewQuery):
@@ -530,7 +532,7 @@ class RunQuery(ViewQuery):
             le=1e9,
             allow_inf_nan=False,
             description=(
-                "Only runs with more seconds than this from start to end, or until now. "
+                "Only runs that took more seconds than this, from start to end or until now. "
                 f"{_SEARCHED}"
             ),
         ),
@@ -555,7 +557,7 @@ class RunQuery(ViewQuery):
         bool | None, Query(description=f"True: only runs that a person rated. {_SEARCHED}")
     ] = None
     draft: Annotated[
-        bool, Query(description="True: only runs of drafts of agents; other lists leave these out.")
+        bool, Query(description="True: only drafts' runs; other lists leave these runs out.")
     ] = False
 
     def filters(self) -> read.RunFilter:
@@ -587,12 +589,12 @@ class RunQuery(ViewQuery):
 
 
 def _only(values: Sequence[str]) -> str | None:
-    """Return the value of a filter that has one; ``None``: it has none, or several."""
+    """Return the only value of a filter; ``None``: the filter has no value, or several values."""
     return values[0] if len(values) == 1 else None
 
 
 def _several(values: Sequence[str]) -> Sequence[str]:
-    """Return the values of a filter that has several; else none."""
+    """Return the values of a filter that has several values; else no values."""
     return tuple(values) if len(values) > 1 else ()
 
 
@@ -601,7 +603,7 @@ def _path(run: Mapping[str, Any]) -> str:
 
 
 async def _create_directly(request: Request, body: NewRun) -> Response:
-    """Start a run without FastAPI's dependencies; most requests take this way."""
+    """Start a run without FastAPI's dependencies; see :class:`_CreateRoute`."""
     principal: Principal = request.scope["state"]["principal"]
     principal.need("run")
     key = request.headers.get(idempotency.HEADER)
@@ -611,7 +613,7 @@ async def _create_directly(request: Request, body: NewRun) -> Response:
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
 
-# Most requests do not get here: see `_CreateRoute`.
+# `_CreateRoute` answers most requests without this function.
 async def create(
     once: OnceDep,
     service: ServiceDep,
@@ -647,9 +649,9 @@ router.add_api_route(
     operation_id="create_run",
     summary="Start a run",
     description=(
-        "Stores and queues the run, and responds at once. With `wait` it responds when the run has "
-        "ended or waits for people, or after `wait` seconds; the run's `status` shows which. If "
-        "the `Idempotency-Key` was used before, it waits for the existing run and returns it."
+        "Stores and queues the run, and responds at once. With `wait` the response comes when the "
+        "run has ended or waits for people, or after `wait` seconds; `status` shows the state. If "
+        "the `Idempotency-Key` was used before, the response is the existing run."
     ),
     status_code=202,
     response_model=Run,

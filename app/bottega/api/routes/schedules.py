@@ -97,7 +97,7 @@ class ScheduleChange(Body):
     """A change of a schedule."""
 
     paused: bool
-    """True: it starts no runs until it is resumed."""
+    """True: the schedule starts no runs until it is resumed."""
 
 
 class Schedule(Answer):
@@ -117,9 +117,9 @@ class Schedule(Answer):
     last_at: datetime | None
     """Time of the last try to start a run; null: none yet."""
     last_run_id: UUID | None
-    """Id of the last run that it started; null: none yet."""
+    """Id of the last run that the schedule started; null: none yet."""
     last_error: Failure | None
-    """Error of the last try; null: it started a run."""
+    """Error of the last try to start a run; null: the try succeeded."""
     created_at: datetime
 
 
@@ -127,7 +127,7 @@ class PlannedSchedule(Schedule):
     """A schedule with its next starts."""
 
     next_starts: list[datetime]
-    """The next five, the first one `next_at`; none while it is paused."""
+    """The next five starts, the first at `next_at`; empty while the schedule is paused."""
 
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -282,7 +282,7 @@ async def list_(
     "/{name}",
     operation_id="get_schedule",
     summary="Read the schedule",
-    description="Shows the next starts, and the run or the error of the last one.",
+    description="Shows the next starts, and the run or the error of the last start.",
     response_model=PlannedSchedule,
     responses=problems(404),
 )

@@ -144,7 +144,7 @@ KeyringDep = Annotated[Keyring, Depends(_keyring)]
     summary="Store a secret, or its next version",
     description=(
         "All runs send the new value within 5 seconds, even runs that have begun. No response, log "
-        "or event shows it. 422 `secret_is_vocabulary`: the value is a word of this service, such "
+        "or event shows the value. 422 `secret_is_vocabulary`: it is a word of this service, such "
         "as a status or a field's name, or a date or time. 409 `no_secrets_key`: the server has no "
         "`BOTTEGA_SECRETS_KEY`. A server on loopback with the embedded database and without API "
         "keys makes this key in its data folder."
@@ -154,7 +154,7 @@ KeyringDep = Annotated[Keyring, Depends(_keyring)]
         **problems(400, 404, 409, 412, 413, 415),
         200: headers(ETag=ETAG),
         201: {
-            "description": "It is new.",
+            "description": "The name is new.",
             "model": Secret,
             **headers(ETag=ETAG, Location="Path of the new resource."),
         },
@@ -233,8 +233,8 @@ async def get(tx: Transaction, tenant: DefineTenant, name: Name, response: Respo
     operation_id="delete_secret",
     summary="Delete a secret",
     description=(
-        "After at most 5 seconds no run sends it. Runs whose agents or providers name it fail with "
-        "`unknown_secret`, unless the operator's environment has a secret of this name."
+        "After at most 5 seconds no run sends the secret. Runs whose agents or providers name it "
+        "fail with `unknown_secret`, unless the operator's environment has a secret of this name."
     ),
     status_code=204,
     responses=problems(404, 409, 412),

@@ -55,7 +55,7 @@ MOST_POINTS = 11_000
 """Most points of an answer, over all its series."""
 MOST_TOTALS = 200
 MOST_JUDGED = 20_000
-"""Judged runs, and applications of patterns, that are read; the newest ones."""
+"""Most judged runs, and most applications of patterns, that a request reads: the newest."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 _READ = """
@@ -84,7 +84,7 @@ _KEYS: Mapping[OutcomeGrouping, str] = {
     "memory": "CASE WHEN r.memory = 'off' OR r.memory_used LIKE 'none%' "
     "THEN 'without' ELSE 'with' END",
 }
-# From the labels to their runs: most runs have none. Keys of runs are in the order of their time.
+# Begins at the labels, because most runs have no label. Ids of runs are in the order of their time.
 _OUTCOMES = """
     WITH judged AS MATERIALIZED (
         SELECT run_id FROM (
@@ -123,7 +123,8 @@ _OUTCOMES_BY = {
     )
     for by, key in _KEYS.items()
 }
-# Of a pattern's version that was drawn at one share: candidates and validated ones apart.
+# A group for each version and state of a pattern: candidates and validated patterns are withheld
+# from different shares of runs.
 _DRAWN = text("""
     WITH drawn AS MATERIALIZED (
         SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,
@@ -156,8 +157,8 @@ _TIMES = (
 _USUAL = timedelta(days=1)
 _BY = (
     "One series for each value. `version`: agents and graphs by version, such as `clerk@2`. "
-    "`model`: runs by the models that they called. `code`: failed runs by error code. Left out: "
-    "one series with the key `all`."
+    "`model`: runs by the models that they called. `code`: failed runs by error code. Without "
+    "`by`: one series with the key `all`."
 )
 Moment = Annotated[datetime, Field(examples=["2026-11-02T08:00:00Z"])]
 
@@ -235,10 +236,10 @@ class JudgedRuns(Answer):
     """Runs of a key that one source judged."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
-    """A day (UTC), an agent or graph, a version of one, or `with` and `without` memory."""
+    """A day (UTC), an agent or graph, its version, or `with` or `without` for memory."""
     source: Literal["feedback", "judge", "check"]
-    """Source of the outcome; feedback of people replaces that of checks. `judge`: at least one of
-    the checks was a model's."""
+    """Source of the outcome; people's feedback replaces the outcome by checks. `judge`: a model
+    made at least one of the checks."""
     good: int
     """Runs with the outcome `SUCCESS`."""
     partly: int
@@ -273,7 +274,7 @@ class Judged(Answer):
 
 
 class MemoryEffect(Answer):
-    """Comparison of runs that got learned patterns with runs that were drawn to go without."""
+    """Comparison of runs that got learned patterns with runs from which they were withheld."""
 
     given: Judged
     """Runs that got patterns, on trial or validated."""
@@ -286,7 +287,8 @@ class MemoryEffect(Answer):
     high: float | None
     """Upper end of this interval."""
     patterns: int
-    """Versions of patterns, on trial and validated ones apart, with runs on both sides."""
+    """Number of compared versions of patterns, with runs on both sides. A version counts once on
+    trial, and once validated."""
     complete: bool
     """False: there are more applications in this time than those that were read."""
 
@@ -348,8 +350,8 @@ class OutcomesQuery(SpanQuery):
     by: Annotated[
         OutcomeGrouping,
         Field(
-            description="`memory`: runs that could read what earlier runs left, and others. "
-            "They were not drawn at random: see `GET /v1/metrics/memory-effect`."
+            description="`memory`: runs that could read memory of earlier runs, and runs that "
+            "could not. These runs were not drawn at random: see `GET /v1/metrics/memory-effect`."
         ),
     ] = "day"
     agent: Annotated[
@@ -413,8 +415,8 @@ async def get_totals(
     summary="Read outcomes of judged runs",
     description=(
         "By day, agent, version or use of memory, and by the source of the label. Runs without a "
-        f"label do not count. Of the newest {MOST_JUDGED:,} judged runs, and at most {MOST_TOTALS} "
-        "keys: of days the newest, else those with most runs."
+        f"label do not count. Reads the newest {MOST_JUDGED:,} judged runs, and returns at most "
+        f"{MOST_TOTALS} keys: the newest days, or the other keys with most runs."
     ),
     response_model=Outcomes,
     responses=problems(),
@@ -440,11 +442,11 @@ async def get_outcomes(
     operation_id="get_memory_effect",
     summary="Read whether memory helped",
     description=(
-        "By the experiment that learning makes: a random part of the runs for which a pattern "
-        "applies goes without it. Runs are compared within each version of a pattern, and these "
-        "are weighed by their number. The interval adds a good and a bad run to each side, so that "
-        f"a few runs do not seem to prove much. Of the newest {MOST_JUDGED:,} applications that "
-        "were noted in this time."
+        "Learning makes an experiment: a random part of the runs to which a pattern applies goes "
+        "without it. Runs are compared within each version of a pattern, and the versions are "
+        "weighed by their number of runs. The interval adds a good and a bad run to each side, so "
+        f"that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} applications "
+        "of this time."
     ),
     response_model=MemoryEffect,
     responses=problems(),
@@ -482,7 +484,7 @@ async def _judged_span(
     """
     since, until = query.bounds(await _now(tx))
     if until < since:
-        raise InvalidInputError("to is before from", pointer="/to")
+        raise InvalidInputError("'to' is before 'from': send a later 'to'", pointer="/to")
     bounds = {"first": first_id(since), "last": first_id(until)}
     return {"tenant": tenant_id, "agent": query.agent, "most": MOST_JUDGED, **bounds}
 
@@ -545,7 +547,7 @@ def _points(
 
 def _times(since: datetime, until: datetime, width: timedelta) -> list[datetime]:
     if until < since:
-        raise InvalidInputError("to is before from", pointer="/to")
+        raise InvalidInputError("'to' is before 'from': send a later 'to'", pointer="/to")
     number = -((since - until) // width)
     _check_bound(number, MOST_POINTS)
     return [since + n * width for n in range(number)]
@@ -554,7 +556,8 @@ def _times(since: datetime, until: datetime, width: timedelta) -> list[datetime]
 def _check_bound(number: int, most: int) -> None:
     if number > most:
         raise InvalidInputError(
-            f"that is more than {MOST_POINTS} points: ask for a longer step, or a shorter time",
+            f"the answer has more than {MOST_POINTS} points: ask for a longer step, or a shorter "
+            "time",
             pointer="/step",
         )
 
@@ -588,7 +591,7 @@ async def _read_totals(
     span = "minute" if until - since <= timedelta(days=1) else "hour"
     since = since - (since - _EPOCH) % (_MINUTE if span == "minute" else _HOUR)
     if until < since:
-        raise InvalidInputError("to is before from", pointer="/to")
+        raise InvalidInputError("'to' is before 'from': send a later 'to'", pointer="/to")
     about = _place(tenant_id, span, query.by, since, until)
     most = 24 * MOST_POINTS
     step = max(until - since, _MINUTE)

@@ -207,7 +207,7 @@ class SessionQuery(PageQuery):
         Field(
             description=(
                 "`asc`, `desc`: by id; `updated_at`: sessions with the newest runs first, only "
-                f"those of the newest {sessions.RECENT_RUNS:,} runs."
+                f"sessions of the newest {sessions.RECENT_RUNS:,} runs."
             )
         ),
     ] = "asc"  # type: ignore[assignment]
@@ -320,11 +320,11 @@ async def change(
 @router.post(
     "/{session_id}/fork",
     operation_id="fork_session",
-    summary="Begin a session with the conversations of another one",
+    summary="Begin a session with the conversations of another session",
     description=(
         "The new session has the same user, metadata and published memory. It has each agent's "
-        "turns up to a completed run, including this run, or all completed turns. Later changes "
-        "of one session do not change the other, and deleting one leaves the other complete."
+        "turns up to and including a completed run, or all completed turns. Changing or deleting "
+        "one of the two sessions later does not change the other session."
     ),
     status_code=201,
     response_model=Session,

@@ -33,7 +33,7 @@ _NAMES = rf"^{NAME_PATTERN[1:-1]}(,{NAME_PATTERN[1:-1]}){{0,{_MOST - 1}}}$"
 
 
 class WatchQuery(BaseModel):
-    """Query parameters: the place to start from, and filters."""
+    """Query parameters: the event after which to start, and filters."""
 
     after: Annotated[
         int, Query(ge=0, le=MAX_SEQ, description="Only events with a higher `seq`.")
@@ -128,7 +128,7 @@ LastEventId = Annotated[str | None, Header(max_length=30)]
     operation_id="stream_run_events",
     summary="Stream a run's events",
     description=(
-        "Server-sent events, for live views. The stream begins after `after` (or "
+        "Server-sent events, for live views. The stream begins after the event `after` (or "
         "`Last-Event-ID`), goes on live, and ends with the final event and an event named `end`. "
         "It also ends when the run is deleted. `agents`, `types` and `depth` filter; the final "
         "event always passes. 409 `log_went_back`: the log does not reach `after`, because the "
@@ -242,7 +242,7 @@ async def _sse(
             service.keys.watching(principal.identity, subscriber.stop),
             wakeups.resumable(subscriber.stop),
         ):
-            if again:  # the process before may have sent 0
+            if again:  # the previous process may have sent `retry: 0`
                 yield b"retry: 1000\r\n\r\n"
             while (frames := await subscriber.next()) is not None:
                 if frames:

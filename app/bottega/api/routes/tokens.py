@@ -58,14 +58,14 @@ class NewToken(Body):
 
 
 class MadeToken(Answer):
-    """A new token, which is stored nowhere."""
+    """A new token, which the server does not store."""
 
     token: str
     """Send it as `Authorization: Bearer <token>`, never in a URL."""
     jti: str
     """Id of the token, for revoking it."""
     expires_at: datetime
-    """Time from which it is invalid."""
+    """Time from which the token is invalid."""
 
 
 class Me(Answer):
@@ -76,7 +76,7 @@ class Me(Answer):
     name: str
     """Name of the key, or of the person."""
     user: str | None
-    """The end user that all requests act for; null: each request names its own."""
+    """The end user that all requests act for; null: each request names its own user."""
     scopes: list[str]
     """Scopes of the key, or the actions of the token."""
     limits: dict[str, Any]
@@ -120,7 +120,7 @@ async def sign_in(service: ServiceDep, request: Request, body: Code, response: R
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         raise NotFoundError(
-            "signing in is not set up here: the operator must set BOTTEGA_OIDC_CLIENT_ID"
+            "this server has no sign-in: the operator must set BOTTEGA_OIDC_CLIENT_ID"
         )
     grant = {"code": body.code, "code_verifier": body.verifier, "redirect_uri": body.redirect_uri}
     origin = request.headers.get("origin", "")
@@ -208,7 +208,7 @@ async def revoke(
 @router.get(
     "/v1/me",
     operation_id="get_me",
-    summary="Read who you are here, and what you may do",
+    summary="Read your own identity and rights",
     description=(
         "Tells a client about its own key or token: tenant, name, end user, scopes (of a token: "
         "actions) and limits."

@@ -31,14 +31,14 @@ class WebhookSecret(Answer):
     created_at: datetime | None
     """Time of its creation; null: it is the server's own secret."""
     expires_at: datetime | None
-    """Time until which it signs together with newer secrets; null: it is the newest secret."""
+    """Time until which the secret signs, together with newer secrets; null: it is the newest."""
 
 
 class MadeWebhookSecret(WebhookSecret):
     """A new webhook secret with its value, which no later response shows."""
 
     secret: str
-    """Verify webhooks with it (Standard Webhooks). Shown only here."""
+    """Secret for verifying webhooks (Standard Webhooks). No later response shows it."""
 
 
 class WebhookSecrets(Answer):
@@ -59,7 +59,7 @@ router = APIRouter(prefix="/v1/webhook-secret", tags=["webhooks"])
         "Only this response contains the secret. The previous secret stays valid for a day: each "
         "delivery has a signature of every valid secret, so that receivers can change over. There "
         "is no `Idempotency-Key`, because it would store the response; if you lose the secret, "
-        "make another one. At most 5 secrets are valid at the same time (409 `too_many`)."
+        "make another secret. At most 5 secrets are valid at the same time (409 `too_many`)."
     ),
     status_code=201,
     response_model=MadeWebhookSecret,
@@ -98,9 +98,9 @@ class Delivery(Answer):
 
     run_id: UUID
     seq: int
-    """Number of the event `run.waiting` that it reports; 0: it reports the run's end."""
+    """Number of the event `run.waiting` that the request reports; 0: it reports the run's end."""
     event: Annotated[str, Field(examples=["run.completed"])]
-    """Type of the event that it reports."""
+    """Type of the event that the request reports."""
     url: str
     """URL of the receiver, without its query string, which may contain a secret."""
     status: DeliveryStatus

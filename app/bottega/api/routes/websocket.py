@@ -124,7 +124,9 @@ router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 async def nowhere(socket: WebSocket) -> None:
     """Refuse a WebSocket at any other path."""
-    detail = f"there is no WebSocket at this path: a run's is {router.prefix}/{{id}}/ws"
+    detail = (
+        f"there is no WebSocket at this path: the WebSocket of a run is {router.prefix}/{{id}}/ws"
+    )
     with contextlib.suppress(ClientDisconnected):
         await socket.send_denial_response(problem_response(404, "not_found", detail))
 
@@ -168,7 +170,7 @@ def _refusal(error: Exception) -> Response:
 async def _serve(
     socket: WebSocket, service: Service, cursor: RunCursor, watched: RunStream, query: WatchQuery
 ) -> None:
-    """Send events and read frames until the run is over or either side ends."""
+    """Send events and read frames until the run is over, or the client or server disconnects."""
     subscriber = Subscriber(watched, query.after, query.only)
     sending = _Sender(socket, subscriber, connections.SLOW_READER_S)
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
@@ -183,7 +185,7 @@ async def _serve(
             service.wakeups.resumable(sending.hand_over),
         ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():  # otherwise the socket is closed, so an answer may have failed
+        if not tasks[0].done():  # else the socket is closed, and an error of an answer is expected
             tasks[1].result()
     finally:
         for task in tasks:
@@ -267,9 +269,9 @@ class _Sender:
             self._drop(BROKEN, f"internal error; resume after={self._place}")
 
     async def _last_answer(self) -> None:
-        """Wait for the answer to the client's last frame, which may have ended the run."""
+        """Wait at most 1 s for the answer to the client's last frame; it may have ended the run."""
         with contextlib.suppress(TimeoutError):
-            # Wait at most 1 s for it.
+            # `answering` is free once the answer has been sent.
             async with asyncio.timeout(1.0), self.answering:
                 pass
 
@@ -398,7 +400,7 @@ class NewTicket(Body):
     run_id: Annotated[Annotated[UUID, Field(strict=False)] | None, Field(validate_default=True)] = (
         None
     )
-    """The only run that the ticket opens; null: all runs of the tenant, but not for `sse`."""
+    """The only run that the ticket opens; null, only for `websocket`: all runs of the tenant."""
 
     @field_validator("run_id")
     @classmethod
@@ -415,7 +417,7 @@ class Ticket(Answer):
     """WebSocket: offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`. EventSource: add
     `?ticket=<ticket>` to the URL of the run's events."""
     expires_at: datetime
-    """Time until which it can be used."""
+    """Time until which the ticket can be used."""
 
 
 @tickets_router.post(
@@ -423,9 +425,9 @@ class Ticket(Answer):
     operation_id="create_ws_ticket",
     summary="Get a ticket for a WebSocket or an EventSource",
     description=(
-        "For browsers, which cannot send an Authorization header with these. Every API process "
-        "accepts the ticket. It has the scopes of your key, or the actions of your token, and ends "
-        "with the key or token."
+        "For browsers, whose WebSockets and EventSources cannot send an Authorization header. "
+        "Every API process accepts the ticket. The ticket has the scopes of your key, or the "
+        "actions of your token, and ends with the key or token."
     ),
     status_code=201,
     response_model=Ticket,

@@ -47,7 +47,7 @@ class EqualsCheck(Body):
     deep = frozenset({"value"})
     type: Literal["equals"]
     value: JsonValue
-    """A text is compared as text; any other value with the answer as JSON."""
+    """A text is compared with the answer's text; any other value with the answer read as JSON."""
 
     @field_validator("value")
     @classmethod
@@ -130,17 +130,17 @@ class CheckResult(Answer):
     passed: bool | None
     """True: the check passed; null: it could not be decided."""
     reason: str
-    """Why it passed, failed or could not be decided."""
+    """Why the check passed, failed or could not be decided."""
 
 
 class RunCheck(Answer):
     """The success checks of a run; null: its agent has none, or the run did not complete."""
 
     status: Literal["pending", "done", "failed", "unknown"]
-    """`failed`: some checks could not be decided, and are not tried again. `unknown`: for a week,
-    the daily budget was always used up before the judge."""
+    """`failed`: some checks could not be decided, and are not tried again. `unknown`: on each day
+    of a week, the budget was used up before the judge could be asked."""
     passed: bool | None
-    """True: all checks passed; null: not all are decided."""
+    """True: all checks passed; null: not all checks are decided."""
     results: list[CheckResult]
     """Results, in the order of the agent's checks."""
     reason: str | None
@@ -189,9 +189,9 @@ class SubAgentLimits(Body):
     """
 
     max_concurrent: _Count | None = None
-    """Tasks that run at the same time; others wait."""
+    """Most tasks that run at the same time; further tasks wait."""
     max_queued: _Count | None = None
-    """Tasks that may wait."""
+    """Most tasks that may wait."""
     max_total_tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Tokens that all tasks of the agent together may spend."""
     max_depth: Annotated[int, Field(ge=1, le=20), WHOLE] | None = None
@@ -344,7 +344,7 @@ class AgentContent(Body):
     )
 
     description: Annotated[str, StringConstraints(max_length=2000)] = ""
-    """The agent's abilities; an agent that may call this one reads the text."""
+    """The agent's abilities, in words; agents that may call this agent read the text."""
     system_message: SystemMessage
     """Instructions at the beginning of each of the agent's model calls."""
     model: ModelNames | None = None
@@ -358,15 +358,15 @@ class AgentContent(Body):
     max_iterations: MaxIterations = 15
     """Maximum number of model calls per query."""
     stateless: bool = True
-    """True: as a sub-agent, it forgets the conversation after each call."""
+    """True: as a sub-agent, the agent forgets the conversation after each call."""
     subagents: SubAgents | None = None
     """Agents that the agent may call; null: none."""
     tools: Annotated[list[ToolDefinition], Field(max_length=50)] = Field(default_factory=list)
-    """Tools of its model, besides sub-agents."""
+    """Tools of the agent's model, besides sub-agents."""
     approval: ApprovalField | None = None
-    """Tool calls that a person must approve first; a tool's own `approval` overrides this. It
-    applies to HTTP tools, `http_get`, tools of MCP servers, client tools, and sub-agents in mode
-    `sync`."""
+    """Tool calls that a person must approve first; a tool's own `approval` overrides this field.
+    The field applies to HTTP tools, `http_get`, tools of MCP servers, client tools, and sub-agents
+    in mode `sync`."""
     recall: AncestorsRecall | None = None
     """Recall of ancestors' answers in the graph; null: none."""
     tool_policy: Annotated[list[ToolRule], Field(max_length=50)] = Field(default_factory=list)
@@ -374,16 +374,16 @@ class AgentContent(Body):
     exit_on_success: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=50)
     ] = Field(default_factory=list)
-    """Tools whose successful result ends the query as its answer."""
+    """Tools whose successful result becomes the query's answer, and ends the query."""
     agent_comment: bool = True
     """True: the model is asked again after its tools have answered."""
     on_length: OnLength = "continue"
     """Reaction to a text that the model's limit cuts off: `continue` asks once for the rest, `fail`
     fails with `model_length`, `accept` takes the text as the answer."""
     params: Parameters | None = None
-    """Parameters of its model calls."""
+    """Parameters of the agent's model calls."""
     tool_choice_scope: ToolChoiceScope = "first"
-    """Model calls of a query that `tool_choice` applies to."""
+    """The model calls to which `tool_choice` applies, within a query."""
     output_schema: OutputSchemaField | None = None
     """JSON Schema (2020-12) of the answers. An answer that does not fit goes back to the model, at
     most twice; then the query fails with `output_invalid`."""
@@ -393,11 +393,11 @@ class AgentContent(Body):
     """Use of memory by runs that begin with this agent: `full`; `read` (the runs store no episode);
     or `off`."""
     memory_scope: MemoryScope | None = None
-    """Episodes that runs which begin with this agent may retrieve. `user`: episodes of the run's
-    user; without a user, of its session; without both, episodes without user and session.
-    `session`: episodes of its session. `agent`: as `user`, but only of runs that began with this
-    agent. `run`: none. `tenant`: as `user`; and if the operator has set BOTTEGA_SHARED_MEMORY, also
-    episodes of all sessions without a user. Null: `user`."""
+    """Episodes that a run may retrieve if it begins with this agent. `user`: episodes of the run's
+    user; if the run has no user, episodes of its session; if it has neither, episodes without user
+    and session. `session`: episodes of the run's session. `agent`: as `user`, but only episodes of
+    runs that began with this agent. `run`: no episodes. `tenant`: as `user`; and if the operator
+    has set BOTTEGA_SHARED_MEMORY, also episodes of all sessions without a user. Null: `user`."""
     expose: Expose = Field(default_factory=usual)
     metadata: Metadata = Field(default_factory=dict)
 
@@ -503,4 +503,4 @@ class Agent(AgentSummary):
     approval: ApprovalField | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     tools: list[ToolDefinition]
-    """Tools of its model, besides sub-agents."""
+    """Tools of the agent's model, besides sub-agents."""

@@ -73,8 +73,9 @@ OwnUser = Annotated[
     UserName | None,
     Field(
         description=(
-            "The user that the request acts for; 409 `session_user`: what it changes belongs "
-            "to another user, or to none. Null: not compared, unless the key must name a user."
+            "The user that the request acts for. 409 `session_user`: the changed resource belongs "
+            "to another user, or to no user. Null: owners are not compared. Required if the key "
+            "must name a user."
         )
     ),
 ]
@@ -139,8 +140,8 @@ class Page(Answer, Generic[T]):
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    It checks all values of one depth together, because the event loop waits meanwhile: for
-    thousands of small values this takes a third of the time of single checks.
+    The event loop waits meanwhile. So all values of one depth are checked together: for thousands
+    of small values this takes a third of the time of single checks.
 
     Raises:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested

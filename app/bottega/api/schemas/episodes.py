@@ -27,7 +27,7 @@ class NewFeedback(Body):
     )
 
     outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None = None
-    """Outcome that replaces the run's own; null: the run's own outcome stays."""
+    """Outcome that replaces the run's own outcome; null: the run's own outcome stays."""
     score: Annotated[float | None, Field(ge=0, le=1)] = None
     """Score from 0 to 1; 1 is best."""
     comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
@@ -168,7 +168,7 @@ class EpisodeMetadata(Body):
 
 
 class NewEpisode(Body):
-    """An episode of another system, to store here."""
+    """An episode of another system, to store."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -190,7 +190,7 @@ class NewEpisode(Body):
 
     outcome: OutcomeValue
     at: Moment | None = None
-    """Time of its end, not in the future; null: now."""
+    """Time of the episode's end, not in the future; null: now."""
     session_id: SessionName | None = None
     user: UserName | None = None
     """Your end user; null: the session's user, if it has one."""
@@ -212,15 +212,15 @@ class NewEpisode(Body):
         if len(around) > MAX_CORE_BYTES:
             raise PydanticCustomError(
                 "too_long",
-                "without input, output and trace an episode may have {most} bytes, this one has "
-                "{bytes}: move long parts into the trace",
+                "without input, output and trace an episode may have {most} bytes, and this "
+                "episode has {bytes}: move long parts into the trace",
                 {"most": MAX_CORE_BYTES, "bytes": len(around)},
             )
         return self
 
 
 class EpisodeFilters(Body):
-    """Filters for episodes; an omitted filter matches all."""
+    """Filters for episodes; an omitted filter matches all episodes."""
 
     domain: Label | None = None
     """Only episodes of this domain."""
@@ -233,9 +233,9 @@ class EpisodeFilters(Body):
     tags: Annotated[list[Label], Field(max_length=20)] = Field(default_factory=list)
     """Only episodes that have all these tags."""
     after: Moment | None = None
-    """Only episodes that ended later."""
+    """Only episodes that ended after this time."""
     before: Moment | None = None
-    """Only episodes that ended earlier."""
+    """Only episodes that ended before this time."""
     failure_signature: Signature | None = None
     """Only episodes with this signature of a failure."""
     min_trust: Trust = 1
@@ -294,7 +294,7 @@ class EpisodeSearch(EpisodeReader):
     def _fits_its_mode(self) -> Self:
         if (self.query is None) == (self.mode in ("semantic", "hybrid")):
             raise PydanticCustomError(
-                "mode", "send a query in the modes 'semantic' and 'hybrid', and only there"
+                "mode", "send a query in mode 'semantic' or 'hybrid', and none in another mode"
             )
         asked = [self.failure is not None, self.filters.failure_signature is not None]
         if self.mode == "failures" and sum(asked) != 1:
@@ -339,9 +339,9 @@ class EpisodeOrigin(Answer):
     principal: str | None = None
     """Caller that started the run, or imported the episode."""
     run: UUID | None = None
-    """Id of the run that left it; null: it was imported."""
+    """Id of the run that stored the episode; null: the episode was imported."""
     tool: str | None = None
-    """Name of the tool that imported it; null: no tool."""
+    """Name of the tool that imported the episode; null: no tool."""
 
 
 class EpisodeState(Answer):
@@ -353,22 +353,22 @@ class EpisodeState(Answer):
     access_count: int
     """Number of retrievals."""
     last_access: datetime | None
-    """Time of its last retrieval; null: never."""
+    """Time of the last retrieval; null: never."""
     consolidated_into: UUID | None = None
-    """Id of the episode that replaces it; null: none."""
+    """Id of the episode that replaces this episode; null: none."""
     referenced_by: list[UUID] = Field(default_factory=list)
-    """Consolidated episodes that replace it."""
+    """Consolidated episodes that replace this episode."""
 
 
 class EpisodeBody(Answer):
     """A part of an episode that is stored separately."""
 
     part: Literal["trace", "input", "output"]
-    """Which part it is."""
+    """Name of the part."""
     bytes: int
     """Size in bytes."""
     storage: Literal["database", "objects"]
-    """Where it is stored."""
+    """Where the part is stored."""
 
 
 class EpisodeSummary(Answer):
@@ -390,7 +390,7 @@ class Verdict(Answer):
     outcome: OutcomeValue | None
     """Judged outcome; null: only the reason is known."""
     reason: str | None
-    """Why, in words; null: no reason was given."""
+    """Reason for the judgement, in words; null: no reason was given."""
     by: Literal["check", "judge", "feedback", "approval", "eval"]
     """`approval`: a person denied a tool call or edited its arguments."""
     at: datetime
@@ -402,15 +402,15 @@ class Episode(Answer):
 
     id: UUID
     kind: Literal["episode", "consolidated"]
-    """`episode`: of one run or import; `consolidated`: replaces several similar episodes."""
+    """`episode`: record of one run or import; `consolidated`: replaces several similar episodes."""
     at: datetime
-    """Time of its end."""
+    """Time of the episode's end."""
     run_id: UUID | None
-    """Id of the run that left it; null: it was imported."""
+    """Id of the run that stored the episode; null: the episode was imported."""
     session_id: str | None
     user: str | None = None
     agent: str | None = None
-    """The agent that its run began with."""
+    """Agent with which the episode's run began."""
     outcome: OutcomeValue
     """Outcome; `UNKNOWN`: completed, but not judged."""
     outcome_source: OutcomeSource | None
@@ -426,9 +426,9 @@ class Episode(Answer):
     failure_signatures: list[str]
     """Signatures of all failures."""
     trust: int
-    """3: of an own run; 2: the run read outside content; 1: imported."""
+    """3: record of an own run; 2: of an own run that read outside content; 1: imported."""
     origin: EpisodeOrigin
-    """Where it comes from."""
+    """Source of the episode."""
     task: RecordedTask
     """The task: input, goals and constraints."""
     execution: RecordedExecution
@@ -440,18 +440,19 @@ class Episode(Answer):
     summary: EpisodeSummary
     """Texts of the episode that searches compare."""
     instances: int = 1
-    """Number of episodes that it replaces; 1: it replaces none."""
+    """Number of episodes that this episode replaces; 1: it replaces none."""
     consolidated: dict[str, Any] | None = None
     """Only in a consolidated episode: the most typical of the replaced episodes
     (`representative_id`), the number of `instances`, their common `structure` (values by JSON
     Pointer), the `variations` by `episode_id` (`diff`: the values in which the episode differs;
-    long ones are cut), and `statistics`."""
+    long values are cut), and `statistics`."""
     feedback: Feedback | None = None
     """Feedback on the run; null: none."""
     state: EpisodeState
     """State of the episode, which may change; the content never changes."""
     bodies: list[EpisodeBody] = Field(default_factory=list)
-    """Parts that are stored separately; if they are not read, long texts are cut."""
+    """Parts that are stored separately. If they were not read for this answer, long texts are cut.
+    """
 
 
 class HitRelevance(Answer):
@@ -473,7 +474,7 @@ class EpisodeHit(Answer):
     relevance: HitRelevance | None = None
     """Similarity to the query; null: the mode does not compare."""
     relevant: bool | None = None
-    """True if the episode is more similar than by chance; agents get only such episodes."""
+    """True if the similarity is more than chance; agents get only episodes with true."""
     parts: dict[str, Any] | None = None
     """Terms of the score; null without `explain`."""
     why: dict[str, Any] | None = None

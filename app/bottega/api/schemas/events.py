@@ -49,10 +49,10 @@ class RunQueuedData(EventData):
     session_id: str | None
     priority: int
     retry_of: UUID | None
-    """Id of the run that this one repeats; null: none."""
+    """Id of the run that this run repeats; null: none."""
     fork_of: ForkOf | None = None
-    """Run of which this one repeats a part, with the `node` or `seq` at which it begins; null:
-    none."""
+    """Run of which this run repeats a part, with the `node` or `seq` at which the repeated part
+    begins; null: the run is no fork."""
     parent_run_id: UUID | None = None
     """Id of the run that a child run works for; null: the run is no child run."""
 
@@ -173,8 +173,8 @@ class LlmStartedData(ModelCallData):
     memory: ShortenedPrompt | None = None
     """Shortening of the prompt; null: it was not shortened."""
     results: dict[str, str] | None = None
-    """Texts of tools' answers by call, if the model reads another text than the event has: with
-    help from earlier runs, a person's edit, or a hook's change."""
+    """Tools' answers, by call, that the model reads instead of the text in the tool's event: with
+    help from earlier runs, with a person's edit, or with a hook's change."""
 
 
 class ModelMessage(Answer):
@@ -277,11 +277,11 @@ class InterruptCreatedData(InterruptData):
     who: Literal["run", "approve", "user"] | None = None
     """People who may answer a node; null: a tool call asks."""
     expires_s: float
-    """Seconds until the call is denied."""
+    """Seconds until the call is denied if nobody decides."""
 
 
 class InterruptResolvedData(InterruptData):
-    """Data of a decision, or of its absence."""
+    """Data of an interrupt's end, with or without a decision."""
 
     status: InterruptStatus
     """`resolved`: people decided; `expired`: nobody decided in time; `cancelled`: the run ended."""
@@ -301,14 +301,14 @@ class PublicationData(EventData):
     metadata: dict[str, Any] | None = None
     """Metadata that hooks and tools set."""
     node: str | None = None
-    """Name of the node that published it, if it differs from the agent's name."""
+    """Name of the publishing node, if it differs from the agent's name."""
 
 
 class MemoryInjectedData(PublicationData):
     """Data of a publication that an agent received."""
 
     source: str
-    """Name of the agent that published it."""
+    """Name of the publishing agent."""
     edge: list[str]
     """Names of the publishing and the receiving agent."""
     policy: str
@@ -322,7 +322,7 @@ class ContextRecalledData(PublicationData):
     score: float = 0.0
     """Similarity to the query, -1 to 1."""
     call: int | None = None
-    """Number of the model call that got it; null: the first."""
+    """Number of the model call that got the memory; null: the first."""
     tool_call_id: str | None = None
     """The failed tool call that the memory helps with; null: none."""
     arm: Literal["used", "trial", "withheld", "control"] | None = None
@@ -362,7 +362,7 @@ class SubagentDispatchedData(EventData):
     retries: int | None = None
     """Number of retries after a failure; null: none."""
     queue_position: int | None = None
-    """Place in the queue when the task was accepted; null: it starts at once."""
+    """Position in the queue when the task was accepted; null: the task starts at once."""
     child_run_id: UUID | None = None
     """Id of the child run that does the task; null: this run does it."""
 
@@ -371,7 +371,7 @@ class SubagentDequeuedData(AttemptData):
     """Data of a task that got a slot."""
 
     waited_ms: int
-    """Milliseconds that it waited for a slot."""
+    """Milliseconds that the task waited for a slot."""
     timeout_ms: int
 
 
@@ -478,7 +478,7 @@ class NodeFailedData(NodeData):
     """Data of a node that failed, after its last try."""
 
     error: Failure
-    """Why it failed."""
+    """Why the node failed."""
 
 
 class NodeSkippedData(NodeData):
@@ -504,7 +504,7 @@ class EpisodeStoredData(EventData):
     """Data of a run's stored episode."""
 
     episode_id: UUID
-    """Id of the episode that the run left."""
+    """Id of the run's episode."""
     outcome: Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 
 

@@ -92,7 +92,7 @@ class NewDecision(Body):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the fields that were sent, without fields for which null is no value."""
+        """Return the fields that were sent; null counts only in fields where null is a value."""
         optional = ("decision", "arguments", "comment", "error")
         told = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
         sent = self.model_dump(include=told)

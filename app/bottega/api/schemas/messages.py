@@ -77,9 +77,9 @@ class PromptMessage(_Said):
     at: datetime | None = None
     """Time of the message's event; null: the message comes from a definition."""
     origin: Literal["agent", "graph", "context", "memory", "input", "user", "model", "tool"]
-    """Where the message comes from. `agent`: the agent's system message; `graph`: the order of its
-    sub-agents; `context`: another agent's publication; `memory`: earlier runs; `input`: the run's
-    input; `user`: sent during the run; `model`, `tool`: their answers."""
+    """Where the message comes from. `agent`: the agent's system message; `graph`: the order of the
+    agent's sub-agents; `context`: another agent's publication; `memory`: earlier runs; `input`: the
+    run's input; `user`: sent during the run; `model`, `tool`: answers of the model or of a tool."""
 
 
 class PromptTool(Answer):

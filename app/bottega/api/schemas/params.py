@@ -62,7 +62,7 @@ class RunToolDefinition(ClientToolDefinition):
     description: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
     """Purpose of the tool, for the model."""
     client_name: Annotated[str | None, StringConstraints(min_length=1, max_length=200)] = None
-    """The client's own name of the tool, if models would refuse it; only for OpenAI's API."""
+    """The client's own name of the tool, if models refuse this name; only for OpenAI's API."""
 
 
 ToolDefinition = Annotated[
@@ -200,7 +200,7 @@ class AgentChanges(Body):
     max_iterations: MaxIterations | None = None
     """Maximum number of model calls per query."""
     params: Parameters | None = None
-    """Parameters that replace the agent's; null takes the model's default."""
+    """Parameters that replace the agent's parameters; null means the model's default."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -213,11 +213,12 @@ class AgentOverrides(Body):
     """Changes of one agent for one run."""
 
     params: Parameters = Field(default_factory=Parameters)
-    """Each replaces the agent's own of that name; null takes it back to the model's default."""
+    """Each parameter replaces the agent's parameter of that name; null means the model's default.
+    """
     tools: Annotated[list[RunToolDefinition], Field(max_length=128), AfterValidator(_distinct)] = (
         Field(default_factory=list)
     )
-    """Tools of this run's client, in addition to the agent's own; all names must differ."""
+    """Tools of this run's client, in addition to the agent's own tools; all names must differ."""
     instructions: Annotated[str | None, StringConstraints(min_length=1, max_length=500_000)] = None
     """Text that is added to the agent's system message in this run. Later runs of the conversation
     do not see it."""
@@ -233,4 +234,4 @@ class ShownOverrides(AgentOverrides, AgentChanges):
     """Changes of one agent for one run, including the changes of a fork."""
 
     params: Parameters = Field(default_factory=Parameters)
-    """Parameters that replace the agent's."""
+    """Parameters that replace the agent's parameters."""

@@ -123,7 +123,7 @@ def _kind(part: Any) -> str:
     return "text part" if kind == "text" else "media part"
 
 
-# The tags have blanks, so that they cannot be names of fields: paths of errors contain them.
+# Paths of errors contain these tags. A tag has a blank, so that it is never the name of a field.
 InputPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[MediaPart, Tag("media part")],
     Discriminator(_kind),
@@ -144,7 +144,7 @@ class ContentPart(SetFields, Answer):
     text: str | None = None
     """Text of a part that is text."""
     url: str | None = None
-    """URL of content that is not stored here."""
+    """URL of content that this server does not store."""
     file: str | None = None
     """Id of a file."""
     media_type: str | None = None
@@ -175,7 +175,7 @@ class InputMessage(SetFields, Body):
     """A message of a run's input."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    """Who says it; `tool`: the answer to a tool call."""
+    """Author of the message; `tool`: the answer to a tool call."""
     content: Content = ""
     """Content of the message; may be left out if the message calls tools."""
     tool_calls: Annotated[
@@ -212,7 +212,7 @@ class ShownMessage(SetFields, Answer):
     """A message of a run's input as it is stored: `data` has become a file."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    """Who says it; `tool`: the answer to a tool call."""
+    """Author of the message; `tool`: the answer to a tool call."""
     content: str | list[ContentPart]
     """A text, or parts; `data` has become a file."""
     tool_calls: list[ShownCall] | None = None

@@ -156,23 +156,23 @@ class NewRun(Demands):
     graph: Name | None = None
     version: VersionNumber | None = None
     session_id: SessionName | None = None
-    """Session of the run: memory that several runs share. The first run that names it creates
-    it."""
+    """Session of the run: memory that several runs share. The first run that names a session
+    creates it."""
     user: Annotated[UserName | None, Field(description=_USER)] = None
     conversation: Literal["continue", "new", "none"] | None = None
     """`continue`: the agent continues the conversation of the session's last completed run with the
-    same agent, graph and mode; this is the default with a `session_id`. `new`: it begins another
-    conversation in the session. `none`: it belongs to no conversation, and reads only publications
-    of the session's other runs; this is the default without a session."""
+    same agent, graph and mode; this is the default with a `session_id`. `new`: the run begins
+    another conversation in the session. `none`: the run belongs to no conversation, and reads only
+    publications of the session's other runs; this is the default without a session."""
     if_busy: Literal["queue", "reject", "interrupt", "steer"] = "queue"
     """Behaviour while an earlier run of the conversation is not over. `queue`: this run waits.
     `reject`: 409 `conversation_busy`. `interrupt`: the earlier runs are cancelled. `steer`: no run
     is started; the input, a text or one message, is sent to the earlier run, and this run is
     returned."""
     input: RunInput
-    """The question, or messages of which at least one has the role `user`. If several have, the
-    last message is the question, and the messages before it are turns that follow the session's own
-    turns."""
+    """The question, or messages of which at least one has the role `user`. If several messages have
+    this role, the last message is the question, and the messages before it are turns that follow
+    the session's own turns."""
     priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 5
     """1 is the most urgent."""
     timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
@@ -185,7 +185,7 @@ class NewRun(Demands):
     made."""
     cost_budget: CostBudget | None = None
     """Cost of all model calls together. When it is spent, no further call is made. Each model needs
-    a known price, from its provider's definition or public."""
+    a known price, from its provider's definition or from public price lists."""
     webhook_url: WebhookUrl | None = None
     """Public http or https URL that gets a signed request (Standard Webhooks) when the run has
     ended."""
@@ -237,9 +237,9 @@ class Attempt(Answer):
     """1 for the first execution."""
     cause: Cause
     """Why the attempt was made: the first start, or the reason why the previous attempt ended.
-    `model`: it waited only for a model for 30 s, and was suspended. `time`: it waited only for a
-    time. `interrupt`: it waited only for people, who have decided. `message`: a user's message came
-    while it ended."""
+    `model`: the run waited only for a model for 30 s, and was suspended. `time`: the run waited
+    only for a time. `interrupt`: the run waited only for people, who have decided. `message`: a
+    user's message came while the previous attempt ended."""
     started_at: datetime
     ended_at: datetime | None
 
@@ -297,7 +297,7 @@ class ForkOfNode(Answer):
 
     run_id: UUID
     node: str
-    """First node that is executed again; all nodes that follow it are, too."""
+    """First node that is executed again, before all nodes that follow it."""
 
 
 class ForkOfEvent(Answer):
@@ -315,9 +315,9 @@ class TakenOver(Answer):
     """Work that a fork took over instead of doing it."""
 
     events: int
-    """Number of events that were copied into its log, from `seq` 2 on."""
+    """Number of events that were copied into the fork's log, from `seq` 2 on."""
     usage: AgentUsage
-    """Part of the run's usage that the forked run had spent."""
+    """Part of the fork's usage that the earlier run had spent."""
 
 
 class NewFork(Body):
@@ -335,8 +335,9 @@ class NewFork(Body):
     node: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     """A node of the run's graph; this node and all nodes that follow it are executed again."""
     at_seq: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    """The last event to take over, instead of `node`. If it is inside a block, the end of the block
-    before is taken. A block is a model's message with the results of all its tool calls."""
+    """Number of the last event to take over, instead of `node`. If the event is inside a block, the
+    end of the previous block counts. A block is a model's message with the results of all its tool
+    calls."""
     publication: Annotated[Text, AfterValidator(_says_something)] | None = None
     """Text that the node publishes, instead of asking its agent. It must fit the node's schema."""
     agent: AgentChanges | None = None
@@ -380,7 +381,7 @@ class RunSummary(Answer):
     conversation_id: UUID | None = None
     """The run's conversation; null: none."""
     blocked_by: Blocker | None = None
-    """The earlier run of the conversation that it waits for; this time does not count towards
+    """The earlier run of the conversation that this run waits for; the wait does not count towards
     `queue_timeout_s`."""
     waiting: Waiting | None = None
     """Reason for which the run waits; null unless its status is `waiting`."""
@@ -392,7 +393,7 @@ class RunSummary(Answer):
     usage: AgentUsage | None
     """Usage of the run; null: it is not over."""
     attempts: list[Attempt]
-    """Executions by workers; after each interruption there is another one."""
+    """Executions by workers; after each interruption there is another execution."""
     priority: int
     timeout_s: float
     """Seconds that the run may take from its first start."""
@@ -400,11 +401,11 @@ class RunSummary(Answer):
     """Seconds that the run may wait for its first start."""
     token_budget: int | None
     cost_budget: CostBudget | None = None
-    """Most that its model calls may cost; null: no limit."""
+    """Most that the run's model calls may cost; null: no limit."""
     memory: MemoryMode
     """Effective use of memory."""
     memory_used: Annotated[str, Field(examples=["user", "none (no user)"])]
-    """Earlier runs that the run may read: those of its `user`, of its `session`, or of the
+    """Earlier runs that the run may read: runs of its `user`, runs of its `session`, or runs of the
     `tenant` (see `memory_scope`); or `none` with the reason."""
     metadata: Metadata
     """Your own data, as sent."""
@@ -438,8 +439,8 @@ class Run(RunSummary, ShownDemands):
     """The answer, or the part of it that a failed run has; null: no answer. If a DAG has several
     last agents: their answers by agent."""
     output_json: Any = None
-    """The parsed answer, if it has a schema and fits it; else null. If `output` is by agent, this
-    is, too."""
+    """The parsed answer, if it has a schema and fits it; else null. If `output` has answers by
+    agent, this field has parsed answers by agent."""
     success_check: RunCheck | None = None
     """Results of the agent's success checks; null: the agent has no checks."""
     overrides: dict[str, ShownOverrides] = Field(default_factory=dict)
@@ -454,9 +455,9 @@ class Task(Answer):
     """A call of a sub-agent, a node of a DAG, or a dispatched (asynchronous) task."""
 
     id: UUID
-    """Id of the task, a UUIDv5; every attempt of the run has the same."""
+    """Id of the task, a UUIDv5; the same in every attempt of the run."""
     parent_id: UUID | None
-    """Id of the task that called this one; null: the run's own agent did."""
+    """Id of the task that called this task; null: the run's own agent called it."""
     agent: str
     """Name of the agent that does the task."""
     depth: int
@@ -473,9 +474,9 @@ class Task(Answer):
     token_budget: int | None
     """Tokens that the task may spend; null: no limit of its own."""
     queue_position: int | None
-    """Number of the run's waiting tasks that go before this one; null: it does not wait."""
+    """Number of the run's waiting tasks before this task; null: this task does not wait."""
     partial_output: str | None
-    """Last 10,000 characters of the text of its current model call; null: the task is not
+    """Last 10,000 characters of the text of the task's current model call; null: the task is not
     running."""
     mode: Literal["sync", "async"]
     """`sync`: the caller waits for the task; nodes of a DAG are `sync`, too. `async`: the task was
@@ -550,7 +551,7 @@ class Published(Answer):
     content: str
     """Text of the publication."""
     task_id: UUID | None
-    """Id of the task that published it; null: an earlier run of the session did."""
+    """Id of the publishing task; null: an earlier run of the session published the text."""
     published_at: datetime
     metadata: GraphMetadata
 
@@ -575,10 +576,10 @@ class ContextItem(Answer):
     """An answer that an agent received from another agent."""
 
     seq: int
-    """Number of the event of receiving it."""
+    """Number of the event by which the agent received the answer."""
     task_id: UUID | None
     source: str
-    """Name of the agent that published it."""
+    """Name of the agent that published the answer."""
     version: int
     """Number of that agent's publication."""
     edge: list[str] | None = None
@@ -614,7 +615,7 @@ class RunGraph(Answer):
 
 
 class BeforeAfter(Answer, Generic[T]):
-    """A value of the run in the path, and of the run that it is compared with."""
+    """A value of the run in the path, and the value of the run compared with it."""
 
     before: T
     after: T
@@ -637,7 +638,7 @@ class ReceivedDiff(Answer):
     """Context that an agent received from one source, in both runs."""
 
     source: str
-    """Name of the agent that it came from."""
+    """Name of the agent that published the context."""
     version: BeforeAfter[int | None]
     """Number of the last publication received; null: nothing was received."""
     times: BeforeAfter[int]
@@ -715,7 +716,7 @@ class RunDiff(Answer):
     before: ComparedRun
     """The run in the path."""
     after: ComparedRun
-    """The run that it is compared with."""
+    """The run that is compared with the run in the path."""
     total: RunTotals
     """Totals of both runs."""
     agents: list[AgentDiff]

@@ -30,7 +30,7 @@ class Addresses:
     _open: Counter[str] = field(default_factory=Counter)
 
     def enter(self, client: tuple[str, int] | None) -> int:
-        """Count a new connection; return by how many its address is above the limit."""
+        """Count a new connection; return by how many connections its address exceeds the limit."""
         address = _address_of(client)
         place = _place(address)
         self._open[place] += 1
@@ -70,11 +70,11 @@ class KeylessRates:
         return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:
-        """Decide on a request that arrives now, without counting it: its key may be valid."""
+        """Decide on a request that arrives now; do not count it yet, as its key may be valid."""
         return self._limits.look(_place(self.client(scope)))
 
     def client(self, scope: Scope) -> _Address | None:
-        """Return the client's address: the last one that is no trusted proxy's."""
+        """Return the client's address: the last address before the trusted proxies."""
         address = _address_of(scope.get("client"))
         named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
         for hop in reversed(named.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if named else []):
@@ -106,7 +106,7 @@ def _parsed(text: str) -> _Address | None:
     except ValueError:
         return None
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped  # a socket for both families shows IPv4 clients so
+        return address.ipv4_mapped  # form of an IPv4 address on a socket for both families
     return address
 
 

@@ -1,4 +1,4 @@
-"""Protocols for uvicorn that add limits on the size, time and number of clients' connections.
+"""Protocols for uvicorn that limit requests' size and time, and the number of connections.
 
 The scope of a WebSocket has functions in its extensions that ASGI does not have:
 
@@ -31,9 +31,9 @@ from bottega.api.server.headers import for_path
 from bottega.tenants.ratelimit import Rate, decide
 
 RECEIVED = "bottega.received"
-"""Scope extension of a request: ``received()`` returns its bytes that have arrived so far."""
+"""Scope extension of a request: ``received()`` returns how many of its bytes have arrived."""
 DROP = "bottega.drop"
-"""Scope extension of a WebSocket: ``drop(code, reason)`` closes it without waiting."""
+"""Scope extension of a WebSocket: ``drop(code, reason)`` closes the WebSocket without waiting."""
 SEND = "bottega.send"
 """Scope extension: ``await send(texts)`` sends each UTF-8 text as a frame."""
 MAY_PING = "bottega.may_ping"
@@ -57,7 +57,7 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0
 """Seconds after which a client that reads nothing of a response or stream is disconnected."""
-# uvicorn would log a warning for each unreadable request, so that anyone could fill the log.
+# Hides uvicorn's warning for each unreadable request, because anyone could fill the log with it.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 
@@ -89,8 +89,8 @@ class _RefusedError(Exception):
 class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol with limits.
 
-    The kernel buffers little for a slow client. A refusal is sent only if no other response is in
-    progress on the connection. Then the connection closes.
+    The socket's send buffer is small, so that a slow client costs little memory. A refusal is sent
+    only if no other response is in progress on the connection. Then the connection closes.
     """
 
     _timer: TimerHandle | None = None
@@ -116,10 +116,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         beyond = self._addresses.enter(self.client)
         if len(self.connections) > self._bounds.connections:
-            self._refuse_at_once("this server has reached its limit of connections: close one")
+            why = "this server has reached its limit of connections: close a connection"
+            self._refuse_at_once(why)
             return
         if beyond > 0:
-            why = f"your address has {self._addresses.each} connections here: close one"
+            why = f"your address has {self._addresses.each} connections to this server: close some"
             if beyond > self._addresses.each:
                 self._refuse_at_once(why)
             else:
@@ -174,7 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._fields > MAX_FIELDS:
             self._stop_parsing(_too_large(f"more than {MAX_FIELDS}"))
         if size > MAX_FIELD_BYTES:
-            self._stop_parsing(_too_large(f"one of more than {MAX_FIELD_BYTES} bytes"))
+            self._stop_parsing(_too_large(f"a field has more than {MAX_FIELD_BYTES} bytes"))
         if self._head_bytes > MAX_HEAD_BYTES:
             self._stop_parsing(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
         super().on_header(name, value)
@@ -219,7 +220,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_watching()
         super().handle_websocket_upgrade()
 
-    # Without this, a response would stay buffered until the client reads it, even after the end.
+    # A timer ends connections whose client does not read: otherwise their buffers would stay full.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -287,7 +288,7 @@ class HttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: Response) -> None:
-        """Send a refusal and close; abort if the client could take it for another response."""
+        """Send a refusal and close; abort if the client would take it for another's response."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = answer
@@ -349,7 +350,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.reject = _rejection  # type: ignore[method-assign]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._addresses.leave(self.client)  # the connection was entered before its upgrade
+        self._addresses.leave(self.client)  # HttpProtocol counted it before its upgrade
         super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
@@ -363,8 +364,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # uvicorn would log an error, because it takes a refusal or a disconnect for a missing
-            # answer.
+            # Otherwise uvicorn would take a refusal or a disconnect for a missing answer, and log
+            # an error.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 
@@ -384,7 +385,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Limit the number of a message's pieces, which uvicorn does not; pieces may be empty."""
+        """Limit the number of a message's pieces: pieces may be empty, and uvicorn has no limit."""
         if self.close_sent:
             return
         if len(self.frames) >= MAX_PIECES:

@@ -65,7 +65,7 @@ class Document:
         if _is_current(sent.get("if-none-match", ""), self._tag):
             return Response(status_code=304, headers=known)
         packed = _takes_gzip(sent.get("accept-encoding", ""))
-        # A weak tag, because the compressed bytes differ.
+        # The tag is weak, because the compressed bytes differ from the plain bytes.
         fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
         body = self.gzipped if packed else self._body
         return Response(
@@ -97,7 +97,7 @@ class LateDocument:
 
     def _made(self) -> Document:
         document = Document(self._make(), "application/json")
-        _ = document.gzipped  # in the thread, too
+        _ = document.gzipped  # compressed in this thread, too
         return document
 
 
@@ -153,7 +153,7 @@ def _not_allowed(method: str) -> Response:
 
 
 def _is_current(header: str, tag: str) -> bool:
-    """Compare a client's tags weakly."""
+    """Return true if the header has the tag, by weak comparison (RFC 9110, 8.8.3.2)."""
     tags = [each.strip().removeprefix("W/") for each in header[:2000].split(",")]
     return tag in tags or tags == ["*"]
 
@@ -177,7 +177,7 @@ def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
     async def docs(request: Request) -> Response:
         return page.answer(request)
 
-    # Plain routes, which take HEAD, too.
+    # Plain routes answer HEAD, too; FastAPI's routes do not.
     app.add_route("/docs", docs, include_in_schema=False)
     app.add_route(OPENAPI, document.answer, include_in_schema=False)
     app.mount(ASSETS, _assets())

@@ -87,7 +87,7 @@ class Answers:
 
 
 class BelowPath:
-    """Middleware for a proxy that strips a path: it adds the path to addresses in answers' headers.
+    """Middleware behind a proxy that strips a path: adds the path to addresses in answers' headers.
 
     Args:
         root: the stripped path, such as ``/team/bottega``.
@@ -210,7 +210,7 @@ ALLOW_ORIGIN = "add the page's origin to BOTTEGA_CORS_ORIGINS"
 
 
 class Cors(CORSMiddleware):
-    """CORS for the configured origins; it refuses with problems."""
+    """CORS for the configured origins; a refusal is a problem (RFC 9457)."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -254,7 +254,7 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
 
 @dataclass(frozen=True, slots=True)
 class LongBodies:
-    """Limit of requests that may have longer bodies than usual, but only a few at once.
+    """Limit on requests with longer bodies than usual: only a few such requests at once.
 
     Attributes:
         bytes: most bytes of a body.
@@ -282,14 +282,14 @@ class LongBodies:
 
 def _too_many(longer: LongBodies) -> Response:
     detail = (
-        f"a tenant may send {longer.each} long bodies at once here, and all tenants together "
-        f"{longer.all}: try again in a moment"
+        f"a tenant may send {longer.each} long bodies at once to this server, and all tenants "
+        f"together {longer.all}: try again in a moment"
     )
     return problem_response(429, "too_many_uploads", detail, headers={"Retry-After": "1"})
 
 
 TURN = "bottega.turn"
-"""Scope extension of a limited WebSocket: ``await turn()`` waits until a request is allowed."""
+"""Scope extension of a limited WebSocket: ``await turn()`` waits for the next allowed request."""
 PAST = "bottega.past"
 """Scope extension of a limited stream: ``past(size)`` charges for bytes of old events."""
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
@@ -365,14 +365,14 @@ class LimitRequests:
             detail = (
                 f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
                 f"{self.limits.rate.burst} at once; each 64 KiB of a request's body, and each "
-                "16 KiB of an answer, count as one more: try again after Retry-After"
+                "16 KiB of an answer, count as one more request: try again after Retry-After"
             )
             refusal = limited("rate_limited", detail, decision.retry_after_s)
             await refuse(refusal, scope, receive, send_with_headers)
         elif not is_stream:
             await self._with_body(bill, scope, receive, send_with_headers)
         elif self.open[tenant] >= self.streams:
-            detail = f"{self.streams} streams of your tenant are open here: close one first"
+            detail = f"{self.streams} streams of your tenant are open here: close a stream first"
             await refuse(limited("too_many_streams", detail, 1), scope, receive, send_with_headers)
         else:
             await self._stream(tenant, bill, scope, receive, send_with_headers)
@@ -457,9 +457,9 @@ class _Bill:
     received: int = 0
 
     def receiving(self, scope: Scope, receive: Receive, most: int) -> Receive:
-        """Wrap ``receive`` so that it charges for the request's body as it was transferred.
+        """Wrap ``receive`` so that it charges for the transferred bytes of the request's body.
 
-        The bytes around chunks count, because each chunk may have a single byte.
+        The bytes between chunks count, too, because each chunk may have a single byte.
 
         Args:
             most: most bytes of the body; if it is longer, reading raises ``HTTPException(413)``.
@@ -513,8 +513,8 @@ class RepeatRequests:
     """Middleware that repeats a request, instead of answering that the database is unavailable.
 
     GET and HEAD are repeated after any temporary error. PUT and DELETE are repeated only if the
-    failed transaction was undone, because otherwise they could meet their own changes. Of other
-    methods, the code that stores repeats only its transaction.
+    failed transaction was undone, because otherwise the second call could meet the changes of the
+    first. For other methods, the code that stores the change repeats its own transaction.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Routes that all kinds of definitions share; versions are entity tags (RFC 9110, 13.1)."""
+"""Routes of all kinds of definitions; a version's number is its entity tag (RFC 9110, 13.1)."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -64,9 +64,12 @@ DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Paging = Annotated[ViewQuery, Query()]
 IfMatch = Annotated[
-    str | None, Header(description='Only if this is the current version, such as `"3"`.')
+    str | None,
+    Header(description='Version, such as `"3"`: refuse the change unless it is the current one.'),
 ]
-IfNoneMatch = Annotated[str | None, Header(description="`*`: only if the name is new.")]
+IfNoneMatch = Annotated[
+    str | None, Header(description="`*`: store the body only if the name is new.")
+]
 
 ETAG = "The version, for `If-Match`."
 
@@ -100,17 +103,17 @@ Check = Callable[[Service, UUID, Any], Awaitable[None]]
 Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
 """Function (caller, name, response) that returns the body of GET."""
 Others = Callable[[Service], Sequence[dict[str, Any]]]
-"""Function (service) that returns items that every tenant's list has, unless it has their names."""
+"""Function (service) that returns items for every tenant's list; a tenant's own names go first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of GET that have more than the tenant's own definitions.
+    """Bodies of GET of a kind whose list has more items than the tenant's own definitions.
 
     Attributes:
         output: schema of the body of a single definition.
-        show: makes this body.
-        others: returns further items of the list.
+        show: returns the body of a single definition.
+        others: returns the list's items that the tenant did not define.
     """
 
     output: type[BaseModel]
@@ -440,7 +443,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
 
 
 async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
-    """Return the names of these secrets that neither the tenant nor the operator has."""
+    """Return those names for which neither the tenant nor the operator has a secret."""
     if not names:
         return names
     stored = await rows.hosts_of(caller.tx, caller.tenant, names)

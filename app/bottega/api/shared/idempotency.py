@@ -109,4 +109,4 @@ async def _once(
 
 
 OnceDep = Annotated[Once, Depends(_once)]
-"""Dependency of every route that creates."""
+"""Dependency of every route that creates a resource."""

@@ -1,4 +1,4 @@
-"""Acceptance of runs for all of the API's doors; :mod:`bottega.runs.submit` stores the runs."""
+"""Acceptance of runs for this API and its façades; :mod:`bottega.runs.submit` stores the runs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -42,8 +42,8 @@ async def check_webhook(
     has_first = settings.webhook_secret is not None
     if not await webhook_secrets.can_sign(tx, tenant, has_first=has_first):
         raise InvalidInputError(
-            "the tenant has no secret to sign webhooks with: make one with POST /v1/webhook-secret "
-            "(scope admin)",
+            "the tenant has no secret to sign webhooks with: create it with POST "
+            "/v1/webhook-secret (scope admin)",
             code="no_webhook_secret",
             pointer=pointer,
         )
@@ -115,7 +115,7 @@ async def _prepared(
     channel: str | None,
     draft: dict[str, Any] | None,
 ) -> AsyncIterator[tuple[submitting.RunRequest, StoredInput]]:
-    """Check the body; yield the run to submit and its input, whose files are stored meanwhile."""
+    """Check the body and store the input's files; yield the run to submit and its input."""
     tenant, settings = principal.tenant_id, service.settings
     owner = Owner(acts_for(principal, body.user).user, body.session_id)
     if body.webhook_url is not None:

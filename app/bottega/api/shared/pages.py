@@ -1,6 +1,6 @@
 """Pages of lists: ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
-A page has fewer items if they exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
+A page has fewer items than ``limit`` if they exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 
 _SLICE = 8
-"""Items that are encoded at a time; between, other requests get their turn."""
+"""Number of items that are encoded at a time; other requests may run before the next items."""
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last page.'
 
 
 class Window(TypedDict):
-    """The part of a list that a page shows; ``after`` is the place of :meth:`PageQuery.place`."""
+    """The part of a list on a page; ``after`` is the result of :meth:`PageQuery.place`."""
 
     after: Any
     descending: bool
@@ -55,7 +55,10 @@ class PageQuery(BaseModel):
         return self.order == "desc"
 
     def place(self, kind: Any) -> Any:
-        """Return the place in the cursor, after a check of its type; ``None``: no cursor was sent.
+        """Return the position in the list, from the cursor; ``None``: no cursor was sent.
+
+        Args:
+            kind: type of the position.
 
         Raises:
             InvalidInputError: ``invalid_cursor``: the cursor is malformed, or of another list.
@@ -68,7 +71,7 @@ class PageQuery(BaseModel):
                 raise ValueError
             check_storable(value)
             found = TypeAdapter(kind).validate_python(value, strict=False)
-            if isinstance(found, int) and not 0 <= found <= 2**31 - 1:  # a column's integer
+            if isinstance(found, int) and not 0 <= found <= 2**31 - 1:  # range of integer columns
                 raise ValueError
             return found
         except (
@@ -104,7 +107,7 @@ class PageQuery(BaseModel):
         """Return the response for a page's items.
 
         Args:
-            place: returns an item's place, which the cursor stores.
+            place: returns an item's position in the list, which the cursor stores.
         """
         if not found.more:
             return {"items": found, "next_cursor": None}
@@ -146,7 +149,7 @@ class ViewQuery(PageQuery):
 
     view: Annotated[
         Literal["summary", "full"],
-        Field(description="`full`: items with their bodies; `summary`: without."),
+        Field(description="`full`: items with their bodies; `summary`: items without bodies."),
     ] = "summary"
 
     @property
@@ -161,11 +164,11 @@ def merged(
     limit: int,
     order: Sequence[str],
 ) -> PageItems[dict[str, Any]]:
-    """Add other items to a page, where their names belong. Pure.
+    """Add other items to a page, in the order of their names. Pure.
 
     Args:
-        others: items that are not stored with the page's; an item of the page replaces one with
-            the same name.
+        others: items from another source. If the page has an item of the same name, the page's
+            item is kept.
         order: names of all items, in the order of the list.
     """
     place = {name: number for number, name in enumerate(order)}
@@ -184,10 +187,10 @@ MessagePart = Annotated[int, Field(ge=0, le=10_000)]
 
 
 def storable(value: T) -> T:
-    """Return a value that the database can store.
+    """Return the value if the database can store it.
 
     Raises:
-        PydanticCustomError: see :func:`check_storable`.
+        PydanticCustomError: the database cannot store it, see :func:`check_storable`.
     """
     check_storable(value)
     return value
@@ -196,15 +199,16 @@ def storable(value: T) -> T:
 QueriedUser = Annotated[
     UserName | None,
     AfterValidator(storable),
-    Field(description="Only what belongs to this user. Keys that must name a user need it."),
+    Field(description="Only items of this user. Required if the key must name a user."),
 ]
 OwnerNamed = Annotated[
     UserName | None,
     AfterValidator(storable),
     Query(
         description=(
-            "The user that the request acts for; 409 `session_user`: what it changes belongs "
-            "to another user, or to none. Left out: not compared, unless the key must name a user."
+            "The user that the request acts for. 409 `session_user`: the changed resource belongs "
+            "to another user, or to no user. Without it, owners are not compared. Required if the "
+            "key must name a user."
         )
     ),
 ]
@@ -215,7 +219,7 @@ MetadataPairs = Annotated[
         default_factory=list,
         max_length=5,
         description=(
-            "`key:value`, up to five times: only items with all of these in their metadata. A "
+            "`key:value`, up to five times: only items whose metadata has all these pairs. A "
             "value may be a text, a number, `true`, `false` or `null`."
         ),
     ),
@@ -239,7 +243,7 @@ _BREAKS = {
 async def escaped_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield chunks of JSON, each of whole characters, in which only line feeds end lines.
 
-    When it is closed, it closes ``chunks``, too, so that a disconnected reader's source is freed.
+    Closing the generator closes ``chunks``, too, which frees the source of a disconnected reader.
     """
     try:
         async for chunk in chunks:

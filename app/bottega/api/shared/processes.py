@@ -58,7 +58,7 @@ class Processes:
     """Runner of programs of one kind: one at a time per tenant, and two at a time in all.
 
     Args:
-        longest_s: most seconds for a program, including its wait.
+        longest_s: most seconds for a program, after its turn has come.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -70,7 +70,7 @@ class Processes:
         """Wait for the tenant's turn, then run a program; return its output.
 
         Raises:
-            TimeoutError: it took too long.
+            TimeoutError: the program took too long.
             ProcessEndedError: the program failed.
         """
         turn = self._turns.setdefault(tenant_id, asyncio.Lock())
@@ -79,7 +79,7 @@ class Processes:
 
 
 class ProcessEndedError(Exception):
-    """A process ended with a status that is not 0; ended by a signal: minus its number."""
+    """A process ended with a status that is not 0; after a signal: minus the signal's number."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the process ended with status {status}")
@@ -97,11 +97,11 @@ async def output_of(command: Command, data: bytes) -> bytes:
         ProcessEndedError: the program failed.
     """
     arguments, environment = command
-    # Not asyncio's, because uvloop forks, which copies this process's page tables for 6 ms or more.
+    # Not asyncio's: uvloop forks, which copies the page tables of this process for 6 ms or more.
     process = Popen(  # noqa: ASYNC220, S603 (it returns in 0.3 ms; arguments are our own)
         arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
-    with contextlib.suppress(ProcessLookupError):  # at once, because its imports take long
+    with contextlib.suppress(ProcessLookupError):  # before its imports, which take long
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + 10
         os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))
     try:

@@ -51,7 +51,9 @@ async def decide(
     if interrupt["kind"] == "approval" or interrupt["who"] == "approve":
         principal.need("approve")
     if interrupt["who"] == "user" and (acting.user is None or acting.user != interrupt["user"]):
-        raise ForbiddenError("only the run's own user may answer this", code="not_the_user")
+        raise ForbiddenError(
+            "only the end user of the run may answer this interrupt", code="not_the_user"
+        )
     by: dict[str, Any] = {"key_id": None, "name": principal.actor}
     if principal.person is not None:
         by = {"key_id": None, "name": principal.person.user}
@@ -73,7 +75,8 @@ async def send_message(
     """Store a message for a run; return its ``message_id``.
 
     Args:
-        once: idempotency of the request, and the response for its headers; ``None``: no key.
+        once: function that acts once per idempotency key, and the response whose headers it
+            stores; ``None``: the request has no key.
 
     Raises:
         ConflictError: ``session_user``.
@@ -107,7 +110,7 @@ async def send_message(
 async def stored_message(
     service: Service, acting: Acting, run_id: UUID, body: NewMessage
 ) -> AsyncIterator[StoredInput]:
-    """Yield a message in the form of a run's input; its data is stored as files.
+    """Store a message's data as files; yield the message in the form of a run's input.
 
     Raises:
         ConflictError, InvalidInputError, LimitedError: as :func:`send_message`.
@@ -132,7 +135,7 @@ async def stored_message(
 
 
 async def _pins(service: Service, tenant: UUID, run_id: UUID) -> Pins | None:
-    """Return the pins that a new run of the run's agent would have; ``None``: it was deleted."""
+    """Return the pins of a new run of the same agent; ``None``: a new run would be refused."""
     async with service.database.begin(tenant) as tx:
         run = await read.get(tx, tenant, run_id)
     with contextlib.suppress(BottegaError):

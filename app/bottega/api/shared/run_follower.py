@@ -168,7 +168,7 @@ class RunFollower:
         return [each for each in found if each["id"] not in self.asked]
 
     async def answer(self) -> tuple[dict[str, Any], Calls]:
-        """Wait until the run rests; return the run, and the client's calls that it waits for.
+        """Wait until the run rests; return the run, and the interrupts that the client must answer.
 
         Raises:
             ModelError: the run failed.
@@ -185,7 +185,7 @@ class RunFollower:
         raise ModelError(error["message"], code=error["code"])
 
     async def state(self) -> tuple[dict[str, Any], Calls]:
-        """Return the run's current state, and the client's calls that it waits for.
+        """Return the run's current state, and the interrupts that the client must answer.
 
         Raises:
             NotFoundError: the run is unknown, or another tenant's.
@@ -203,12 +203,12 @@ async def while_connected(
     stay: bool,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Await an answer and return it as JSON; cancel the run if the client disconnects before.
+    """Await an answer and return it as JSON; cancel the run if the client disconnects earlier.
 
     Args:
         answer: awaitable of the answer. A :class:`Response` is returned unchanged, and must cancel
             the run itself.
-        stay: the run goes on without the client.
+        stay: the run goes on if the client disconnects.
         headers: headers of the JSON response.
     """
     answering = asyncio.ensure_future(answer)
@@ -221,8 +221,7 @@ async def while_connected(
             return made if isinstance(made, Response) else JSONResponse(made, headers=headers)
         return Response(status_code=499)
     finally:
-        # The server's shutdown waits for this request, so this waits for all that uses the
-        # database.
+        # Wait for all tasks that use the database: a shutdown closes it once this request ends.
         ending = {answering, gone}
         for task in ending:
             task.cancel()

@@ -16,8 +16,7 @@ from bottega.json_schema.patterns import compile_apart, compile_patterns, measur
 Patterns = dict[str, str]
 """Patterns by JSON Pointer."""
 _QUICK_BYTES = 400_000
-"""Limit of the compiled size. Compiling so much takes 5 ms, during which the process stands still.
-"""
+"""Compiled size above which another process compiles: this size blocks the event loop for 5 ms."""
 _apart = ThreadPoolExecutor(1, "patterns")
 """Thread that waits for another process, which compiles larger patterns, one request at a time."""
 _OF_ONE_TENANT = 2
@@ -41,7 +40,7 @@ async def check_schemas(
 ) -> None:
     """Check the schemas of an agent's answers, and compile their patterns.
 
-    It may take seconds, so no transaction may be open.
+    The check may take seconds, so no transaction may be open.
 
     Args:
         schemas: schemas by JSON Pointer.

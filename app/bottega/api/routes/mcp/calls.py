@@ -78,7 +78,7 @@ _APPROVAL = {
 
 
 def elicitation(interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the MCP request that asks a person; ``None``: a form of MCP cannot express it."""
+    """Return the MCP request that asks a person; ``None``: a form cannot express the question."""
     if interrupt["kind"] == "approval":
         return _request(_of_approval(interrupt), _APPROVAL)
     if interrupt["kind"] == "question" and (form := _form(interrupt["schema"])) is not None:
@@ -101,7 +101,7 @@ def _of_approval(interrupt: Mapping[str, Any]) -> str:
 
 
 def _form(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the form for an answer: a flat object, as MCP requires; ``None``: impossible."""
+    """Return the form for an answer: a flat object, as MCP requires; ``None``: none can be made."""
     if schema is None or schema.get("type") != "object":
         field = _field({"type": "string"} if schema is None else schema)
         if field is None:
@@ -485,7 +485,7 @@ def call_prefix(session: str) -> str:
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> RunFollower:
-    """Continue a run with the client's answers; key, tool and user must be as at its start."""
+    """Continue a run with the client's answers; its key, tool and user must not have changed."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > 128:
@@ -512,7 +512,7 @@ async def _resumed(
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
-    """Take the client's answer to a request that a call of the same session and key sent.
+    """Apply the client's answer to a request that a call of the same session and key sent.
 
     If the answer does not fit, the run is cancelled, because its client would wait for ever.
 
@@ -549,7 +549,7 @@ async def _asked(service: Service, acting: Acting, name: str) -> dict[str, Any]:
 
 
 def _unasked(name: str) -> NotFoundError:
-    return NotFoundError(f"nothing with the id '{name[:60]}' was asked here")
+    return NotFoundError(f"this session has no question with the id '{name[:60]}'")
 
 
 async def _answered(

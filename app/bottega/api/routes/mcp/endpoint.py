@@ -38,7 +38,7 @@ from bottega.runs.interrupts import started_with
 router = APIRouter(include_in_schema=False)
 
 _CAPABILITIES: dict[str, Any] = {"tools": {}}
-_INSTRUCTIONS = "Each tool is an agent, and a call is a run of it, which may take minutes."
+_INSTRUCTIONS = "Each tool is an agent. A call is a run of the agent, and may take minutes."
 
 
 @router.get("/mcp")
@@ -92,7 +92,7 @@ async def _handled(
 
 
 def _of_protocol(message: McpMessage) -> Response:
-    """Answer methods of the protocol itself, which need nothing of the tenant."""
+    """Answer methods of the protocol itself, which need no data of the tenant."""
     if message.stateless and message.method == "server/discover":
         found = {
             "supportedVersions": SPOKEN,
@@ -162,7 +162,7 @@ async def _cancel(
 def _refusal(error: BottegaError, message: McpMessage) -> Response:
     """Return a JSON-RPC error with the id of its request; the header ``Retry-After`` is kept."""
     refusal = for_error(error)
-    # In MCP, 404 means that the session is over.
+    # 400, because in MCP 404 means that the session is over.
     status = 400 if isinstance(error, NotFoundError) else refusal.status_code
     code = code_of(refusal.status_code)
     body = error_body(code, error.detail, {"code": error.code}, message.id)

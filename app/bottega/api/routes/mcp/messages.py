@@ -1,8 +1,8 @@
 """JSON-RPC messages and errors for MCP clients, in both eras of the protocol. Pure.
 
-In versions until 2025-11-25 a client begins with ``initialize``. The session id that it gets says
-whether it can ask people, so that no process must remember it. Since 2026-07-28 there are no
-sessions: each request has the client's capabilities in ``_meta``.
+In versions until 2025-11-25 a client begins with ``initialize``. The session id in the answer says
+whether the client can ask people, so that no process must remember this. Since 2026-07-28 there are
+no sessions: each request has the client's capabilities in ``_meta``.
 """
 
 import base64
@@ -144,7 +144,7 @@ class McpMessage:
     def refusal(self, code: int, message: str) -> RpcError:
         """Return an error for this request; its status is 200 for clients with sessions.
 
-        Those clients read the error only then.
+        Clients with sessions ignore the body of an answer with another status.
         """
         status = _STATUSES.get(code, 400) if self.stateless else 200
         return RpcError(code, message, call_id=self.id, status=status)

@@ -61,7 +61,7 @@ _Headers = Annotated[
 
 
 class McpServerBody(Body):
-    """An MCP server's definition; its name may be repeated."""
+    """An MCP server's definition, which may repeat the name in the path."""
 
     model_config = ConfigDict(
         hide_input_in_errors=True,
@@ -87,7 +87,7 @@ class McpServerBody(Body):
     def _one_way(self) -> Self:
         if (self.url is None) == (self.command is None):
             raise PydanticCustomError(
-                "one_way", "send either url, for a remote server, or command, for a local one"
+                "one_way", "send either url, for a remote server, or command, for a local server"
             )
         if self.command is not None and self.headers:
             raise PydanticCustomError("headers", "a local command gets no headers: leave them out")
@@ -149,7 +149,7 @@ class McpServerTools(Answer):
     """The tools that an MCP server has now."""
 
     version: int
-    """Version of the server's definition; a new one if the tools changed."""
+    """Version of the server's definition; a new version if the tools changed."""
     tools: list[McpServerTool]
     """Tools that agents can use from now on."""
     warnings: list[str]
@@ -161,10 +161,10 @@ _READ = ("tools", "warnings", "tools_at", "stale")
 
 
 def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a definition from a client, with the tools of the version before.
+    """Return a definition from a client, with the tools of the previous version.
 
     If the address changed, the tools are removed, because the server at the new address may have
-    others; a refresh reads them.
+    other tools; a refresh reads them.
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
         return content | {each: earlier[each] for each in _READ if each in earlier}
@@ -188,7 +188,7 @@ async def store_tools(
 
     Raises:
         NotFoundError: the definition was deleted meanwhile.
-        ConflictError: ``changed``: its address or headers were changed meanwhile.
+        ConflictError: ``changed``: the server's address or headers were changed meanwhile.
     """
     current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
     if any(current.content[each] != asked.content[each] for each in _ASKED):
@@ -244,7 +244,7 @@ async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, A
     if body.command is not None and body.command not in caller.service.settings.mcp_stdio:
         raise InvalidInputError(
             f"the operator of this server has set no command '{body.command}' in "
-            "BOTTEGA_MCP_STDIO: correct it, or give the url of a server",
+            "BOTTEGA_MCP_STDIO: correct the command, or send the url of a server",
             code="unknown_command",
             pointer="/command",
         )
@@ -269,7 +269,7 @@ def _refuse_private(url: str, allowed: AllowList) -> None:
 
 
 def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warnings with one more, if the server has reported that its tools changed."""
+    """Return the warnings, with a further warning if the server has reported changed tools."""
     if not content.get("stale") or "warnings" not in content:
         return {}
     told = "the server says that its tools have changed: refresh it"
@@ -321,7 +321,7 @@ async def _said(
     """Ask a server for its tools; return the tools and the warnings about them, without secrets.
 
     Raises:
-        InvalidInputError: a secret in the headers may not be sent to it; ``unknown_command``.
+        InvalidInputError: the server may not get a secret in its headers; ``unknown_command``.
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """
     outgoing = service.outgoing

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's API, whole or streamed, from one round of a run; and its errors.
+"""Answers and errors of OpenAI's API; an answer, whole or streamed, is one round of a run.
 
 :class:`Spoken` builds the text for both forms, so the streamed pieces joined are the whole text.
 """
@@ -101,7 +101,7 @@ class Spoken:
         Args:
             live: the beginning of the next message.
         """
-        if self._cut:  # the next message may repeat the end of this one
+        if self._cut:  # the next message may repeat the end of this message
             return self._with(self._cut.rstrip())
         if not live:
             return self._with(self._last)
@@ -300,7 +300,7 @@ async def respond(
     stay: bool,
     headers: Mapping[str, str],
 ) -> Response:
-    """Answer a request with a run's answer; ``stay``: the run outlives the client's connection."""
+    """Answer a request with a run's answer; ``stay``: the run goes on if the client disconnects."""
     if stream:
         return event_stream(leaving(follower, _encoded(follower, encoder), stay=stay), headers)
     answer = _whole(follower, encoder)

@@ -35,7 +35,7 @@ from bottega.errors import InvalidInputError
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_MESSAGES = 2048
-"""Most messages of a request, with empty ones; a run refuses more than its own limit."""
+"""Most messages of a request, including empty messages; a run has its own limit."""
 T = TypeVar("T")
 Nothing = Annotated[float, Field(ge=0, le=0)]
 _ROLES: dict[str, Role] = {

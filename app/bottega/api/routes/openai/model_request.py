@@ -225,7 +225,7 @@ class ModelRequest:
     schema_at: str = ""
 
     def after(self, earlier: Sequence[HistoryMessage]) -> "ModelRequest":
-        """Return the request with messages before its own."""
+        """Return the request with earlier messages before its own messages."""
         return replace(self, messages=[*earlier, *self.messages])
 
 
@@ -331,7 +331,7 @@ def versioned(model: str) -> tuple[str, int | None]:
 
 
 def graph_of(model: str) -> str | None:
-    """Return the name of the graph that a model stands for; ``None``: it stands for an agent."""
+    """Return the name of a model's graph; ``None``: the model stands for an agent."""
     return model.removeprefix(GRAPH) if model.startswith(GRAPH) else None
 
 
@@ -353,7 +353,7 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
 
 
 def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
-    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: it is no such id."""
+    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: the text is no such id."""
     match = _ID.fullmatch(sent or "")
     return None if match is None or match[1] != kind else (UUID(hex=match[2]), int(match[3] or 0))
 
@@ -480,7 +480,7 @@ class _History:
         return self._kept
 
     def _say(self, one: HistoryMessage) -> None:
-        """Add a message. Parts that are not text become the user's, as models' APIs require."""
+        """Add a message; its parts that are not text go into a user's message, as APIs require."""
         if one.role in ("system", "assistant") and not isinstance(one.content, str):
             shown = [at for at, part in enumerate(one.content) if part["type"] != "text"]
             seen = replace(
@@ -547,7 +547,7 @@ class _History:
         """Make the history end with a question or with tool results, as agents require.
 
         If a question is missing, a note in brackets is added as the user's message. No other text
-        becomes the user's.
+        becomes a user's message.
         """
         if not self._kept:
             raise InvalidInputError("all messages are empty: send a question", pointer=messages)

@@ -104,7 +104,7 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
 
 
 async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
-    """Return the place in a conversation, with the caller's run that waits there, if any."""
+    """Return the place in a conversation, with the caller's waiting run of it, if there is one."""
     async with service.database.begin(acting.tenant_id) as tx:
         waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
     name = versioned(model)[0]
@@ -120,10 +120,7 @@ async def _in_conversation(service: Service, acting: Acting, session: str, model
 async def _after(
     service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
 ) -> Place:
-    """Return the place that continues a run after one of its rounds;
-
-    ``new``: a new session's id.
-    """
+    """Return the place that continues a run after a round; ``new``: id for a new session."""
     tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
     if session is None:
         raise InvalidInputError(

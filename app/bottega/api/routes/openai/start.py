@@ -1,8 +1,8 @@
 """Start of the run that answers a request of OpenAI's API, or continuation of a waiting run.
 
 A waiting run needs results of the client's tools. It belongs to the caller if it was started with
-the same key and user. The caller's next request either brings the results, or the run is cancelled;
-so no run waits for ever.
+the same key and user. If the caller's next request does not bring the results, the run is
+cancelled; so no run waits for ever.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class Place:
 
     Attributes:
         session: the session of a new run; ``None``: later requests cannot continue the run.
-        fork_of: session and run that a new session is forked from; ``None``: it begins empty.
+        fork_of: session and run that a new session is forked from; ``None``: no fork.
         history: reads the messages that go before the request's messages, for a new run.
         waits: a run of the session that waits for its client.
     """
@@ -135,7 +135,7 @@ def waits_for(call: ClientCall, acting: Acting) -> bool:
 
 
 def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
-    """Return the pending calls of the run that a request answers; empty: it answers no run.
+    """Return the pending calls of the run that a request answers; empty: there is no such run.
 
     Args:
         tail: the request's messages after the last message of the assistant. The request answers a
@@ -169,7 +169,7 @@ async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: N
 async def _resumed(
     service: Service, acting: Acting, waiting: Waiting, tail: Sequence[HistoryMessage]
 ) -> RunFollower | None:
-    """Continue a run with its client's results; ``None``: it has gone on or ended meanwhile.
+    """Continue a run with its client's results; ``None``: the run has gone on or ended meanwhile.
 
     The user's texts, and parts of results that are not text, reach the model as a message.
     """
@@ -249,8 +249,8 @@ async def _new_run(
             if len(first) > 100 or len(first) * len(told) > 500_000:
                 raise InvalidInputError(
                     f"each of the graph's {len(first)} agents stores the instructions: shorten "
-                    "them; a graph may have at most 100 agents for them, and 500,000 characters "
-                    "in all",
+                    "them; at most 100 agents may store instructions, and all of them together "
+                    "500,000 characters",
                     pointer="/instructions",
                 )
             fields["overrides"] = {name: {"instructions": told} for name in first}
