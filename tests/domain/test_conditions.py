@@ -139,10 +139,8 @@ def test_malformed_conditions_are_refused_with_their_place(condition: Any, point
 @pytest.mark.parametrize(
     ("applicability", "pointer"),
     [
-        (Applicability(problem_types=("",)), "/applicability/problem_types/0"),
         (Applicability(domains=tuple(map(str, range(21)))), "/applicability/domains"),
         (Applicability(complexity=(0.7, 0.5)), "/applicability/complexity"),
-        (Applicability(complexity=(0.0, 1.5)), "/applicability/complexity"),
         (Applicability(conditions=({"any": []},)), "/applicability/conditions/0/any"),
         (
             Applicability(

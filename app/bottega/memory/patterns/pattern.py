@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from bottega.conditions import MAX_LIST, ConditionCheck, at_most, bad, check_text, kind_of
+from bottega.conditions import MAX_LIST, ConditionCheck, at_most, bad
 from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import cut
 
@@ -100,14 +100,10 @@ def check_applicability(applicability: Applicability) -> None:
     """
     path = "/applicability"
     for part in ("problem_types", "domains", "capabilities"):
-        names = getattr(applicability, part)
-        at_most(names, MAX_LIST, f"{path}/{part}", "names")
-        for index, name in enumerate(names):
-            check_text(name, f"{path}/{part}/{index}")
-    if (bounds := applicability.complexity) is not None:
-        kinds = [kind_of(each) for each in bounds]
-        if kinds != ["number", "number"] or not 0 <= bounds[0] <= bounds[1] <= 1:
-            raise bad("expected two numbers from 0 to 1, the smaller first", f"{path}/complexity")
+        at_most(getattr(applicability, part), MAX_LIST, f"{path}/{part}", "names")
+    least, most = applicability.complexity or (0, 1)
+    if least > most:
+        raise bad("expected two numbers from 0 to 1, the smaller first", f"{path}/complexity")
     counted = ConditionCheck()
     for part in ("conditions", "anti_conditions"):
         conditions = getattr(applicability, part)
