@@ -156,7 +156,7 @@ class Section:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes, once it is converted to JSON."""
+        """The arguments of :meth:`restore`, not yet converted to JSON."""
         return {"gone": self.gone, "warned": self.warned, "entries": [*self.entries.items()]}
 
     def restore(self, gone: Any, warned: bool, entries: Any) -> None:
