@@ -132,7 +132,7 @@ async def publish_answer(
 
 
 def _metadata(query: Query) -> dict[str, Any]:
-    """Merge the annotations of tools, in the order of calls, and of hooks; later values win."""
+    """Merge annotations: of tools, in the order of their calls, then of hooks; later values win."""
     metadata: dict[str, Any] = {}
     for result in query.tool_results:
         if result.status is ToolStatus.SUCCESS:
@@ -240,7 +240,7 @@ class Recall:
         self._rows: dict[str, _Row] = {}
 
     async def inject(self, query: Query) -> list[Recalled]:
-        """Insert the most similar publications into the history, after the direct predecessors'.
+        """Insert the most similar publications after the direct predecessors' publications.
 
         Await it right after :func:`inject_shared_memory`, so that both functions see the same
         publications. The search omits sources that the agent reads directly. If the embedder fails,

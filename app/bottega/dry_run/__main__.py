@@ -1,4 +1,4 @@
-"""The program of a dry run: it reads a plan from standard input, and writes the result, as JSON.
+"""The program of a dry run: it reads a plan as JSON from standard input, and writes the result.
 
 It is a separate process, because its CPU time would block the event loop even from a thread, and
 because a process can be ended.

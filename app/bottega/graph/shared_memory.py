@@ -1,4 +1,4 @@
-"""Shared-memory graph. Imports only networkx, when the first graph is made.
+"""Shared-memory graph. Its only third-party library is networkx, which the first graph loads.
 
 An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
 publish and pull concurrently, from tasks of any event loop and from any thread.

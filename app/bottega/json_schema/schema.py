@@ -234,7 +234,7 @@ class _Modern:
         for keyword, value in schema.items():
             at = f"{place}/{keyword}"
             if keyword in _UNSUPPORTED:
-                raise InvalidInputError(f"the schema keyword '{keyword}' is not supported")
+                raise InvalidInputError(f"schema keyword '{keyword}' is not supported: {at[:200]}")
             if keyword == "items" and isinstance(value, list):
                 modern["prefixItems"] = self._many(value, at)
             elif keyword == "dependencies":

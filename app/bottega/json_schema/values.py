@@ -7,7 +7,7 @@ from pydantic import BeforeValidator
 
 
 def _whole(value: Any) -> Any:
-    """Convert 5.0 to 5, because some clients write all numbers so, and JSON has one number type."""
+    """Convert 5.0 to 5, because some clients write whole numbers like this."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

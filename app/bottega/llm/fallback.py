@@ -2,7 +2,7 @@
 
 A call passes these methods, from the outermost to the innermost:
 
-- :meth:`FallbackProvider.invoke` reserves and pays the call, and tries the models in order.
+- :meth:`FallbackProvider.invoke` reserves tokens, pays for the call, and tries the models in order.
 - ``FallbackProvider._try`` makes one try at one model, behind the model's gate.
 - ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
 - :meth:`OpenServer.invoke` uses the current secrets, and tries once more if the key was replaced.

@@ -78,7 +78,7 @@ _PUBLIC = frozenset(
         *("openai-organization", "openai-project"),
     )
 )
-"""Headers that another host may get after a redirect, or that aiohttp removes for it."""
+"""Headers that another host may get after a redirect, or that aiohttp then removes itself."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 """Name of a header (RFC 9110, section 5.6.2)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")

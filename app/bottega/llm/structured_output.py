@@ -57,8 +57,8 @@ T = TypeVar("T", bound=BaseModel)
 RunKey = tuple[UUID, UUID]
 """Ids of a tenant and of its run."""
 ProviderFor = Callable[[RunKey, str], LLMProvider]
-"""Function from a run, and a name that usage shows like an agent's, to a client of a model. The
-run's tenant pays the calls."""
+"""Function (run, name of the calls in usage) → client of a model. The run's tenant pays the
+calls."""
 
 ANALYSIS, REFLECTION = "memory:analysis", "memory:reflection"
 JUDGEMENT = "success_check:judge"

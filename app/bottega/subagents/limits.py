@@ -78,7 +78,7 @@ class SubagentLimits:
         return {name: getattr(limits, name) for name in _OF_PARENT}
 
     def within(self, outer: Self) -> Self:
-        """Return a copy whose limits per parent are at most those of ``outer``."""
+        """Return a copy whose limits per parent are at most the limits of ``outer``."""
         names = ("max_concurrent_of_call", *_OF_PARENT)
         return self.lowered(**{name: getattr(outer, name) for name in names})
 

@@ -390,7 +390,7 @@ class HttpToolDefinition(Approvable):
     @classmethod
     def _may_be_set(cls, headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
         if len({name.lower() for name in headers}) < len(headers):
-            raise ValueError("a header is given twice")
+            raise ValueError("a header is given twice: case makes no difference")
         for name, value in headers.items():
             text = value if isinstance(value, str) else "secret"
             _said(check_header, name, text)

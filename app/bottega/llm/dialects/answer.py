@@ -102,7 +102,7 @@ _AROUND = re.compile(r"[\"\[\]:]")
 _BEAT = re.compile(rb"\s*\"?\[?[A-Za-z_-]*\]?\"?\s*")
 _DECODER = json.JSONDecoder(strict=False)
 _DEEPEST = 200
-"""Most nested levels of an event, and of a call's arguments; other JSON readers refuse more."""
+"""Most nested levels of an event, and of a call's arguments, as in other JSON readers."""
 MAX_CHARACTERS = 4_000_000
 MAX_CALLS = 500
 
