@@ -4,11 +4,11 @@ The statement that ends a run with checks adds a row to ``run_checks``. A worker
 decides the checks without a transaction, stores the verdicts and labels the run's episode. If the
 worker dies, another worker does the checks when the lease is over.
 
-A round has three stages, each with places of its own: checks that we decide ourselves, checks of
-plugins, and checks of models. So no check waits for a check of a later stage. If a check cannot be
-decided, for example because a judge is down, the next round tries it again, after growing pauses. A
-check that fails decides the run's outcome at once, without later stages. If only judges are left
-that the tenant's daily budget cannot pay, they are asked on the next day, for a week.
+A round has three stages: checks that we decide ourselves, checks of plugins, and checks of models
+(judges). Each stage has its own workers, so that no check waits for a check of a later stage. If a
+check cannot be decided, for example because a judge is down, the next round tries it again, after
+growing pauses. A check that fails decides the run's outcome at once, without later stages. Judges
+that the tenant's daily budget cannot pay are asked again each next day, for a week.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
 
 LONGEST_JUDGED = 100_000
-"""Characters of a result, and of a task, that a judge reads."""
+"""Most characters of a result, and of a task, that a judge reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class CheckVerdict:
     """The decision of one check.
 
     Attributes:
-        passed: ``None``: it could not be decided.
-        reason: empty for a simple check that passed.
+        passed: true if the check passed; ``None``: it could not be decided.
+        reason: reason of the decision; empty for a simple check that passed.
         signature: signature of the check's failure; see :mod:`bottega.memory.text.signature`.
     """
 
@@ -108,7 +108,7 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
 
 
 def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
-    """Return whether all checks passed; ``None``: some are undecided, and none failed."""
+    """Return true if all checks passed; ``None``: no check failed, but some are undecided."""
     if any(each.passed is False for each in verdicts):
         return False
     return True if all(each.passed for each in verdicts) else None
@@ -124,13 +124,13 @@ def _signature(check: Check) -> str:
 MOST_TRIES = 6
 
 JUDGED_WITHIN_S = 150.0
-"""Time limit for each judge, including its wait for the provider's limits."""
+"""Time limit for each judge in seconds, including the wait for its provider's limits."""
 _OURS, _PLUGINS, _JUDGES = range(3)
 _STAGE_OF = {"python": _PLUGINS, "judge": _JUDGES}
 _UNPAID_FOR = timedelta(days=7)
-"""Time after a run's end for which its judges wait for a daily budget that pays them."""
+"""Longest time after a run's end for which its judges wait for the budget of a later day."""
 UNPAID = "budget"
-"""Reason of checks that no daily budget could pay."""
+"""Reason that is stored for checks that no daily budget could pay."""
 _CHANNEL = "run_checks"
 
 _READ = """
@@ -186,7 +186,7 @@ class _Unpaid(NamedTuple):
 
     Attributes:
         is_all: no other check is undecided.
-        is_busy: the budget may pay soon.
+        is_busy: the budget may have room for them soon.
         is_old: the run is too old to wait for another day.
     """
 
@@ -202,7 +202,7 @@ class SuccessChecks:
     Args:
         models_for: returns the models of judges.
         plugins: checks of plugins, by plugin's name.
-        known: returns the redactor of a tenant's secrets, for reasons.
+        known: returns the redactor of a tenant's secrets, which the reasons may contain.
 
     Attributes:
         stages: the work of each stage.
@@ -226,7 +226,7 @@ class SuccessChecks:
                 pool=pool,
                 name=name,
                 columns="run_id uuid, stage smallint, tries integer",
-                # Longer than a stage: its checks run at the same time, each with a time limit.
+                # Longer than any stage, whose checks run at the same time, each with a time limit.
                 lease_s=180.0,
                 share=8,
                 places=places,
@@ -239,8 +239,7 @@ class SuccessChecks:
     def run_end_hook(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
         """Return a function that wakes this process's background work after a run's end.
 
-        Call it with two flags: whether the run stored an episode, and whether its success checks
-        are due.
+        Call it with two truth values: the run stored an episode; its success checks are due.
 
         Args:
             episode_stored: called after a run that stored an episode.
@@ -263,14 +262,14 @@ class SuccessChecks:
             if is_transient(error):  # the lease runs out, and another worker tries again
                 raise
             logger.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
-            why = f"an internal error ({type(error).__name__}); see the worker's log"
+            why = f"an internal error ({type(error).__name__}): see the worker's log"
             await self._store(claimed, [], error=why)
 
     async def _check_run(self, claimed: asyncpg.Record) -> None:
         tenant_id, run_id, stage = claimed["tenant_id"], claimed["run_id"], claimed["stage"]
         async with acting_as(self._pool, tenant_id) as connection:
             row = await connection.fetchrow(_READ, tenant_id, run_id, _UNPAID_FOR)
-        if row is None:  # deleted
+        if row is None:  # the run was deleted
             return
         run = await self._ended(claimed, row)
         asked: Sequence[Check] = run.definition.get("success_check") or ()
@@ -345,7 +344,7 @@ class SuccessChecks:
     async def _call(self, run: _EndedRun, check: Check, result: EndResult) -> tuple[bool, str]:
         name = check["name"]
         if name not in self._plugins:
-            raise PluginError(f"this worker has no plugin '{name}' with check_success")
+            raise PluginError(f"this worker has no plugin '{name}' with check_success: install it")
         about = {
             "run_id": str(run.run_id),
             "tenant_id": str(run.tenant_id),
@@ -358,7 +357,7 @@ class SuccessChecks:
         except Exception as error:
             logger.warning("plugin.failed", name=name, run_id=str(run.run_id), exc_info=error)
             raise PluginError(
-                f"the plugin '{name}' failed ({type(error).__name__}); the worker's log says more"
+                f"the plugin '{name}' failed ({type(error).__name__}): see the worker's log"
             ) from error
         match said:
             case bool():
@@ -379,8 +378,8 @@ class SuccessChecks:
         """Store the verdicts of a stage, or only the error if there are no verdicts.
 
         Args:
-            left: stages with undecided checks. The next later one of these follows; if there is
-                none, or a check failed, the round is over.
+            left: stages with undecided checks. The next of these stages follows; if there is none,
+                or a check failed, the round is over.
             unpaid: judges that could not be paid. The row waits for their budget if no other check
                 is undecided, or if no tries are left.
         """
@@ -408,7 +407,7 @@ class SuccessChecks:
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
             await connection.execute(_HOLD, *key)
             stored = await connection.execute(_STORE, *key, stage, tries, *changes)
-            if good is not None and stored == "UPDATE 1":  # not if another worker has decided
+            if good is not None and stored == "UPDATE 1":  # else another worker has decided
                 await connection.execute(_LABEL, *key)
                 is_judge = any(each.type == "judge" and each.passed == good for each in verdicts)
                 metrics.verdicts.labels("judge" if is_judge else "check").inc()

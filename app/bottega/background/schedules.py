@@ -1,8 +1,8 @@
 """Schedules: runs that start at times of a cron expression.
 
 The first free worker locks a due schedule, starts its run and sets its next time, in one
-transaction. So each tick starts one run, even if a worker dies. The database's clock decides what
-is due. This module also calculates the due times of cron expressions in a time zone.
+transaction. So each due time starts one run, even if a worker dies. The database's clock decides
+if a schedule is due. This module also calculates the due times of cron expressions in a time zone.
 """
 
 import re
@@ -83,10 +83,10 @@ def check_cron(cron: str) -> str:
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     """Return the first due time of a checked ``cron`` in ``zone`` after ``after``, in UTC.
 
-    If clocks change, an expression with a list, a range or a step of hours or minutes is due as
-    often as the clocks show its times: twice for a repeated time, never for a skipped time. An
-    expression for a single time of the day is due once: a skipped time is due later, by the length
-    of the skip.
+    When clocks change, an expression with a list, a range or a step of hours or minutes is due each
+    time that a clock shows one of its times: twice for a repeated time, never for a skipped time.
+    An expression for a single time of the day is due once. If this time is skipped, it is due later
+    by the length of the skip.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -96,7 +96,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     offsets = {before.utcoffset(), here.utcoffset(), tick.utcoffset()}
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
-    # The clocks change near this time: check all local times nearby, each as often as it occurs.
+    # The clocks change near this time: check each occurrence of all local times nearby.
     is_once = all(len(each) == 1 and each != ["*"] for each in croniter.expand(cron)[0][:2])
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
@@ -118,7 +118,7 @@ def previous_tick(cron: str, until: datetime) -> datetime:
 
 
 def _local_times(cron: str, after: datetime) -> croniter:
-    # Eight years may lie between two 29ths of February.
+    # There may be eight years between two days of 29 February.
     return croniter(cron, after.replace(tzinfo=None), max_years_between_matches=8)
 
 
@@ -129,7 +129,7 @@ def _shown(moment: datetime) -> datetime:
 
 CHANNEL = "bottega_schedules"
 MARK = "schedule"
-"""Key in a run's metadata with the name of its schedule."""
+"""Key in a run's metadata; its value is the name of the run's schedule."""
 KIND = "schedule"
 """Kind of definition, as in the audit log and in :data:`applied_definitions`."""
 
@@ -167,7 +167,7 @@ async def create(
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise ConflictError(
-            f"schedule '{new['name']}' exists already: PUT replaces it", code="exists"
+            f"schedule '{new['name']}' exists already: replace it with PUT", code="exists"
         )
     await _refuse_excess(connection, tenant_id)
     await _tell(connection)
@@ -182,7 +182,7 @@ async def put(
     If expression and time zone are unchanged, the next time stays, so that no due run is lost.
 
     Returns:
-        The schedule, and whether its name is new.
+        The schedule, and true if its name is new.
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.
@@ -278,7 +278,7 @@ async def page(
 async def pause(
     connection: AsyncConnection, tenant_id: UUID, name: str, paused: bool
 ) -> dict[str, Any]:
-    """Pause a schedule, or resume it; then it is due at the next time of its expression.
+    """Pause or resume a schedule. A resumed one is due at the next time of its expression.
 
     Raises:
         NotFoundError: no schedule of this name.
@@ -323,7 +323,7 @@ class Limits:
 
 
 class Ticker:
-    """Starts the runs of due schedules. For several missed ticks, a schedule starts one run."""
+    """Starts the runs of due schedules. A schedule that missed several times starts one run."""
 
     def __init__(self, database: Database, limits: Limits, pins: PinCache) -> None:
         self.loop = WorkLoop(CHANNEL, self._start_due)
@@ -389,5 +389,5 @@ class Ticker:
             logger.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
-            changes["paused"] = "next_at" not in changes  # otherwise it would stay due
+            changes["paused"] = "next_at" not in changes  # unpaused, it would stay due
         return changes

@@ -1,8 +1,8 @@
 """Webhooks about runs that ended or wait for people (Standard Webhooks).
 
-The transaction that ends the run, or lets it wait, queues the delivery. A worker leases the
-delivery, see :mod:`bottega.leased_work`. If the worker dies, another worker sends the message again
-with the same id.
+The transaction that ends the run, or lets it wait, queues the delivery of a message. A worker
+leases the delivery, see :mod:`bottega.leased_work`. If the worker dies, another worker sends the
+message again with the same id.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from bottega.trace_context import Trace, headers_of
 
 CHANNEL = "bottega_webhooks"
 RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
-"""Seconds from each failed try to the next; together about a day."""
+"""Seconds from each failed try to the next try; their sum is about a day."""
 
 _MAX_OUTPUT = 102_400
 _GONE = 410
@@ -64,7 +64,7 @@ class Delivery:
 
     Attributes:
         status: ``delivered``, ``failed``, or ``pending``: the next try is in ``wait_s``.
-        answer: the HTTP status of the reply, if there was one.
+        answer: the HTTP status of the reply, if there was a reply.
         error: why the message is not delivered.
     """
 
@@ -83,7 +83,7 @@ def outcome(
     if error is not None:
         why = error.detail
     elif answer is not None and 300 <= answer < 400:
-        why = f"the receiver answered {answer}: redirects are not followed"
+        why = f"the receiver answered {answer}: redirects are not followed, so use the new address"
     else:
         why = f"the receiver answered {answer}"
     if answer == _GONE or isinstance(error, EgressRefusedError) or tries > len(retries_s):
@@ -92,7 +92,7 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any]) -> bytes:
-    """Return the body of the message about a run's end. Pure; equal at every try."""
+    """Return the body of the message about a run's end; it is equal at every try. Pure."""
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
@@ -110,7 +110,7 @@ _JSON = ("output", "output_json", "error", "usage", "metadata")
 def waiting_message(tenant: str, run: Mapping[str, Any], waited: Mapping[str, Any]) -> bytes:
     """Return the body of the message about a run that waited for people. Pure.
 
-    It is equal at every try, although the run may go on meanwhile.
+    The body is equal at every try, even if the run goes on meanwhile.
 
     Args:
         waited: ``at`` and ``interrupts`` of the event ``run.waiting``.
@@ -141,7 +141,7 @@ class Webhooks:
 
     Args:
         secret: the first secret of the tenant ``default``.
-        retries_s: seconds from each failed try to the next.
+        retries_s: seconds from each failed try to the next try.
         timeout_s: time limit for reading the run, and again for the reply.
         lease_s: seconds for which a try belongs to its worker; more than twice ``timeout_s``.
         jitter: returns a factor for the time until the next try.
@@ -184,7 +184,7 @@ class Webhooks:
             waited = await connection.fetchrow(_WAITED, tenant_id, run_id, seq) if seq else None
             secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)
         if to is None or run is None:
-            return  # both were deleted
+            return  # run and delivery were deleted
         tenant = to["tenant"]
         body = waiting_message(tenant, run, waited) if waited else message(tenant, run)
         answer, failure = None, None

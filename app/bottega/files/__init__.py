@@ -1,1 +1,1 @@
-"""Files for models: uploaded by users, in runs' inputs, and made by tools."""
+"""Files for models: files that users upload, that runs' inputs contain, and that tools make."""

@@ -1,4 +1,4 @@
-"""Parts of a run's input: check of the files that they name, and storing their data as files."""
+"""Parts of a run's input: check the files that parts name, and store the parts' data as files."""
 
 import asyncio
 import binascii
@@ -32,8 +32,8 @@ class StoredInput:
     """A run's input as it is stored.
 
     Attributes:
-        input: the input with files in place of data.
-        made: ids of the files that were made of data.
+        input: the input, with a file's id in place of each part's data.
+        made: ids of the files that were made of the data.
     """
 
     input: Any
@@ -153,7 +153,7 @@ class _Storing:
             data = await asyncio.to_thread(b64decode, part["data"], validate=True)
         except (binascii.Error, ValueError):
             raise InvalidInputError(
-                "data is not base64", code="bad_data", pointer=self.pointer + at
+                "the data is not base64", code="bad_data", pointer=self.pointer + at
             ) from None
         self._check_kind(at, part["type"], media_type_of(data[:HEAD_BYTES], part["media_type"]))
         return data
@@ -161,7 +161,7 @@ class _Storing:
     def _check_kind(self, at: str, kind: str, media_type: str) -> None:
         if not media_type.startswith(_KINDS.get(kind, "")):
             raise InvalidInputError(
-                f"this is {media_type}, not {kind}",
+                f"the file is {media_type}, not {kind}",
                 code="wrong_media_type",
                 pointer=self.pointer + at,
             )

@@ -41,14 +41,14 @@ class RunFiles:
         """
         try:
             parts = [await self._part(part) for part in result.parts]
-        except DatabaseAwayError:  # a model cannot mend this
+        except DatabaseAwayError:  # ends the attempt, because no model can act on this
             raise
         except (InvalidInputError, LimitedError, UnavailableError) as error:
             text = f"its answer could not be stored: {error.detail}"
             return error_result(call, text, error.code)
         except (
             Exception
-        ) as error:  # even of the database, because a tool's answer must not end the run
+        ) as error:  # even an error of the database: a tool's answer must not end the run
             if is_transient(error):
                 raise
             logger.exception("tool.result_not_stored", tool=call.name)
@@ -59,7 +59,7 @@ class RunFiles:
         if part.data is None:
             return part
         origin = FileOrigin(self.session_id, self.run_id, part.name, part.media_type)
-        # If the answer is lost, the file stays unused, and is deleted with the run.
+        # If the tool's answer is not stored, the file stays unused, and is deleted with the run.
         row = await persist(partial(self._add, part.data, origin))
         if isinstance(row, UnavailableError):
             raise row

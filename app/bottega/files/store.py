@@ -2,9 +2,9 @@
 
 A file's bytes are stored in pieces, objects of equal size. So an upload needs memory for one piece
 only, and a part of a file can be read alone. The keys of pieces are claimed before the pieces are
-written. Pieces that no row names an hour later are deleted, even if the process was killed.
+written. If no row names a piece an hour later, it is deleted, even if the process was killed.
 
-The module also lists and deletes files for requests, and removes unused files.
+This module also lists and deletes files for requests, and removes unused files.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
 MOST_BYTES = 100_000_000
 """Largest file, in bytes."""
 LARGEST_IN_PROMPT = 32_000_000
-"""Largest file that is sent to a model, in bytes; servers refuse larger requests."""
+"""Largest file that is sent to a model, in bytes; models' servers refuse larger requests."""
 PIECE_BYTES = 1 << 20
 _MOST_CLAIMED = 16
 _CACHED_BYTES = 64_000_000
@@ -76,7 +76,7 @@ class FileOrigin:
     Attributes:
         session_id: the session that the file belongs to and is deleted with.
         run_id: the run whose tool made the file, and with which it is deleted.
-        name: the sender's name of the file.
+        name: the file's name, as its sender gave it.
         media_type: the media type that the sender declared.
     """
 
@@ -87,10 +87,10 @@ class FileOrigin:
 
 
 class Owner(NamedTuple):
-    """User and session of a run, which may use the files of both; ``None``: the run has none.
+    """User and session of a run, which may use the files of both; ``None``: it has none.
 
     Attributes:
-        run_id: the run; ``None``: it is a new run.
+        run_id: id of the run; ``None``: the run is new.
     """
 
     user: str | None
@@ -134,7 +134,7 @@ class FileStore:
             yield writer
         finally:
             if not writer.kept:
-                # If this fails, the pieces are deleted when their claim expires.
+                # If this deletion fails, the pieces are deleted when their claim expires.
                 with suppress(UnavailableError):
                     await self.objects.delete(writer.keys)
 
@@ -220,8 +220,8 @@ class FileWriter:
 
     Attributes:
         size: number of bytes so far.
-        keys: claimed keys; the object store may have a piece at each of them.
-        kept: true: the file's row may exist, so the pieces must stay.
+        keys: claimed keys; the object store may have a piece at each of these keys.
+        kept: true if the file's row may exist, so that the pieces must stay.
     """
 
     def __init__(self, store: FileStore, tenant_id: UUID, file_id: UUID) -> None:
@@ -294,7 +294,7 @@ class FileWriter:
         }
         quota = self._store.quota
         sent = to_json(new).decode()
-        self.kept = True  # set before the commit, whose answer may be lost
+        self.kept = True  # before the commit, because its answer may not arrive
         async with self._store._acting(self._tenant_id) as connection:
             try:
                 over = await connection.fetchval(
@@ -319,7 +319,7 @@ class FileWriter:
         self._written += 1
 
     async def _claim(self) -> None:
-        first = len(self.keys)  # the first claim is for one piece, because most files have only one
+        first = len(self.keys)  # the first claim is for one piece, as most files have one piece
         more = range(first, first + min(max(1, first), _MOST_CLAIMED))
         keys = [new_key(self._tenant_id, self._id, f"p{number}") for number in more]
         async with self._store._acting(self._tenant_id) as connection:
@@ -388,7 +388,7 @@ async def page(
 
 
 def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
-    """Return the files of a user's sessions or runs; ``place`` is the files' column for them."""
+    """Return the files of a user's sessions or runs; ``place``: the files' column with their id."""
     its = beside(files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys())
     own = table.c.tenant_id == tenant_id, table.c.user_id == user
     return select(*its.c).select_from(table.join(its, true())).where(*own)
@@ -436,7 +436,7 @@ _AT_ONCE = 500
 _START = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
 _DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
-"""The condition on ``used_at`` protects files that a run begins to use meanwhile."""
+"""Deletes a file; the condition on ``used_at`` keeps it if a run has begun to use it meanwhile."""
 
 log = structlog.get_logger(__name__)
 

@@ -28,7 +28,7 @@ def refuse_stored(name: str, hosts: Iterable[str], url: str, allowed: AllowList)
         )
     if parsed.scheme != "https" and not _is_open_loopback(host, allowed):
         raise InvalidInputError(
-            f"the secret '{name}' is sent over https only: change the address of {host}",
+            f"the secret '{name}' is sent over https only: write the address of {host} with https",
             code="secret_needs_https",
         )
 
@@ -39,7 +39,7 @@ def refuse_environment(
     """Refuse to send a secret of the operator's environment to a URL.
 
     Args:
-        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: it has no entry there.
+        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: this has no such entry.
         may_be_unset: true: a secret without an entry may be sent to any host.
 
     Raises:
@@ -77,7 +77,7 @@ def _host_of(url: httpx2.URL) -> str:
     try:
         return as_compared(host)
     except InvalidInputError:
-        return host  # it equals no secret's host
+        return host  # an invalid name, which equals no secret's host
 
 
 def _is_open_loopback(host: str, allowed: AllowList) -> bool:

@@ -40,7 +40,7 @@ class StoredSecret:
     """A stored secret.
 
     Attributes:
-        value: ``None``: this process has no key that opens it.
+        value: the opened value; ``None``: this process has no key that opens it.
     """
 
     version: int
@@ -49,15 +49,15 @@ class StoredSecret:
 
 
 Stored = Mapping[str, StoredSecret]
-"""A tenant's stored secrets by name; it stays the same object until a secret changes."""
+"""A tenant's stored secrets by name; the mapping stays the same object until a secret changes."""
 
 
 class _Known(Redactor):
     """Redactor of a tenant's secrets, with the secrets that were read.
 
     Attributes:
-        until: the values that it removes from texts, each with the time until which it does.
-        tenant: the tenant's name; ``None``: no use has named it yet.
+        until: the values that it removes from texts, each with the time at which this ends.
+        tenant: the tenant's name; ``None``: not known yet.
     """
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        # Weak references, because a run may hold a redactor for hours. Until then no second one may
-        # exist.
+        # Weak references: a run may hold a redactor for hours, and meanwhile no second redactor of
+        # its tenant may exist.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
         self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)
@@ -123,7 +123,7 @@ class SecretLookup:
     async def run(self) -> None:
         """Read changed secrets until cancelled, because this process must redact them at once.
 
-        It also drops values that were replaced or deleted some time ago.
+        This also drops values that were replaced or deleted some time ago.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -141,12 +141,12 @@ class SecretLookup:
     def redactor(self, tenant_id: UUID) -> Redactor:
         """Return the redactor of a tenant's secrets, as far as this process has read them.
 
-        It follows changes as long as somebody holds it. It has no other tenant's secrets.
+        The redactor follows changes as long as it is in use. It has no other tenant's secrets.
         """
         return self._of(tenant_id)
 
     async def known(self, tenant_id: UUID, tenant: str) -> Redactor:
-        """Return :meth:`redactor` after reading all secrets of the tenant.
+        """Read all secrets of a tenant; return its redactor, see :meth:`redactor`.
 
         Args:
             tenant: name of the tenant.
@@ -155,7 +155,7 @@ class SecretLookup:
         return self._named(tenant_id, tenant)
 
     def of_name(self, tenant: str) -> Redactor | None:
-        """Return the redactor of the tenant with this name; ``None``: this process has none."""
+        """Return the redactor of the tenant with this name; ``None``: there is none in use."""
         return self._of_names.get(tenant)
 
     def _named(self, tenant_id: UUID, tenant: str) -> _Known:
@@ -187,7 +187,7 @@ class SecretLookup:
         known.until = until
 
     async def state(self, tenant_id: UUID | None, *, fresh: bool = False) -> object:
-        """Return a value that changes when a secret of the tenant or of the environment changes.
+        """Return an object that is another one after any secret of tenant or environment changed.
 
         Args:
             tenant_id: ``None``: only the environment's secrets count.
@@ -290,7 +290,7 @@ class SecretLookup:
                 await asyncio.sleep(0.2)
                 continue
             self._keep(tenant_id, known, rows)
-            # If a notification came meanwhile, the next use reads again.
+            # If a notification came during the reading, the next use reads the secrets again.
             known.read_at = asked_at if changes == known.changes else -math.inf
             return
 
@@ -334,8 +334,8 @@ def _values(stored: Stored) -> list[str]:
 
 def _unreadable(name: str) -> InvalidInputError:
     return InvalidInputError(
-        f"the secret '{name}' cannot be opened: let the operator of this server add the key that "
-        "sealed it to BOTTEGA_SECRETS_KEY, or store the secret again with "
+        f"the secret '{name}' cannot be opened: ask the operator of this server to add the key "
+        "that sealed it to BOTTEGA_SECRETS_KEY, or store the secret again with "
         f"PUT /v1/secrets/{name}",
         code="secret_unreadable",
     )

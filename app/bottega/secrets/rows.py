@@ -1,4 +1,4 @@
-"""Stored secrets of tenants: storing, listing, reading, deleting and sealing them again.
+"""Stored secrets of tenants: store, list, read, delete, and seal them with another key.
 
 Each change notifies the processes that have values in memory, see :mod:`bottega.secrets.lookup`.
 """
@@ -20,9 +20,9 @@ from bottega.tenants import audit
 
 CHANNEL = "bottega_secrets"
 MOST_SECRETS = 100
-"""Limit of a tenant's secrets, because each text of its runs is searched for all of them."""
+"""Most secrets of a tenant, because each text of its runs is searched for all its secrets."""
 MOST_NAMES = 1000
-"""Limit of a tenant's names of secrets, including deleted secrets."""
+"""Most names of a tenant's secrets, including the names of deleted secrets."""
 
 _AT_ONCE = 100
 _rows = secrets.c
@@ -134,7 +134,7 @@ class Resealed(NamedTuple):
 
     Attributes:
         last: the last secret of the page; ``None``: there are no more pages.
-        changed: number of secrets that another key than the first had sealed.
+        changed: number of secrets that were sealed with another key than the first.
         unreadable: number of secrets that no key opens.
     """
 
@@ -184,17 +184,17 @@ async def _refuse_excess(tx: AsyncConnection, tenant_id: UUID, *, is_new: bool) 
     query = select(func.count().label("names"), live).where(_rows.tenant_id == tenant_id)
     found = (await tx.execute(query)).one()
     if found.live >= MOST_SECRETS:
-        detail = f"a tenant can have at most {MOST_SECRETS} secrets: delete unused ones"
+        detail = f"a tenant can have at most {MOST_SECRETS} secrets: delete unused secrets"
         raise ConflictError(detail, code="too_many")
     if is_new and found.names >= MOST_NAMES:
         detail = (
-            f"the tenant has {MOST_NAMES} names of secrets, the maximum: use deleted names again"
+            f"the tenant has {MOST_NAMES} names of secrets, the maximum: use a deleted name again"
         )
         raise ConflictError(detail, code="too_many")
 
 
 def _refuse_other(name: str, version: int | None, if_version: int | None) -> None:
-    """Refuse a change if the current version is not ``if_version``; ``None``: no secret."""
+    """Refuse a change if the current version is not ``if_version``; ``version`` None: no secret."""
     if if_version in (None, version):
         return
     current = "deleted or was never stored" if version is None else f"at version {version}"

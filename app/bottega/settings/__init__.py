@@ -48,21 +48,21 @@ if TYPE_CHECKING:
     from bottega.sealing import Keyring
 
 _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
-"""User and password of a URL."""
+"""Pattern of user and password in a URL."""
 _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
-"""User and password among a URL's options, or among libpq's pairs."""
+"""Pattern of user and password among a URL's options, or among libpq's pairs."""
 _ESCAPED = re.compile(r"\\(.)")
 _NATS_SERVER = re.compile(
     r"(?:nats|tls)://((?:[^\s@:/,]*:)?([^\s@:/,]+)@)?(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d{1,5})?/?"
 )
-"""Address of a NATS server, with its login, and of that the password or token."""
+"""Pattern of a NATS server's address; its groups are the login, and the password or token."""
 _OF_OBJECT_STORES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
 )
 """Variables with secrets that the object store's library reads itself."""
 _OTHER_VARIABLES = frozenset(("BOTTEGA_URL", "BOTTEGA_KEY", "BOTTEGA_PROCESS"))
-"""Variables that are no settings: of commands that are clients, and of child processes."""
+"""Variables that are no settings, because client commands or child processes read them."""
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT_\d+_")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
@@ -542,19 +542,19 @@ class Settings(BaseSettings):
         str,
         Field(
             description=(
-                "Schedule of memory maintenance (cron, in UTC); a missed time is done later."
+                "Schedule of memory maintenance (cron, in UTC); missed maintenance is done later."
             )
         ),
     ] = "0 3 * * *"
     learning_trial_share: Annotated[
         _Share,
-        Field(description="Share of the runs that a candidate applies to, and that get it."),
+        Field(description="Share of runs that get a candidate, of all to which it applies."),
     ] = 0.5
     learning_withheld_share: Annotated[
         _Share,
         Field(
             description=(
-                "Share of the runs that a validated pattern applies to, and that do not get it."
+                "Share of runs that do not get a validated pattern, of all to which it applies."
             )
         ),
     ] = 0.2
@@ -947,7 +947,7 @@ class Settings(BaseSettings):
 
     @property
     def lease_s(self) -> float:
-        """Seconds that a worker's lease lasts after a report; the sweep needs the other third."""
+        """Seconds that a lease lasts after a report; the sweep needs the last third of takeover_s."""
         return self.takeover_s / 1.5
 
     @property
@@ -1007,7 +1007,7 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: see :class:`TenantSecrets`.
     """
-    addresses = ("database_url", "listen_url", "nats_url")  # only partly secret
+    addresses = ("database_url", "listen_url", "nats_url")  # only parts of them are secret
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
@@ -1025,7 +1025,7 @@ def redactor(settings: Settings) -> Redactor:
 
 
 def _passwords(address: str) -> set[str]:
-    """Return the passwords in a URL, as written and decoded; everything else is not secret."""
+    """Return the passwords in a URL, as written and decoded; the rest of the URL is not secret."""
     options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
     users = {user for user, _ in _LOGIN.findall(address)}
     users |= {value for name, value in options if name == "user"}

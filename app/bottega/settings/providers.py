@@ -22,7 +22,7 @@ from bottega.tools.http import SecretHeader
 from bottega.tools.secrets import check_header
 
 IN_CLEAR = "secret_in_clear"
-"""Error type for a secret that is written in clear text instead of named."""
+"""Type of the error for a secret in clear text, where only its name is allowed."""
 _SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 _HARMLESS = frozenset(("idempotency-key", "x-idempotency-key"))
 _HINT = 'store it with PUT /v1/secrets/NAME and refer to it by {"secret": "NAME"}'
@@ -142,13 +142,13 @@ class ProviderContent(DescribedModel):
         str, StringConstraints(min_length=1, max_length=_LONGEST_URL), AfterValidator(_is_address)
     ]
     """Base URL, as in the vendor's own SDK: for `chat` and `responses` it ends in `/v1`, for
-    `gemini` in `/v1beta`; for `anthropic` it has no such end."""
+    `gemini` in `/v1beta`; for `anthropic` without a version."""
     key: Annotated[SecretHeader | None, BeforeValidator(_named)] = None
     """API key: `{"secret": "NAME"}`; null: the server needs no key."""
     headers: Annotated[
         dict[str, str | SecretHeader], AfterValidator(may_be_sent), Field(max_length=50)
     ] = Field(default_factory=dict)
-    """Headers of each request: text or `{"secret": "NAME"}`."""
+    """Headers of each request, by name: a text, or `{"secret": "NAME"}`."""
     models: Annotated[list[ModelId] | None, Field(min_length=1, max_length=1000)] = None
     """Models that agents may name; the first one is the provider's default. Null: any model."""
     max_concurrent: _Count | None = None
@@ -157,12 +157,12 @@ class ProviderContent(DescribedModel):
     """Most calls of all workers together within any minute; further calls wait."""
     tokens_per_minute: _Count | None = None
     """Most tokens of all workers together within any minute. A call's tokens are estimated before
-    it and counted after it."""
+    the call and counted after the call."""
     timeout_s: Annotated[float | None, Field(gt=0, le=3600, allow_inf_nan=False)] = None
     """Longest silence of the server, in seconds; null: the operator's default."""
     structured_output: Literal["native", "tool", "prompt"] | None = None
     """Way in which the server gets an `output_schema`: natively, as a tool or as an instruction;
-    null: as the vendor of the dialect."""
+    null: in the way of the dialect's vendor."""
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None = None
     """Name of the field that limits output tokens; only for the dialect `chat`."""
     prices: Annotated[dict[ModelId, ModelPrice] | None, Field(max_length=1000)] = None

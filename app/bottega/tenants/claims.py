@@ -13,7 +13,7 @@ class Source(BaseModel):
 
     Attributes:
         claim: name of the claim; if no claim has this name, a path with dots.
-        values: translation of the claim's values; values that are not listed are ignored.
+        values: translations of the claim's values; other values are ignored.
         value: the fixed value.
     """
 

@@ -1,8 +1,8 @@
 """Removal of all data of a session or a tenant, and steps of an end user's erasure.
 
-It works in pages. Each page has its own transaction, which also logs the removed rows. So locks are
-short, and a repetition after a crash continues. The tables are found by their columns, so that new
-tables are included automatically.
+The rows are removed in pages. Each page has its own transaction, which also logs the removed rows.
+So locks are short, and after a crash a repeated call continues. The tables are found by their
+columns, so that new tables are included automatically.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ from bottega.tenants import audit
 CHANNEL = "bottega_erased"
 """Channel of notifications that data was removed; the payload is the tenant's id."""
 RUNS_AT_ONCE = 100
-"""Runs of a page; all their ids must fit into one notification."""
+"""Most runs of a page, because all their ids must fit into one notification."""
 ROWS_AT_ONCE = 5000
 
 Removed = Counter[str]
@@ -77,21 +77,21 @@ FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = :column
 ORDER BY c.relname
 """)
-# Tables that are handled separately: a deletion begins with the head, episodes need their dependent
-# rows removed first, and a session's memory is deleted after the session's row is locked, in the
-# same lock order as a publishing run.
+# Tables whose rows are removed separately: a run's head before all its other rows, episodes after
+# the rows that refer to them, and a session's memory after the lock of the session's row, which is
+# the lock order of a run that publishes.
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
-# Tables that are empty by then: episodes were removed before, and there are no runs left.
+# Tables without rows of the session at that time, because its episodes and runs are removed before.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # Tables with counts of rows. They are removed last, with the tenant's own row.
 _COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues")
-# What removed unfinished runs spent must still count against the budgets.
+# The spending of removed unfinished runs must still count against the budgets.
 _SPENT = text("""
     SELECT coalesce(jsonb_agg(s), '[]') FROM runs
     CROSS JOIN jsonb_array_elements(spent_by(tenant_id, id)) AS s
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
-# Common words and the background may come from removed episodes, so both must be measured again.
+# Common words and background values may come from removed episodes, so both are measured again.
 _FORGET_WORDS = text("""
     UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL,
            background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0,
@@ -107,9 +107,9 @@ async def erase_session(
 ) -> Removed:
     """Remove a session with its memory and runs. A later use of the id begins a new session.
 
-    Forks of its runs are removed, too, because they contain copies. Turns that a fork of the
-    session shares become the fork's own. A worker loses its run in the transaction that removes the
-    run: it can write no further step, and is notified at once.
+    Forks of its runs are removed, too, because they contain copies of the runs' events. Turns that
+    a fork of the session shares become the fork's own. A worker loses its run in the transaction
+    that removes the run: it can write no further step, and is notified at once.
 
     Raises:
         NotFoundError: the session is unknown, or another tenant's.
@@ -124,7 +124,7 @@ async def erase_session(
             if page:
                 details = {"removed": page}
                 await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
-            await tx.execute(select(func.count_spending(tenant_id, spent)))  # last: lock order
+            await tx.execute(select(func.count_spending(tenant_id, spent)))  # takes the last lock
         removed += page
     if not removed:
         raise NotFoundError(f"there is no session '{session_id}'")
@@ -181,7 +181,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
     """Remove all data of a tenant, and then the tenant itself, except ``default``.
 
     Keys are removed first, so that no new request is accepted. The audit log of ``default`` records
-    the begin and the end.
+    the begin and the end of the removal.
 
     Args:
         begin: opens a transaction that sees all tenants.
@@ -210,7 +210,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
-        except IntegrityError:  # a request from before added rows
+        except IntegrityError:  # a request that began before added rows
             continue
         return removed
 
@@ -300,8 +300,8 @@ async def _tables_of_runs(tx: AsyncConnection) -> list[TableClause]:
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
     """Lock a page of runs and return their ids.
 
-    It waits only for its first lock. So it cannot deadlock with transactions that lock many rows in
-    another order.
+    This waits only for the first lock. So it cannot deadlock with transactions that lock many rows
+    in another order.
     """
     query = select(runs.c.id).where(which)
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
@@ -312,18 +312,18 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove the stored responses of requests that created these objects, which they contain."""
+    """Remove stored answers of requests that created objects; the answers contain the objects."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 
 def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bool]:
-    """Return the condition for the stored responses of requests that created these objects."""
+    """Return the condition for the stored answers of requests that created these objects."""
     kept = idempotency_keys.c
     return and_(kept.tenant_id == tenant_id, kept.about.in_([str(each) for each in ids]))
 
 
 async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
-    """List the tables that have a column; each precedes the tables that it refers to."""
+    """List the tables that have a column; a table comes before the tables that it refers to."""
     rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
     refers_to = {row.name: row.refers_to for row in rows}
     order = reversed([*TopologicalSorter(refers_to).static_order()])

@@ -3,7 +3,7 @@
 A key is shown once, and only its hash is stored. One round of SHA-256 is enough, because 32 random
 bytes cannot be guessed.
 
-With the cache, few requests query the database, because a valid key is trusted for a few seconds. A
+Few requests query the database, because the cache trusts a valid key for a few seconds. A
 background task checks the keys in use periodically, and at once after a notification of changed
 keys. Even if the task fails, an answer of the database is used for at most ``BELIEVED_S``.
 """
@@ -57,7 +57,7 @@ INCLUDED: Mapping[Scope, frozenset[Scope]] = {
     "approve": frozenset(("approve",)),
     "admin": frozenset(SCOPES),
 }
-"""The scopes that each scope includes, with itself."""
+"""The scopes that each scope includes; it also includes itself."""
 Role = Literal["viewer", "runner", "approver", "builder", "admin"]
 ROLES: Mapping[Role, Sequence[Scope]] = {
     "viewer": ("read",),
@@ -68,7 +68,7 @@ ROLES: Mapping[Role, Sequence[Scope]] = {
 }
 """Named sets of scopes."""
 MOST_KEYS = 1000
-"""Limit of a tenant's keys that are not revoked."""
+"""Most keys of a tenant that are not revoked."""
 
 _PUBLIC = string.ascii_lowercase + string.digits
 _keys = api_keys.c
@@ -85,7 +85,7 @@ class Key:
 
     Attributes:
         prefix: the public part that identifies the key to people.
-        scopes: what the key may do, at least one scope.
+        scopes: the key's rights; at least one scope.
         expires_at: time from which the key is invalid; ``None``: never.
         require_user: requests with the key must name the end user that they act for.
     """
@@ -147,7 +147,7 @@ async def create(
     live = select(func.count()).where(_keys.tenant_id == tenant_id, _keys.revoked_at.is_(None))
     if (await tx.scalar(live) or 0) >= MOST_KEYS:
         raise ConflictError(
-            f"a tenant can have at most {MOST_KEYS} keys: revoke unused ones",
+            f"a tenant can have at most {MOST_KEYS} keys: revoke unused keys",
             code="too_many_keys",
         )
     prefix = f"btg_{''.join(secrets.choice(_PUBLIC) for _ in range(8))}"
@@ -217,7 +217,7 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
 
 CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
-"""Seconds for which an answer of the database is used; with the query's time, less than 5 s."""
+"""Seconds for which an answer of the database is used. With the query's time, it is below 5 s."""
 _PATIENCE_S = 2.0
 _MOST_KEYS = 10_000
 _STRANGERS_WAITING = 200
@@ -236,7 +236,7 @@ Identity = tuple[UUID, UUID] | TokenIdentity | None
 
 @dataclass(slots=True)
 class _Entry:
-    """A cached key, with monotonic times of its last check, last use, and last stored use."""
+    """A cached key, with the monotonic times of its last check, use, and stored use."""
 
     key: Key
     key_hash: bytes
@@ -252,14 +252,14 @@ class _Entry:
 class KeyCache:
     """Access control of this process.
 
-    A server is *open* while there was never a key: then all clients may do everything.
+    A server is *open* as long as no key was ever made. Then all clients may do everything.
 
     Args:
         local: only this machine can reach the server, so the server may be open.
         believed_s: seconds for which an answer of the database is used.
         refresh_s: seconds between two checks of the keys in use.
         clock: wall clock, for expiry.
-        ticks: monotonic clock, for everything else.
+        ticks: monotonic clock, for all other times.
         tokens: signs and verifies tokens.
     """
 
@@ -298,7 +298,7 @@ class KeyCache:
 
     @property
     def may_be_open(self) -> bool:
-        """True until a key is seen; never true afterwards."""
+        """True until this process sees a key; false from then on."""
         return self._may_be_open
 
     async def is_open(self) -> bool:
@@ -327,14 +327,14 @@ class KeyCache:
     def has(self, text: str) -> bool:
         """Return true if the key is cached, so that :meth:`find` is cheap.
 
-        The key may have been revoked or have expired since.
+        The key may have been revoked, or may have expired, after it was cached.
         """
         key_hash = hashed(text)
         entry = self._entries.get(key_hash[:16])
         return entry is not None and hmac.compare_digest(entry.key_hash, key_hash)
 
     async def find(self, text: str) -> Key | None:
-        """Look up the key of a request; ``None``: it is unknown or revoked. It may have expired.
+        """Return the key of a request; ``None``: it is unknown or revoked. It may have expired.
 
         Raises:
             UnavailableError, OSError, ...: the database is not available, or too many unknown keys
@@ -422,7 +422,7 @@ class KeyCache:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
 
     async def _fetch_for_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
-        """Run a query for an unknown key; only few run at once, to limit the database's load."""
+        """Run a query for an unknown key; at most two run at once, to limit the database's load."""
         if self._strangers_waiting >= _STRANGERS_WAITING:
             raise UnavailableError("too many unknown keys are being looked up: try again")
         self._strangers_waiting += 1
@@ -454,7 +454,7 @@ class KeyCache:
 
     @contextmanager
     def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:
-        """Call ``lost`` when the caller's access ends: revoked, expired, or keys are now needed."""
+        """Call ``lost`` when the caller's key or token ends, or the server begins to need keys."""
         self._watchers[identity].add(lost)
         try:
             yield
@@ -469,7 +469,7 @@ class KeyCache:
             self._nudge.clear()
             async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
                 await self._refresh(connection)
-            # So many simultaneous changes of keys cause few checks.
+            # A short pause, so that many simultaneous changes of keys cause few checks.
             await asyncio.sleep(0.02)
             await happens(self._nudge, self._refresh_s)
 
@@ -536,7 +536,7 @@ def _is_key(identity: Identity) -> TypeIs[tuple[UUID, UUID]]:
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:
-    """Wait for a query with a time limit; the query goes on, because cancelling needs the database.
+    """Wait for a query with a time limit; a late query goes on, as only the database can cancel it.
 
     Raises:
         TimeoutError: the query took too long.

@@ -37,13 +37,13 @@ class RequestLimits(BaseModel):
     addresses: _Networks | None = None
     """Networks (CIDR) of the only addresses from which requests may come."""
     requests_per_s: Annotated[float, Field(gt=0, le=100_000)] | None = None
-    """Requests per second at each API process; twice as many may come at once."""
+    """Requests per second to each API process; twice as many may come at once."""
     tokens_per_day: Annotated[int, Field(strict=True, gt=0, le=2**53), WHOLE] | None = None
     """Tokens of all the key's runs in a day (UTC). Tokens of the tenant's own model servers do not
     count."""
 
     def need_no_limit_of_runs(self) -> None:
-        """Refuse a key with limits of runs, which runs that no request starts would not have.
+        """Refuse a key that limits runs, because runs that no request starts escape its limits.
 
         Raises:
             ForbiddenError: ``beyond_limits``.
@@ -103,7 +103,7 @@ class StoredLimits(RequestLimits):
     """Limits of a key that exists.
 
     Attributes:
-        payer: the key whose rate and daily tokens it uses: the key itself, or the key that made it.
+        payer: the key whose rate and daily tokens count: this key, or the key that made it.
     """
 
     payer: UUID | None = None
@@ -127,7 +127,7 @@ class StoredLimits(RequestLimits):
                 continue
             if wider := [each for each in wanted if not _is_in(each, own)]:
                 raise InvalidInputError(
-                    f"the limits of your own key do not include {wider[0]}",
+                    f"the limits of your own key do not include {wider[0]}: leave it out",
                     pointer=f"/limits/{name}",
                 )
         values: dict[str, object] = {**self.given, **new.given}

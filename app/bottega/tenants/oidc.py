@@ -2,9 +2,9 @@
 
 A token is a JSON Web Token that the issuer signed with an asymmetric key. A mapping of its claims
 (``BOTTEGA_OIDC_CLAIMS``) gives tenant, user and roles; the mapping is data, never code. The
-issuer's discovery document leads to its keys (OpenID Connect Discovery 1.0). When a token names an
-unknown key, the keys are read again, but at most every ten seconds, so that such tokens cost the
-issuer little.
+issuer's discovery document gives the URL of its keys (OpenID Connect Discovery 1.0). When a token
+names an unknown key, the keys are read again, but at most every ten seconds, so that tokens with
+unknown keys cost the issuer little.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import jwt  # loaded with the first token, see bottega.tenants.tokens
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Accepted algorithms. All are asymmetric; otherwise the issuer's public key could sign tokens."""
+"""Accepted algorithms, all asymmetric: with others, the issuer's public key could sign tokens."""
 SKEW_S = 60.0
 """Seconds that clocks may differ, in checks of ``exp`` and ``nbf``."""
 _LOOK_AGAIN_S = 10.0
@@ -57,11 +57,11 @@ class Person:
     """A signed-in person.
 
     Attributes:
-        user: the mapped user; the audit log names the person so.
+        user: the mapped user; the audit log has the person under this name.
         name: name to show; if the token has none: the user.
         scopes: scopes of all roles together; ``()``: no role, so only ``GET /v1/me`` is allowed.
         expires_at: end of the token, in seconds of Unix time.
-        limits: limits by the mapping; each person has an own rate and own daily tokens.
+        limits: limits that the mapping gives; rate and daily tokens count for each person alone.
     """
 
     tenant_id: UUID
@@ -117,13 +117,13 @@ class SignIn:
         return self._endpoints
 
     async def redeemed(self, grant: Mapping[str, str], origin: str) -> tuple[str, Person]:
-        """Redeem an authorization code; return a token that is valid here, and its person.
+        """Redeem an authorization code; return a token that this server accepts, and its person.
 
-        The token is the access token; if that is for another service, or no JSON Web Token, it is
-        the id token.
+        The token is the access token. If the access token is for another service, or no JSON Web
+        Token, it is the id token.
 
         Args:
-            grant: the form for the issuer: code, verifier, URL of the page, and client.
+            grant: fields of the request to the issuer: code, verifier, URL of the page, client.
             origin: origin of the page, because some issuers answer only requests with an origin.
 
         Raises:
@@ -174,16 +174,16 @@ class SignIn:
         except jwt.ExpiredSignatureError:
             raise UnauthenticatedError("this token expired: sign in again", code="token_expired")  # noqa: B904
         except (jwt.PyJWTError, LookupError, TypeError, ValueError) as error:
-            raise _bad(f"this token is not valid here ({error})") from None
+            raise _bad(f"this server does not accept this token ({error})") from None
         return await self._named(claims)
 
     async def _named(self, claims: Mapping[str, Any]) -> Person:
         user, tenant = self._mapping.user.read(claims), self._mapping.tenant.read(claims)
         if not user or len(user[0]) > 128:
-            raise _bad("this token has no user: see BOTTEGA_OIDC_CLAIMS")
+            raise _bad("this token names no user: see BOTTEGA_OIDC_CLAIMS")
         tenant_id = await self._tenant(tenant[0]) if tenant else None
         if tenant_id is None:
-            raise _bad("this token has no tenant that exists: see BOTTEGA_OIDC_CLAIMS")
+            raise _bad("this token names no existing tenant: see BOTTEGA_OIDC_CLAIMS")
         roles = [_role(each) for each in self._mapping.roles.read(claims)]
         held = {scope for role in roles if role is not None for scope in ROLES[role]}
         return Person(
@@ -205,7 +205,7 @@ class SignIn:
         return self._tenants[name]
 
     async def _key(self, head: Mapping[str, Any]) -> "jwt.PyJWK":
-        """Return the issuer's key that the token's head names, ignoring other facts about keys."""
+        """Return the issuer's key that a token's head names by its id."""
         if head.get("alg") not in ALGORITHMS:
             raise ValueError("its algorithm is not accepted")
         if "crit" in head:
@@ -222,7 +222,7 @@ class SignIn:
         return key
 
     async def _look(self) -> None:
-        """Read the issuer's keys, at most every ten seconds; without an answer, keep the old."""
+        """Read the issuer's keys, at most every ten seconds; if that fails, keep the old keys."""
         async with self._looking:
             if self._ticks() - self._looked_at < _LOOK_AGAIN_S:
                 return
@@ -245,7 +245,7 @@ async def read_issuer(issuer: str) -> tuple[Endpoints, "Mapping[str, jwt.PyJWK]"
 
     found = await _json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if found["issuer"] != issuer:
-        raise ValueError(f"it calls itself {found['issuer']!r}")
+        raise ValueError(f"its document names the issuer {found['issuer']!r}")
     endpoints = Endpoints(*(found.get(f"{name}_endpoint") for name in Endpoints._fields))
     listed = (await _json("GET", found["jwks_uri"]))["keys"]
     keys = {}

@@ -39,7 +39,7 @@ _keys = api_keys.c
 
 @asynccontextmanager
 async def transactions(url: str) -> AsyncIterator[Begin]:
-    """Yield a function that opens transactions that see all tenants, one at a time.
+    """Yield a function that opens a transaction that sees all tenants; one may be open at a time.
 
     At the end of the block, notifications of these transactions are sent to the server's processes.
 
@@ -136,7 +136,7 @@ async def create_key(
 
 
 async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
-    """List the keys of all tenants, or of one tenant, by age; rows have the tenant's name, too."""
+    """List the keys of all tenants, or of one tenant, by age, with the tenants' names."""
     query = (
         select(*keys.PUBLIC_COLUMNS, tenants.c.name.label("tenant"))
         .join(tenants, tenants.c.id == api_keys.c.tenant_id)
@@ -167,7 +167,7 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
 
 
 async def keys_required(url: str) -> bool:
-    """Return true if there ever was a key, so that requests need keys. Every login may call it.
+    """Return true if a key was ever made, so that requests need keys. Every login may call this.
 
     Raises:
         UnavailableError: the database is unreachable or not migrated.
@@ -186,7 +186,7 @@ async def temporary_key(
 ) -> AsyncIterator[str | None]:
     """Create a key of the default tenant for the duration of the block, then delete it.
 
-    It yields ``None`` if there never was a key, because then requests need no key.
+    Yield ``None`` if no key was ever made, because then requests need no key.
     """
     if not await keys_required(url):
         yield None
@@ -301,7 +301,7 @@ async def _id_of(tx: AsyncConnection, name: str) -> UUID:
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:
-    """Store a text of the operator as an admin key of the default tenant.
+    """Store a key that the operator has chosen, as an admin key of the default tenant.
 
     Return true if the key is new. A revoked key stays revoked.
     """

@@ -1,8 +1,8 @@
 """Rate limit of a client's requests: the generic cell rate algorithm (GCRA).
 
-A client's state is one number: the time at which its debt is paid. Each request adds the time that
-it costs. A request is refused if the debt would exceed the burst. A long body costs more. It is
-charged while it arrives, so the debt may then exceed the burst.
+A client's state is one number: the time at which its debt is paid. Each request adds its cost, a
+time, to the debt. A request is refused if the debt would exceed the burst. A long body costs more.
+Its cost is added while it arrives, so the debt may then exceed the burst.
 """
 
 import math
@@ -24,7 +24,7 @@ class Rate:
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate whose burst is the number of requests in ``seconds``."""
+        """Return a rate whose burst is the number of requests that it allows in ``seconds``."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property
@@ -55,7 +55,7 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
     """Decide on one request.
 
     Args:
-        paid_at: state of the client's last decision; if there is none, any time in the past.
+        paid_at: the client's state after its last decision; any time in the past for a new client.
         now: time on the same clock, in seconds.
     """
     owed = max(0.0, paid_at - now) * rate.per_s
@@ -78,7 +78,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class RateLimits(Generic[Who]):
-    """The states of the clients that asked last in this process; each process has the full rate."""
+    """The states of the latest clients of this process; each process allows the full rate."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
@@ -86,9 +86,9 @@ class RateLimits(Generic[Who]):
         self._paid_at: LRUCache[Who, float] = LRUCache(_MOST_CLIENTS)
 
     def take(self, who: Who, rate: Rate | None = None) -> Decision:
-        """Decide on a client's request that arrives now;
+        """Decide on a client's request that arrives now, and count it.
 
-        ``rate`` replaces the rate for this client.
+        ``rate`` replaces the usual rate for this client.
         """
         now = self._clock()
         decision = decide(rate or self.rate, self._paid_at.pop(who, now), now)
@@ -101,6 +101,6 @@ class RateLimits(Generic[Who]):
         return decide(self.rate, self._paid_at.get(who, now), now)
 
     def charge(self, who: Who, requests: int) -> None:
-        """Charge an allowed request of a client for ``requests`` further requests."""
+        """Charge a client whose request was allowed for ``requests`` further requests."""
         owes_until = max(self._paid_at.pop(who, 0.0), self._clock())
         self._paid_at[who] = owes_until + requests / self.rate.per_s

@@ -1,10 +1,10 @@
 """Retention: removal of old finished runs, audit entries and archived episodes; and storage sums.
 
-Pages are removed one by one. Each has its own transaction, which skips rows that others have
-locked. So any number of processes may do it at once, and a repetition after a crash continues.
+Rows are removed in pages. Each page has its own transaction, which skips rows that other processes
+have locked. So several processes may remove rows at once, and after a crash a later call continues.
 
-The sums of the tenants' storage are read by the quota, ``GET /v1/scheduler`` and
-``GET /v1/metrics/series``.
+The quota, ``GET /v1/scheduler`` and ``GET /v1/metrics/series`` read the sums of the tenants'
+storage.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ RUNS = "runs"
 KINDS = (RUNS, "audit", "episodes")
 RUNS_AT_ONCE = 100
 _ANSWERS_KEPT = timedelta(days=2)
-"""More than the time for which responses of requests with an ``Idempotency-Key`` are kept."""
+"""Longer than the answers of requests with an ``Idempotency-Key`` are kept."""
 
 Begin = Callable[[UUID], AbstractAsyncContextManager[AsyncConnection]]
 """Function that opens a transaction for a tenant's rows."""
 Place = tuple[datetime, UUID]
-"""Place of a run among all finished runs: its end and its id."""
+"""Position of a run among all finished runs: time of its end, and id."""
 
 _START: Place = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _DUE = text("SELECT tenant_id, name, kind, before FROM due_retention(:days, :tenant, :own)")
@@ -58,7 +58,7 @@ class Due:
     Attributes:
         tenant: name of the tenant.
         kind: one of :data:`KINDS`.
-        before: data from before this time is removed: ended runs, or written entries.
+        before: data is removed if its run ended, or its entry was written, before this time.
     """
 
     tenant_id: UUID
@@ -73,7 +73,7 @@ async def days_kept(
     """Return for how many days a tenant keeps each kind; ``None``: for ever.
 
     Args:
-        days: the operator's, for a tenant without its own.
+        days: the operator's values, for kinds for which the tenant has no value of its own.
     """
     own = await tx.execute(_OWN_DAYS, {"tenant": tenant_id})
     return {**days, **{row.kind: row.days for row in own}}
@@ -102,8 +102,8 @@ async def remove(
 ) -> Removed:
     """Remove old data of a tenant, or only count it; return the numbers of rows by table.
 
-    After each page it pauses for as long as the page took, at most a second, so that others have
-    half of the database's time.
+    After each page, it pauses for as long as the page took, at most a second. So other work has at
+    least half of the database's time.
     """
     removed: Removed = Counter()
     async for page in _pages(begin, what, count_only, clock):
@@ -132,7 +132,7 @@ async def _pages(
 async def _runs(
     tx: AsyncConnection, what: Due, after: Place, count_only: bool, answers: bool
 ) -> tuple[Removed, Place | None]:
-    """Remove a page of finished runs; return the counts, and the next page's place, if any."""
+    """Remove a page of finished runs; return the counts, and where the next page begins, if any."""
     about = {"before": what.before, "at": after[0], "id": after[1], "most": RUNS_AT_ONCE}
     ids, last_at, last_id = (await tx.execute(_LOCK, about)).one()
     page: Removed = Counter()

@@ -1,11 +1,11 @@
 """Signed tokens: tokens of end users, and tickets with which browsers open streams.
 
 A token is a JSON Web Token (RFC 7519) signed with HMAC-SHA-256. All API processes share the signing
-keys, so each process verifies a token without a query. Every process reads revocations of tokens
-and of their keys when it checks the keys in use, so it knows them within seconds.
+keys, so each process verifies a token without a query. When a process checks the keys in use, it
+also reads the revocations of tokens and keys, so it knows these within seconds.
 
 The id of a token, its ``jti``, contains a second signature for the token's tenant. So a tenant can
-revoke its own tokens, and only these, although tokens are stored nowhere.
+revoke its own tokens, and no others, although no token is stored.
 """
 
 import hmac
@@ -65,7 +65,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """Identity of a token, whose end ends its streams; ``jti`` is empty for a signed-in person."""
+    """Identity of a token, whose streams end with it; a signed-in person has an empty ``jti``."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -91,11 +91,11 @@ class Token:
     """A verified token, and what it permits.
 
     Attributes:
-        key_id: the key that made the token, and with which it ends; ``None``: there were no keys.
+        key_id: the key that made the token, which ends with the key; ``None``: there were no keys.
         prefix: public part of this key.
         expires_at: end of the token's life, in seconds of Unix time.
-        user: the end user that all its requests act for; ``None``: it is a ticket of a key.
-        actions: what the token may do; a ticket has the actions of the token that requested it.
+        user: the end user for whom all its requests act; ``None``: it is a ticket of a key.
+        actions: actions that the token allows; a ticket has those of the token that requested it.
         agents: names of the only agents that it may run; ``None``: all.
         graphs: names of the only graphs that it may run; ``None``: all.
         sessions: names of the only sessions in which it may run; ``None``: all.
@@ -129,7 +129,7 @@ class Token:
 
     @property
     def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
-        """Identity whose end ends the token's streams; a ticket has that of its requester."""
+        """Identity with whose end the token's streams end: for a ticket, that of its requester."""
         if self.opens is None:
             return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
         if self.parent is not None and self.parent_expires_at is not None:
@@ -174,7 +174,7 @@ class Token:
                 )
         if self.sessions is not None and session_id not in self.sessions:
             raise ForbiddenError(
-                "this token may run only in some sessions: send one of them as session_id",
+                "this token may run only in certain sessions: send one of these as session_id",
                 code="insufficient_scope",
             )
 
@@ -194,9 +194,9 @@ def head_of(text: str) -> Mapping[str, Any]:
     Raises:
         jwt.PyJWTError: the token has no valid head.
     """
-    import jwt  # at the first token, because it takes 10 MB
+    import jwt  # at the first token, because the library takes 10 MB of memory
 
-    # Only the head is passed on, because the library would decode everything else, too.
+    # Pass on only the head, because the library would also decode the rest of the token.
     return jwt.get_unverified_header(f"{text.partition('.')[0]}..")
 
 
@@ -252,7 +252,7 @@ class TokenSigner:
     def _learn(self, name: str, stored: bytes) -> None:
         if name in self._keys:
             return
-        with suppress(CannotOpenError):  # sealed with a key that this process does not have
+        with suppress(CannotOpenError):  # this process lacks the key that sealed the signing key
             self._keys[name] = self._opened(stored)
             self._newest = max(self._newest, name)  # names are ordered by time
 

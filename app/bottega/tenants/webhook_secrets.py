@@ -1,7 +1,7 @@
-"""Webhook secrets of tenants, which are shown once and rotated with a day's overlap.
+"""Webhook secrets of tenants: each is shown once, and stays valid a day after the next is created.
 
-Secrets are stored as plain text, because they sign. ``BOTTEGA_WEBHOOK_SECRET`` is the first secret
-of the tenant ``default``; it ends a day after the tenant creates its first own secret.
+Secrets are stored as plain text, because signing needs it. ``BOTTEGA_WEBHOOK_SECRET`` is the first
+secret of the tenant ``default``; it ends a day after the tenant creates its first own secret.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from bottega.errors import ConflictError
 from bottega.tenants import audit
 
 MOST_VALID = 5
-"""Limit of a tenant's valid secrets."""
+"""Most valid secrets of a tenant."""
 
 _OVERLAP = text("interval '1 day'")
 _rows = webhook_secrets.c
@@ -81,8 +81,8 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
     """Create the tenant's next secret; return its row, and, only this time, the secret.
 
-    The previous secret stays valid for a day. Expired secrets are removed. Therefore the first
-    secret of the settings is still valid if no remaining secret is a day old.
+    The previous secret stays valid for a day, and expired secrets are removed. So the first secret,
+    from the settings, is still valid as long as no stored secret is a day old.
 
     Raises:
         ConflictError: ``too_many``.

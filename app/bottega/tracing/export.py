@@ -22,7 +22,7 @@ _users = 0
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return true if environment variables name an exporter of spans, or an endpoint for it."""
+    """Return true if environment variables name an exporter of spans, or an endpoint for spans."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get(_EXPORTER, "").strip().lower()

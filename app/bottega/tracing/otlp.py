@@ -1,8 +1,8 @@
 """Export of spans by OTLP. Only this module imports OpenTelemetry, for sampling, queue and sending.
 
-Spans are plain data here. OpenTelemetry's own objects and their encoder need seven times the CPU
+This module's spans are plain data. OpenTelemetry's own objects and encoder need seven times the CPU
 (75 µs per span instead of 11 µs), because they build a protobuf message for each attribute. Most
-attributes repeat from span to span, so this module encodes each of them once.
+attributes repeat from span to span, so this module encodes a repeated attribute only once.
 """
 
 import os
@@ -39,7 +39,7 @@ KINDS = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "CONSUMER": 5}
 """Numbers of the kinds of spans."""
 
 _LARGEST_REQUEST = 4 * 1024 * 1024
-"""Most bytes of spans in a request, unless one span has more. Many collectors refuse 20 MiB."""
+"""Most bytes of spans in a request, unless a single span is larger. Collectors refuse 20 MiB."""
 _KEPT = 4096
 _FAILED = b"\x7a\x02\x18\x02"
 _HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
@@ -140,7 +140,7 @@ class Encoder:
             if isinstance(value, str):
                 if longest is not None:
                     value = value[:longest]
-                if len(value) > 64:  # only encoded forms of shorter texts are cached
+                if len(value) > 64:  # the cache has only encoded forms of shorter texts
                     yield _encoded(tag, key, value)
                     continue
             yield _attribute(tag, key, value)
@@ -190,7 +190,7 @@ class _Span(SpanData):
     __slots__ = ("_processor", "is_recorded")
 
     context: ClassVar[SpanContext] = SpanContext(1, 1, is_remote=False, trace_flags=_SAMPLED)
-    """Context that the queue sees for all spans, because the queue gets only sampled spans."""
+    """Context of all spans for the queue: that of a sampled span, as the queue gets no others."""
 
     def __init__(self, processor: BatchSpanProcessor, is_recorded: bool, *data: Any) -> None:
         super().__init__(*data)
@@ -233,7 +233,7 @@ class _Tracer:
     ) -> _Span:
         span = f"{(getrandbits(64) or 1) if ids is None else ids.span:016x}"
         if parent is not None and parent.is_local:
-            # The first span of this process decided whether its trace is sampled.
+            # The trace's first span in this process decided if the trace is sampled.
             above = parent.traceparent
             trace = Trace(f"{above[:36]}{span}{above[52:]}", parent.tracestate, is_local=True)
             sampled, about = above[54] in "13579bdf", dict(attributes)
@@ -253,7 +253,7 @@ class _Tracer:
         link: Ids | None,
     ) -> tuple[Trace, bool, dict[str, Any]]:
         """Ask the sampler about a span that has nothing above it in this process."""
-        # An empty context, as the library's own current span is not ours.
+        # An empty context, because the library's current span is none of our spans.
         context, flags = Context(), 0
         if parent is not None:
             number, flags = int(parent.traceparent[3:35], 16), int(parent.traceparent[53:55], 16)
@@ -292,7 +292,7 @@ def _links(ids: Ids | None) -> Sequence[Link]:
 
 
 class _Exporter(SpanExporter):
-    """Sends our spans as OpenTelemetry's exporter sends its own: where to, retries, TLS."""
+    """Sends our spans with OpenTelemetry's exporter: to its endpoint, with its retries and TLS."""
 
     def __init__(self, resource: Resource) -> None:
         self._sending = OTLPSpanExporter()
@@ -306,7 +306,7 @@ class _Exporter(SpanExporter):
         )
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
-        # The exporter's public method encodes. pyproject.toml bounds its version for this.
+        # Private, because the public method would encode again; pyproject.toml bounds its version.
         bodies = self._encoder.requests(spans)
         sent = [self._sending._client.export(body).success for body in bodies]
         return SpanExportResult.SUCCESS if all(sent) else SpanExportResult.FAILURE
@@ -316,9 +316,9 @@ class _Exporter(SpanExporter):
 
 
 def opened(takes_texts: bool) -> tuple[BatchSpanProcessor, Tracer]:
-    """Start a thread that sends spans by OTLP; return what ends it, and what makes spans.
+    """Start a thread that sends spans by OTLP; return the queue, which ends it, and a tracer.
 
-    Spans wait in a queue of bounded length; those that find it full are dropped.
+    The length of the queue is bounded; while it is full, new spans are dropped.
     """
     about = {"service.version": __version__}
     if not os.environ.get("OTEL_SERVICE_NAME"):

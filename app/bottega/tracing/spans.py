@@ -1,4 +1,4 @@
-"""Spans: the pieces of work that tracing backends show, by OpenTelemetry's GenAI conventions.
+"""Spans: pieces of work for tracing backends, named by OpenTelemetry's GenAI conventions.
 
 While :data:`tracer` is ``None``, no spans are made and OpenTelemetry is not imported.
 """
@@ -48,7 +48,7 @@ FAILED_TRY = "bottega.model_try_failed"
 """Name of an event of a span: a try of the model call failed, and another try follows."""
 
 CANCELLED = "cancelled"
-"""``error.type`` of work that was stopped."""
+"""``error.type`` of the span of work that was stopped."""
 
 AttributeValue = str | int | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
@@ -58,7 +58,7 @@ class Ids(NamedTuple):
     """Ids of a span that are known before it begins.
 
     Attributes:
-        trace: used only if the span has no parent.
+        trace: id of the trace; used only if the span has no parent.
     """
 
     trace: int
@@ -142,7 +142,7 @@ class Span:
         self._ended = True
         try:  # noqa: SIM105  # `suppress` costs as much as all the rest
             trace_context.current.reset(self._before)
-        except ValueError:  # the span ends outside of the context in which it began
+        except ValueError:  # the span ends in another context than the one in which it began
             pass
         self._recorded.end(error)
 

@@ -1,11 +1,11 @@
 """Erasure of all data of an end user.
 
-From the request on, a row in ``user_erasures`` makes the database refuse everything new of the
-user. Rows are removed in pages, each in its own transaction, which also counts them. Then the
-objects in the object store are deleted, and caches are cleared. When nothing names the user any
-more, the last transaction removes the row in ``user_erasures``.
+From the request on, a row in ``user_erasures`` makes the database refuse all new data of the user.
+Rows are removed in pages; each page has its own transaction, which also counts the removed rows.
+Then the objects in the object store are deleted, and caches are cleared. When no data names the
+user any more, the last transaction removes the row in ``user_erasures``.
 
-All processes look for such rows, so another process continues if one dies.
+All processes look for rows in ``user_erasures``, so if a process dies, another one continues.
 """
 
 from collections import Counter
@@ -121,7 +121,7 @@ class UserErasure:
         """Erase all remaining data of a user.
 
         Raises:
-            UnavailableError: the object store is unreachable; all rows are removed.
+            UnavailableError: the object store is unreachable; all rows are removed already.
         """
         while await self._erase_page(tenant_id, user):
             pass
@@ -131,7 +131,7 @@ class UserErasure:
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
         """Remove a page of rows; return false if there were none."""
         async with self.database.begin(tenant_id) as tx:
-            # The lock lets one process work at a time. The row is missing if another has finished.
+            # The lock lets one process work at a time. If another has finished, the row is missing.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
             if before is None:
@@ -184,7 +184,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            await tx.execute(select(func.count_spending(tenant_id, spent)))  # last: lock order
+            await tx.execute(select(func.count_spending(tenant_id, spent)))  # takes the last lock
             return removed + page
     found = select(sessions.c.id).where(
         sessions.c.tenant_id == tenant_id, sessions.c.user_id == user
@@ -205,7 +205,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
 async def _forget_answers(
     tx: AsyncConnection, tenant_id: UUID, user: str, removed: Removed
 ) -> None:
-    """Remove stored responses with the user's name, of sessions, runs, episodes and schedules."""
+    """Remove stored answers with the user's name: about sessions, runs, episodes and schedules."""
     body = idempotency_keys.c.answer
     places = (("body", "user"), ("body", "user_id"), ("body", "run", "user"))
     naming = or_(*(body[place].astext == user for place in places))

@@ -2,10 +2,10 @@
 
 The data is read in pages, each in its own transaction, so that a slow reader keeps no transaction
 open. Therefore the export is no snapshot: it has all rows from before its begin, and perhaps some
-later ones.
+rows from after its begin.
 
-The tables are found in the catalogue, so that new tables are included. A row belongs to a user if
-it names the user, or a run, a session or an episode of the user.
+The tables are found in the database's catalogue, so that new tables are included. A row belongs to
+a user if it names the user, or a run, a session or an episode of the user.
 """
 
 from base64 import b64encode
@@ -27,7 +27,7 @@ from bottega.objects import Objects
 from bottega.users import erasure
 
 OWNERS = {"user_id": "text", "run_id": "uuid", "session_id": "text", "episode_id": "uuid"}
-"""Columns that name an owner, with their types; the first that a table has decides."""
+"""Columns that name an owner, with their types; the first of them in a table names the owner."""
 NOT_EXPORTED = frozenset(
     (
         "user_erasures",  # during an erasure there is no export
@@ -36,13 +36,13 @@ NOT_EXPORTED = frozenset(
         "ended_tokens",  # credentials
         "idempotency_keys",  # copies of the objects that requests made
         "episode_search",  # words of episodes
-        "episode_vectors",  # vectors that were computed from them
+        "episode_vectors",  # vectors that were computed from episodes
         "episode_work",
         "pattern_applications",  # judgements of patterns, without texts
         "pattern_sources",
     )
 )
-"""Tables that have no facts about a user that other tables lack."""
+"""Tables that are left out, because other tables have all their facts about a user."""
 _BY_SESSION = frozenset(("session_memory",))
 """Tables whose rows belong to a session, although they name its last run, too."""
 _BY_FIRST = frozenset(("files", "forked_turns"))
@@ -97,13 +97,13 @@ async def find(connection: AsyncConnection) -> list[Belongings]:
 
 _ROWS = 200
 _BYTES = 1_000_000
-"""Most bytes of a page; its first row may exceed this."""
+"""Most bytes of a page; a larger first row forms a page of its own."""
 _OWNERS = 50
 """Number of runs, sessions or episodes whose rows are read together."""
 _HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
-"""Columns without facts about the user, which are left out."""
+"""Columns that are left out, because they have no facts about the user."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
-"""Tables whose rows own rows of other tables, with the column that names the owner there."""
+"""Tables whose rows own rows of other tables, with the column that names the owner in those."""
 _MORE = {
     # A step's events are lines of JSON.
     "run_steps": " || jsonb_build_object("
@@ -114,7 +114,7 @@ _OBJECTS = {
     "episode_bodies": "CASE WHEN t.object_key IS NOT NULL THEN ARRAY[t.object_key] END",
 }
 _SCHEDULES = Belongings("schedules", (("name", "text"),), "name")
-"""Schedules, which name the user inside of a JSON document."""
+"""Rows of schedules, which name the user inside a JSON document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class UserExport:
         yield self._line("end", to_json({"lines": self._count}))
 
     async def _owned(self, of: Belongings, found: Sequence[Belongings]) -> AsyncIterator[bytes]:
-        """Yield the lines of a table with user names; each page is followed by the rows it owns."""
+        """Yield the lines of a table that names users; after each page, the rows that it owns."""
         inner = [each for each in found if each.owner == _OWNING.get(of.table)]
         async for lines, ids in self._pages(of, "SELECT :user"):
             yield lines
