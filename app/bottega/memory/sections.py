@@ -1,7 +1,7 @@
 """Sections of the working memory: entries with a budget of tokens, and their archive. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -86,6 +86,9 @@ class Entry:
     accessed: bool = False
 
 
+_ENTRY = tuple(each.name for each in fields(Entry))
+
+
 class Section:
     """Entries in the order of insertion, and the sum of their tokens.
 
@@ -154,15 +157,20 @@ class Section:
             yield _gone(self.gone)
         yield from texts
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """The arguments of :meth:`restore`, not yet converted to JSON."""
-        return {"gone": self.gone, "warned": self.warned, "entries": [*self.entries.items()]}
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "gone": self.gone and list(self.gone),
+            "warned": self.warned,
+            "entries": [
+                [list(key), *(getattr(entry, name) for name in _ENTRY)]
+                for key, entry in self.entries.items()
+            ],
+        }
 
-    def restore(self, gone: Any, warned: bool, entries: Any) -> None:
-        self.gone = gone and tuple(gone)
-        self.warned = warned
-        self.entries = {tuple(key): Entry(**entry) for key, entry in entries}
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.gone = tuple(snapshot["gone"]) if snapshot["gone"] else None
+        self.warned = snapshot["warned"]
+        self.entries = {tuple(key): Entry(*entry) for key, *entry in snapshot["entries"]}
         self.filled = sum(entry.tokens for entry in self.entries.values())
 
 

@@ -341,26 +341,26 @@ class WorkingMemory:
 
     def snapshot(self) -> dict[str, Any]:
         """Return a JSON-compatible copy of everything, archive included."""
-        known = {
-            "budgets": self.budgets,
-            "sections": {part: each.state for part, each in self._sections.items()},
-            "variables": [*self._variables.items()],
-            "archive": self._archive.texts,
+        return {
+            "budgets": list(self.budgets),
+            "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
+            "variables": [
+                [*place[1:], value, kind.value] for place, (kind, value) in self._variables.items()
+            ],
+            "archive": dict(self._archive.texts),
             "referred": sorted(self._archive.referred),
             "counts": [self._archive.turn, self._states, self._archive.others],
             "subtask": self._subtask,
         }
-        copy: dict[str, Any] = to_jsonable_python(known)
-        return copy
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         self.budgets = Budgets(*snapshot["budgets"])
         self._empty()
         for part, section in self._sections.items():
-            section.restore(**snapshot["sections"][part])
+            section.restore(snapshot["sections"][part.value])
         self._variables = {
-            tuple(place): (VariableKind(kind), value)
-            for place, (kind, value) in snapshot["variables"]
+            (VARIABLE, scope, subtask, key): (VariableKind(kind), value)
+            for scope, subtask, key, value, kind in snapshot["variables"]
         }
         archive = self._archive
         archive.texts = dict(snapshot["archive"])
