@@ -266,6 +266,6 @@ async def test_without_graph_or_query_nothing_can_be_read() -> None:
     asking(await team(), None)
     assert "no shared-memory graph" in await error_of(tool)
     asking(await team(), "stranger")
-    assert "these can: none" in await error_of(tool, source_id="a")
+    assert "it can read: none" in await error_of(tool, source_id="a")
     current_call.set(None)
     assert "within an agent's query" in await error_of(tool)
