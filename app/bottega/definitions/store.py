@@ -71,7 +71,7 @@ async def create(
     name: str,
     content: dict[str, Any],
 ) -> Definition:
-    """Store a definition under a new name; the versions of a deleted name continue.
+    """Store a definition under a new name; a deleted name continues its version numbers.
 
     Raises:
         ConflictError: ``exists``, or ``too_many``.
@@ -118,7 +118,7 @@ async def put(
 async def _claim(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str
 ) -> int | None:
-    """Take an unused name; return its next version; ``None``: the name is in use."""
+    """Reserve an unused name; return its next version; ``None``: the name is in use."""
     table = kind.table
     version: int | None = await connection.scalar(
         insert(table)

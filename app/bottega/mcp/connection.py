@@ -496,7 +496,7 @@ class Connection:
         on_progress: OnProgress | None = None,
         on_question: OnQuestion | None = None,
     ) -> dict[str, Any]:
-        """Send a request and wait for its result; answer the server's questions on the way.
+        """Send a request and wait for its result; answer the server's questions meanwhile.
 
         Args:
             make: function that makes the request from the answers to the server's questions, and

@@ -194,7 +194,7 @@ async def reserved(
     Args:
         sent: tokens of the input.
         provider: provider of the model, for its prices and the owner of its server.
-        longest: the call's own limit of the answer's tokens; ``None``: it has none, and
+        longest: the call's own limit of the answer's tokens; ``None``: no limit, so
             :data:`MAX_OUTPUT` is expected.
 
     Raises:

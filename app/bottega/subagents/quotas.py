@@ -150,7 +150,7 @@ def check_dispatch(
     """Check a dispatch against the limits. A task above ``max_concurrent`` passes, and waits.
 
     Args:
-        limits: limits of all parents together; the parent's own are ``parent.limits``.
+        limits: limits of all parents together; the parent's own limits are in ``parent``.
         counts: counts of the registry's tasks.
         room: (number of the parent's tasks that may start at once, number that wait already).
         wait: seconds until the breaker lets a task of this agent through; ``None``: now.
