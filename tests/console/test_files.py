@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -40,6 +41,20 @@ def test_no_file_loads_anything_from_elsewhere() -> None:
         assert not re.search(r"(?:src|href|import|url)\W{1,3}(?:https?:)?//", path.read_text()), (
             path
         )
+
+
+@pytest.mark.parametrize("path", [each for each in OWN if each.suffix == ".css"], ids=str)
+def test_styles_are_in_layers_and_colours_are_tokens(path: Path) -> None:
+    style = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+    outside, depth = [""], 0
+    for letter in style:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0 and letter in ";}":
+            outside.append("")
+        elif depth == 0:
+            outside[-1] += letter
+    assert all(each.strip().startswith("@layer ") for each in outside if each.strip()), outside
+    assert path.name == "tokens.css" or not re.search(r"#[0-9a-f]{3,8}\b|\brgb\(", style)
 
 
 @pytest.mark.parametrize("sent", ["text/html,*/*;q=0.8", "application/json", "*/*"])

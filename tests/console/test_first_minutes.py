@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -11,7 +12,7 @@ from playwright.async_api import BrowserContext, Page, expect
 from bottega.settings import Settings
 from tests.console.accessibility import violations
 from tests.console.conftest import Console, window
-from tests.fake_model import FakeModel, text
+from tests.fake_model import FakeModel, Reply, calls, text
 from tests.service import Running, running
 
 KEY = "sk-local-0123456789"
@@ -194,3 +195,73 @@ async def test_a_secret_has_versions_and_is_never_shown(page: Page) -> None:
         await expect(row.get_by_role("cell").nth(2)).to_have_text(version)
     await expect(page.get_by_text("hush-hush")).to_have_count(0)
     assert await violations(page) == []
+
+
+@pytest.mark.deep
+async def test_from_nothing_to_a_graph_that_is_watched_in_one_go(
+    page: Page, bottega: Running
+) -> None:
+    """Connect a model, make an agent with a tool and an approval, a graph of three, and run it."""
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if "You sort." in str(request["messages"]):
+            return text("complaint")
+        asked = request.get("tools") and request["messages"][-1]["role"] != "tool"
+        return calls(("weather", {"city": "Rome"})) if asked else text("It is sunny in Rome.")
+
+    async with FakeModel() as model:
+        model.decide = decide
+        await page.get_by_role("button", name="Choose one").click()
+        dialog = page.get_by_role("dialog", name="Connect a model")
+        await dialog.get_by_role("button", name="OpenAI-compatible", exact=True).click()
+        await dialog.get_by_label("Address", exact=True).fill(model.base_url)
+        await dialog.get_by_label("Key", exact=True).fill(KEY)
+        await dialog.get_by_role("button", name="Test", exact=True).click()
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(page.get_by_text("answers from now on")).to_be_visible()
+
+        await page.get_by_role("link", name="Write one").click()
+        await expect(page.get_by_text("answers from now on")).to_have_count(0)
+        await page.get_by_label("Name", exact=True).fill("weather")
+        await page.get_by_label("System message").fill("You say the weather.")
+        await page.get_by_role("button", name="Add: HTTP request").click()
+        tool = page.get_by_role("group", name="Tool 1")
+        await tool.get_by_label("Name", exact=True).fill("weather")
+        await tool.get_by_label("Description", exact=True).first.fill("Says the weather.")
+        await tool.get_by_label("URL").fill("https://example.com/weather/{city}")
+        parameters = tool.get_by_role("group", name="Parameters")
+        await parameters.get_by_role("button", name="Add a field").click()
+        await parameters.get_by_role("textbox", name="Field").fill("city")
+        await tool.get_by_role("combobox", name="Approval").select_option("always")
+        await page.get_by_role("button", name="Create").click()
+        await expect(page.get_by_role("heading", name="weather")).to_be_visible()
+
+        await page.get_by_role("link", name="Graphs").click()
+        await page.get_by_label("Name of a new graph").fill("desk")
+        await page.get_by_role("button", name="Create").click()
+        for name in ("sorter", "weather", "answerer"):
+            await page.get_by_label("Add an agent").fill(name)
+            await page.get_by_label("Add an agent").press("Enter")
+        for name, instructions in (("sorter", "You sort."), ("answerer", "You answer.")):
+            await page.get_by_role("button", name=name, exact=True).click()
+            form = page.get_by_role("form", name=f"New agent {name}")
+            await form.get_by_label("Instructions").fill(instructions)
+            await form.get_by_role("button", name="Create").click()
+            await expect(form).to_have_count(0)
+        for target, kind in (("weather", "when"), ("answerer", "else")):
+            await page.get_by_role("combobox", name="From", exact=True).select_option("sorter")
+            await page.get_by_role("combobox", name="To", exact=True).select_option(target)
+            await page.get_by_role("button", name="Connect", exact=True).click()
+            await page.get_by_role("button", name=f"When sorter to {target} is taken").click()
+            await page.get_by_label("It is taken").select_option(kind)
+        await page.get_by_role("button", name="When sorter to weather is taken").click()
+        await page.get_by_label("With").fill("complaint")
+        await page.get_by_role("button", name="Save version").click()
+        await expect(page.get_by_text("Version 2, stored")).to_be_visible()
+        assert await violations(page) == []
+        await page.get_by_role("tab", name="Try it").click()
+        await page.get_by_label("Question").fill("Is it warm?")
+        await page.get_by_role("button", name="Start a run").click()
+        await page.get_by_role("button", name="Approve").click()
+        await expect(page.locator(".head").get_by_text("Ended")).to_be_visible()
+        await expect(page.get_by_text("It is sunny in Rome.").first).to_be_visible()

@@ -7,6 +7,16 @@ export const WAITS_FOR = { person: "a person", client: "the client", children: "
 /** Titles of errors by their status. */
 export const ERROR_TITLES = { 0: "No connection", 403: "This key may not do this" };
 
+/** What fields of forms are for, where the API's own description speaks of JSON. */
+export const FIELD_HELP = {
+  model: "A model of one of your servers, as SERVER/MODEL. Left empty: the default model.",
+  approval: "Whether a person must agree before a call. Usual: as the agent says; and an agent asks nobody.",
+  headers: "What each request sends: texts, or secrets by their names.",
+  parameters: "What the model fills in for a call, such as the placeholders of the URL.",
+  agent: "Name of the agent that the node asks.",
+  router: "The agent chooses which of the next nodes go on, in place of conditions on edges.",
+};
+
 /** What a person is asked. */
 export const ASKED = {
   approval: "Approve this call?", question: "A question for you", client_tool: "A call for your program",

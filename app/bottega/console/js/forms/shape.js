@@ -1,4 +1,5 @@
 /** How a value of a schema of the API is edited. Pure. */
+import { FIELD_HELP } from "../en.js";
 
 /** More characters than this are typed in several lines. */
 const LONGEST_LINE = 2000;
@@ -12,6 +13,10 @@ export function labelOf(name) {
   const words = name.split("_").map((word) => ABBREVIATIONS[word] ?? word).join(" ");
   return words[0].toUpperCase() + words.slice(1);
 }
+
+/** A description in the words of a form, which shows defaults, and whose fields can be left empty. */
+const inForm = (text) => text.replace(/\s*Default: (?:"[^"]*"|\S+?)\.(?=\s|$)/g, "").replace(/\bnull:/g, "left empty:")
+  .replace(/\bNull:/g, "Left empty:").replace(/^True: (.)/, (_, first) => first.toUpperCase());
 
 /** The schema that a reference names, with the description beside the reference. */
 export function resolved(schema, schemas) {
@@ -45,7 +50,8 @@ export function shapeOf(name, schema, schemas, isRequired = false) {
   const choices = (whole.anyOf ?? [whole]).map((each) => resolved(each, schemas));
   const plain = choices.filter((each) => each.type !== "null");
   const one = plain.length === 1 ? plain[0] : null;
-  const shared = { name, label: labelOf(name), help: whole.description ?? one?.description ?? "", isRequired,
+  const shared = { name, label: labelOf(name), help: FIELD_HELP[name]
+      ?? inForm(whole.description ?? one?.description ?? ""), isRequired,
     mayBeNull: plain.length < choices.length, usual: whole["x-default"] };
   return { ...shared, ...(one ? ofOne(name, one, schemas) : ofSeveral(name, plain)) };
 }

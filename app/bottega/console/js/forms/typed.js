@@ -220,8 +220,8 @@ function Kind({ kinds, by, value, at, onChange }) {
     onChange=${(e) => onChange(changedTo(kinds[e.target.value], value, by, schemas))}>
     ${Object.keys(kinds).map((each) => html`<option value=${each}>${TOOL_WORDS[each] ?? each}</option>`)}</select>
     </label>
-    <${Fields} schema=${kinds[kind]} value=${value} at=${at} onChange=${onChange}
-      shown=${(each) => each.name !== by} />`;
+    ${[true, false].map((isRequired) => html`<${Fields} schema=${kinds[kind]} value=${value} at=${at}
+      onChange=${onChange} shown=${(each) => each.name !== by && each.isRequired === isRequired} />`)}`;
 }
 
 /** A list of objects, as cards. */

@@ -1,5 +1,5 @@
 /** The drawing of a graph, and all that can be changed in it: by mouse in the drawing, and in lists below it. */
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { html } from "../html.js";
 import { Button, Empty, Link, Panel } from "../parts/basics.js";
@@ -13,12 +13,14 @@ const KINDS = { agent: "agent", tool: "tool", human: "person", graph: "graph" };
 
 /**
  * `graph`: the draft; `agents`: names of all agents, or null if there are too many; `problems`: `[{pointer, detail}]`
- * of the last try to store it; `onChange` gets another draft.
+ * of the last try to store it; `onChange` gets another draft; `onAgent` is called after an agent was made.
  */
-export function Editor({ graph, agents, problems, onChange }) {
+export function Editor({ graph, agents, problems, onChange, onAgent }) {
   const [chosen, setChosen] = useState(null);
   const [refused, setRefused] = useState(null);
   const level = levelsOf(graph);
+  const panel = useRef(null);
+  useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), [chosen]);
   const change = (next) => {
     setRefused(null);
     onChange(next);
@@ -58,7 +60,7 @@ export function Editor({ graph, agents, problems, onChange }) {
       <${Edges} ...${{ graph, chosen, setChosen, change, connect }} />
     </div>
     ${chosen && (has(graph, chosen) || graph.edges.some((edge) => idOf(edge) === chosen))
-      && html`<${Details} ...${{ graph, chosen, agents, problems, change }} />`}`;
+      && html`<div ref=${panel}><${Details} ...${{ graph, chosen, agents, problems, change, onAgent }} /></div>`}`;
 }
 
 /** Leave the focus at the table whose row is removed. */
@@ -141,6 +143,7 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
     ${graph.edges.length
       ? html`<div class="scroll" tabindex="-1"><table class="table">
         <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Passes on</th>
+          <th scope="col">Taken</th>
           <th scope="col"><span class="hidden">Changes</span></th></tr></thead>
         <tbody>${graph.edges.map(
           (edge) => html`<tr key=${idOf(edge)}
@@ -149,6 +152,9 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
           <td><${Policy} value=${edge.policy} label=${`What passes from ${edge.source} to ${edge.target}`}
             onFocus=${() => setChosen(idOf(edge))}
             onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} /></td>
+          <td><button type="button" class="link" onClick=${() => setChosen(idOf(edge))}>
+            ${conditionOf(edge) || "always"}<span class="hidden">: when ${edge.source} to ${edge.target} is taken</span>
+            </button></td>
           <td class="right"><${Button} kind="small" aria-label=${`Remove ${edge.source} to ${edge.target}`}
             onClick=${(e) => (keepFocus(e), change(withoutEdge(graph, idOf(edge))))}>Remove<//></td></tr>`)}</tbody>
       </table></div>`

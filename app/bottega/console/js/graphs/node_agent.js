@@ -7,6 +7,7 @@ import { contentOf } from "../agents/schema.js";
 import { call, get, url } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Loaded, Loading } from "../parts/basics.js";
 import { instead, useWork } from "../parts/work.js";
 import { keep, unsaved } from "../unsaved.js";
@@ -18,6 +19,21 @@ export function NodeAgent({ name }) {
   if (!known) return html`<${Loading} what="the form" />`;
   return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${Form} ...${{ known, stored: agent }} />`}
     <//>`;
+}
+
+/** A node's agent that does not exist yet: its instructions make it, all else is set later. */
+export function NewAgent({ name, onMade }) {
+  const [text, setText] = useState("");
+  const [postOnce] = usePostOnce();
+  const { busy, error, work } = useWork();
+  const make = instead(() => work(() => postOnce("/v1/agents", { name, system_message: text }).then(onMade)));
+  return html`<form class="form body" aria-label=${`New agent ${name}`} onSubmit=${make}>
+    <p>There is no agent ${name} yet.</p>
+    <label>Instructions <textarea rows="3" required value=${text} onInput=${(e) => setText(e.target.value)}></textarea>
+      </label>
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Create ${name}<//>
+      <${Link} path=${["agents", "+new"]} query=${{ name }}>With tools and all else<//></div></form>`;
 }
 
 /** What is changed and not stored is the same on the agent's own page. */

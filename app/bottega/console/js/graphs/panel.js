@@ -6,9 +6,10 @@ import { useSchemas } from "../forms/schemas.js";
 import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Failure, Link, Loading, Panel } from "../parts/basics.js";
+import { Button, Failure, Loading, Panel } from "../parts/basics.js";
+import { may } from "../person.js";
 import { conditionOf, idOf, nameOf, retyped, upstreamOf } from "./draft.js";
-import { NodeAgent } from "./node_agent.js";
+import { NewAgent, NodeAgent } from "./node_agent.js";
 
 /** Fields that nodes of one type have alone. */
 const OWN = { agent: ["agent", "router"], tool: ["tool", "arguments"], human: ["ask", "schema", "who", "expires_s"],
@@ -19,8 +20,8 @@ const ELSEWHERE = ["name", "type", "ttl_s", "source", "target", "policy"];
 const OTHERS = Object.values(OWN).flat();
 const FEATURES = ["status", "output", "output_json", "input", "metadata"];
 
-/** `problems`: `[{pointer, detail}]` of the last try to store the graph. */
-export function Details({ graph, chosen, agents, problems, change }) {
+/** `problems`: `[{pointer, detail}]` of the last try to store the graph; `onAgent`: an agent of it was made. */
+export function Details({ graph, chosen, agents, problems, change, onAgent }) {
   const [schemas, error] = useSchemas();
   const graphs = useData("/v1/graphs?limit=200").data?.items.map((each) => each.name);
   const servers = useData("/v1/mcp-servers?limit=200").data?.items.map((each) => each.name);
@@ -29,13 +30,13 @@ export function Details({ graph, chosen, agents, problems, change }) {
   const known = { schemas, problems, agents: agents ?? [], graphs, servers, features: FEATURES };
   const node = graph.nodes.findIndex((each) => nameOf(each) === chosen);
   if (node >= 0) return html`<${Known.Provider} value=${{ ...known, nodes: upstreamOf(graph, chosen) }}>
-    <${NodePanel} key=${chosen} ...${{ graph, at: node, agents, schemas, change }} /><//>`;
+    <${NodePanel} key=${chosen} ...${{ graph, at: node, agents, schemas, change, onAgent }} /><//>`;
   const edge = graph.edges.findIndex((each) => idOf(each) === chosen);
   return edge >= 0 && html`<${Known.Provider} value=${known}>
     <${EdgePanel} key=${chosen} ...${{ graph, at: edge, schemas, change }} /><//>`;
 }
 
-function NodePanel({ graph, at, agents, schemas, change }) {
+function NodePanel({ graph, at, agents, schemas, change, onAgent }) {
   const node = graph.nodes[at];
   const [name, type] = [nameOf(node), node.type ?? "agent"];
   const set = (next) => change({ ...graph, nodes: graph.nodes.with(at, { name, ...next }) });
@@ -44,11 +45,11 @@ function NodePanel({ graph, at, agents, schemas, change }) {
   const agent = type === "agent" ? node.agent : null;
   const isKnown = agents === null || agents.includes(agent);
   const [isOpen, setOpen] = useState(false);
-  const way = agent && (isKnown ? html`<${Button} kind="small" aria-expanded=${isOpen}
-    onClick=${() => setOpen(!isOpen)}>Instructions, model and tools<//>` : html`<${Link} class="button small"
-    needs="define" path=${["agents", "+new"]} query=${{ name: agent }}>Make its agent<//>`);
+  const way = agent && isKnown && html`<${Button} kind="small" aria-expanded=${isOpen}
+    onClick=${() => setOpen(!isOpen)}>Instructions, model and tools<//>`;
   return html`<${Panel} title=${`Node ${name}`} actions=${way}>
     ${isOpen && agent && isKnown && html`<${NodeAgent} key=${agent} name=${agent} />`}
+    ${agent && !isKnown && may("define") && html`<${NewAgent} key=${agent} name=${agent} onMade=${onAgent} />`}
     <div class="body stacked"><label>Type of ${name} <select value=${type}
       onChange=${(e) => set(retyped(node, e.target.value))}>${Object.entries(TYPE_WORDS).map(([value, word]) => html`
         <option value=${value}>${word}</option>`)}</select></label>

@@ -55,11 +55,11 @@ function One({ name, query }) {
   const known = useData("/v1/agents?limit=200");
   const agents = known.data && !known.data.next_cursor ? known.data.items.map((agent) => agent.name) : null;
   return html`<${Loaded} from=${stored} what="the graph">${(graph) => html`<${Workshop} ...${{ graph, agents, query }}
-    reload=${stored.reload} />`}<//>`;
+    reload=${stored.reload} onAgent=${known.reload} />`}<//>`;
 }
 
 /** The page of one graph, with the drafts since it was last stored: the last one is shown. */
-function Workshop({ graph, agents, query, reload }) {
+function Workshop({ graph, agents, query, reload, onAgent }) {
   const { name } = graph;
   const place = `graphs/${name}`;
   const [base, setBase] = useState(unsaved(place)?.base ?? graph);
@@ -112,7 +112,7 @@ function Workshop({ graph, agents, query, reload }) {
     <${MissingAgents} graph=${draft} agents=${agents} />
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Views of the graph" />
     ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents} problems=${error?.problem?.errors ?? []}
-      onChange=${(next) => setDrafts((old) => [...old, next])} />`}
+      onAgent=${onAgent} onChange=${(next) => setDrafts((old) => [...old, next])} />`}
     ${tab === "try" && html`<${Trial} name=${name} agents=${agents} isChanged=${isChanged} />`}
     ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version}
       onTake=${(content) => {

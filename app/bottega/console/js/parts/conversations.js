@@ -37,8 +37,8 @@ export function Conversations({ query }) {
         ${Object.entries(CONVERSATION_STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
       </select></label>
     </form>
-    ${search.active_after && html`<p class="small soft">${`Conversations ${daysOf(search.active_after, search.active_before)}${
-      search.q ? `, with: ${search.q}` : ""}`}</p>`}
+    ${search.active_after && html`<p class="small soft">Conversations${" "}
+      ${daysOf(search.active_after, search.active_before)}${search.q && `, with: ${search.q}`}</p>`}
     <${Pages} key=${path} path=${path} what="conversations" isSaved everyMs=${10_000}>${(items, reload) => items.length
       ? html`<ul class="rows">${items.map((each) => html`<${Conversation} key=${each.id} of=${each}
         onChange=${reload} />`)}</ul>`

@@ -6,10 +6,12 @@ import { get, key } from "../api.js";
 import { html } from "../html.js";
 import { Button } from "../parts/basics.js";
 import { isKnown, may } from "../person.js";
+import { route } from "../router.js";
 
 /** What `/v1/info` says; null: not read yet. */
 export const info = signal(null);
-const isOpen = signal(false);
+/** Whether the dialog that connects a model is shown. */
+export const isOpen = signal(false);
 const news = signal("");
 
 const readInfo = () => get("/v1/info").then((found) => (info.value = found), () => {});
@@ -27,6 +29,7 @@ export function DemoModel() {
     news.value = `${model} answers from now on.`;
     isOpen.value = false;
   };
+  useEffect(() => void (news.value = ""), [route.value.path.join("/")]); // it was read on the page before
   return html`${reads && info.value?.demo_model && html`<aside class="banner demo" aria-label="Model">
       <span>The demo model answers: its texts are made by rules.</span> <${Button}
       kind="small" needs="define" onClick=${() => (isOpen.value = true)}>Connect a model<//></aside>`}

@@ -6,7 +6,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Link, Panel } from "../parts/basics.js";
 import { may } from "../person.js";
-import { info } from "./model.js";
+import { info, isOpen } from "./model.js";
 import { Templates } from "./templates.js";
 
 const HIDDEN = `bottega.setup${ROOT}`;
@@ -27,12 +27,13 @@ export function NextSteps({ hasRun }) {
   return html`<${Panel} title="Set up" actions=${html`<${Button} kind="small ghost"
     onClick=${() => hide(true)}>Hide this list<//>`}>
     <ul class="rows steps">
-      <${Step} done=${!info.value.demo_model} what="Connect a model">
-        ${info.value.demo_model ? "The note above leads there; the demo model answers until then."
+      <${Step} done=${!info.value.demo_model} what="Connect a model" way=${html`<${Button} kind="small"
+        onClick=${() => (isOpen.value = true)}>Choose one<//>`}>
+        ${info.value.demo_model ? "The demo model answers until then."
           : html`<code>${info.value.model}</code> answers.`}
       <//>
       <${Step} done=${hasAgents} what="Define an agent"
-        way=${html`<${Link} path=${["agents"]}>Write one<//>`}>Or begin with a template below.<//>
+        way=${html`<${Link} path=${["agents", "+new"]}>Write one<//>`}>Or begin with a template below.<//>
       <${Step} done=${hasRun} what="Ask, and watch it live"
         way=${html`<${Link} path=${["chat"]}>Ask an agent<//>`}>
         Each run shows its agents, tools and answers as they come.<//>
@@ -41,6 +42,6 @@ export function NextSteps({ hasRun }) {
   <//>`;
 }
 
-const Step = ({ done, what, way, children }) => html`<li><span aria-hidden="true">${done ? "●" : "○"}</span>
-  <strong>${what}</strong> <span class="small soft">${done ? "Done. " : "Next. "}${children}</span>
+const Step = ({ done, what, way, children }) => html`<li><span aria-hidden="true">${done ? "●" : "○"}</span>${" "}
+  <strong>${what}</strong> <span class="small soft">${done ? "Done. " : "Next. "}${children}</span>${" "}
   ${!done && way}</li>`;
