@@ -18,13 +18,13 @@ Condition = Mapping[str, Any]
 MAX_DEPTH = 5
 """Most levels of nested conditions."""
 MAX_TESTS = 100
-"""Most tests in all conditions together; each value of a list counts as one."""
+"""Most tests in all conditions together; each value of a list counts as one test."""
 MAX_LIST = 20
 """Most conditions in one list."""
 MAX_TEXT = 200
 """Most characters of a value or name."""
 MAX_NUMBER = 2**53 - 1
-"""Largest number: floats represent all integers up to this one exactly."""
+"""Largest number: floats represent all integers up to this number exactly."""
 
 OPERATORS = ("eq", "ne", "in", "not_in", "lt", "le", "gt", "ge", "contains", "exists")
 GROUPS = ("all", "any", "not")
@@ -111,7 +111,7 @@ def holds(condition: Condition, value_of: Callable[[str], Any]) -> bool:
 
 
 def can_compare(found: Any, op: str, value: Any) -> bool:
-    """Return whether a test decides by its value: the kinds fit each other."""
+    """Return true if the operator can compare the feature's value with the test's value."""
     kind = kind_of(found)
     if op == "exists":
         return True
@@ -167,7 +167,7 @@ class ConditionCheck:
         if not isinstance(condition, Mapping):
             raise bad("a condition must be an object", path)
         if depth > MAX_DEPTH:
-            raise bad(f"conditions may be nested at most {MAX_DEPTH} deep", path)
+            raise bad(f"conditions may be nested at most {MAX_DEPTH} levels deep", path)
         group = next((each for each in GROUPS if each in condition), None)
         if group is None:
             self._test(condition, path)

@@ -49,7 +49,7 @@ from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 
 MAX_CRASHES = 5
-"""A run fails after so many crashes of its workers: restarts of all workers cause fewer."""
+"""Crashes of workers after which their run fails; more than restarts of all workers cause."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
 thousand agents have millions of objects with hardly any cycles: collections took a third of the
@@ -119,7 +119,7 @@ async def open_service(
         silence: time limits for a silent server.
 
     Raises:
-        UnavailableError: no database, one of another version, or Bottega's sources are missing.
+        UnavailableError: there is no database, its version differs, or sources are missing.
     """
     await asyncio.to_thread(read_words)
     descriptors = raise_limit()
@@ -211,7 +211,7 @@ def _watching(
 def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
-    """Return the file store; this process drops what it has cached of erased files."""
+    """Return the file store; at a notice, this process drops cached data of erased files."""
     quota = FileQuota(settings.files_bytes)
     files = FileStore(database, services.objects, quota)
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
@@ -231,7 +231,7 @@ def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
 
 
 def settle() -> None:
-    """Exempt the present objects from garbage collection; let threads give way sooner."""
+    """Exempt the present objects from garbage collection; let threads switch sooner."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     # A thread that computes delays the event loop by this time; the default is 5 ms.
@@ -297,7 +297,7 @@ def _lease(
 
     settings, pool = service.settings, service.database.pool
 
-    def places() -> int:  # a run that awaits other runs needs none
+    def places() -> int:  # a run that awaits other runs needs no place
         return settings.worker_concurrency + runtime.children.resting()
 
     claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), executor.execute, places)
@@ -314,7 +314,7 @@ def _lease(
 
 @asynccontextmanager
 async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
-    """Execute runs during the block; at its end, return unfinished ones to the queue."""
+    """Execute runs during the block; at its end, return unfinished runs to the queue."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
     from bottega.engine.live_text import LiveText, TextSubjects, TextTable
@@ -433,7 +433,7 @@ async def _keeping_memory(
 async def _claiming_runs(
     service: Service, claimer: queue.RunClaimer, lease: "WorkerLease"
 ) -> AsyncIterator[None]:
-    """Claim runs during the block; at its end, return unfinished ones, and notify watchers."""
+    """Claim runs during the block; at its end, return unfinished runs, and notify watchers."""
     service.listener.subscribe(signals.DUE, claimer.notice)
     if service.nats is not None:
         receive = lambda *_: claimer.notice(None)  # noqa: E731

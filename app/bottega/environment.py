@@ -17,7 +17,7 @@ def unwrapped(value: str) -> str:
 
 
 def unwrap_all(*sources: Any) -> None:
-    """Unwrap the values of pydantic-settings' sources; leave out those that are then empty."""
+    """Unwrap the values of pydantic-settings' sources; leave out values that are then empty."""
     for source in sources:
         found: Mapping[str, str | None] = source.env_vars
         values = {name: unwrapped(value) for name, value in found.items() if value is not None}

@@ -30,7 +30,7 @@
     ├── IllegalTransition     internal      no such transition between states
     ├── BudgetExhaustedError  internal      the run's tokens are used up
     │   └── BudgetBusyError   internal      the tenant's budget could not pay in time
-    └── FencedError           internal      this worker lost its run to another
+    └── FencedError           internal      another worker has claimed this worker's run
 
 Code branches on the *kind* (the API maps it to a status, the worker to retry or fail). Clients
 match the *code*. The text is for people.
@@ -69,7 +69,7 @@ class BottegaError(Exception):
 
     Args:
         detail: a sentence that says what to change; cut to ``LONGEST_DETAIL`` characters.
-        code: stable identifier; defaults to the class's.
+        code: stable identifier; defaults to the class's code.
         pointer: JSON Pointer (RFC 6901) to the wrong part of the input, if there is one.
     """
 
@@ -105,7 +105,7 @@ class UnknownAgentError(InvalidInputError):
 
 
 class UnknownReferenceError(InvalidInputError):
-    """Definitions refer to others that do not exist; ``places``: (JSON Pointer, detail) of each."""
+    """Definitions name missing definitions; ``places``: (JSON Pointer, detail) of each name."""
 
     code = "unknown_reference"
 
@@ -113,12 +113,12 @@ class UnknownReferenceError(InvalidInputError):
         self.places = tuple(places)
         said = "; ".join(f"{pointer}: {detail}" for pointer, detail in self.places)
         super().__init__(
-            f"{said}. Correct the names, or send `allow_missing` to store all the same"
+            f"{said}. Correct the names, or send `allow_missing` to store the definitions anyway"
         )
 
 
 class UserRequiredError(InvalidInputError):
-    """The key requires an end user, but the request names none; ``pointer``: where it belongs."""
+    """The key requires an end user, but the request names none; ``pointer``: the field for it."""
 
     code = "user_required"
 
@@ -178,7 +178,7 @@ class AgentBusyError(ConflictError):
 
     def __init__(self, agent: str) -> None:
         super().__init__(
-            f"the agent '{agent}' already answers a query: await that one first, or query a copy "
+            f"the agent '{agent}' already answers a query: await that query, or query a copy "
             "(agent.fresh_copy())"
         )
 

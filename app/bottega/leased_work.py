@@ -5,8 +5,8 @@ The worker then does the rows' work without an open transaction, and stores the 
 another worker claims the rows when the lease ends.
 
 - :class:`LeasedWork` claims the rows of all tenants, and does their work. The SQL function
-  ``claim_due`` takes the tenants in turn. Each has at most its share under way in a process: work
-  that hangs delays only rows of the same tenant.
+  ``claim_due`` takes the tenants in turn. Each tenant has at most its share of rows under way in a
+  process, so that work that hangs delays only rows of the same tenant.
 - :class:`WorkLoop` calls a function when a row may be due: at a NOTIFY, at the next due time, and
   from time to time, in case a notification was missed. These are only hints: the rows and the
   database's clock decide.
@@ -31,7 +31,7 @@ from bottega.errors import DatabaseAwayError, ModelError, UnavailableError
 from bottega.events.listener import NotifyListener
 
 _MOST = 64
-"""Most rows of one claim: the work on the first ones begins before the last ones are claimed."""
+"""Most rows of one claim, so that work on the first rows begins before the last are claimed."""
 
 _CLAIM = "SELECT * FROM claim_due($1, $2, $3, $4, $5, $6, $7)"
 _NEXT = "SELECT next_due_s($1, $2)"
@@ -42,12 +42,12 @@ log = structlog.get_logger(__name__)
 class WorkLoop:
     """A loop that calls ``act`` at the start, whenever it is woken, and at every due time.
 
-    While a service that the work needs is down, it pauses; each pause is twice as long as the last.
+    While a service that the work needs is down, the loop pauses, each time twice as long as before.
 
     Args:
-        channel: notifications on it wake the loop; see :func:`wake_on_notify`.
-        act: does the due work; returns the seconds until more is due. It raises ``ModelError`` or
-            ``UnavailableError`` if a service is down.
+        channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
+        act: does the due work; returns the seconds until more work is due. Raises ``ModelError``
+            or ``UnavailableError`` if a service is down.
         poll_s: longest time between two calls.
         first_s: seconds from the start to the first call, unless the loop is woken before.
     """
@@ -89,14 +89,14 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Run until cancelled; a second start calls ``act`` at once."""
+        """Run until cancelled; if run again, call ``act`` at once."""
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            # Due rows that cannot be claimed belong to another worker.
+            # At least 50 ms: another worker may have claimed rows that are due.
             pause = max(0.05, await self.act_or_pause())
 
     async def act_or_pause(self) -> float:
@@ -121,7 +121,7 @@ def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
 
 
 async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float:
-    """Return the seconds, at least 0, until a row is due, by a query; infinite for NULL."""
+    """Return the seconds, at least 0, that a query says until a row is due; infinite for NULL."""
     seconds: float | None = await pool.fetchval(query, *args)
     return float("inf") if seconds is None else max(0.0, seconds)
 
@@ -138,30 +138,30 @@ class Blame(Enum):
 
 
 def blame_service(error: Exception) -> Blame | None:
-    """Blame the service for an error that says that one is down."""
+    """Return ``Blame.SERVICE`` for an error that says that a service is down."""
     return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None
 
 
 Rows = Sequence[asyncpg.Record]
 PutOff = Callable[[UUID, Rows, Exception, float | None], Awaitable[None]]
-"""Stores a failure of rows. A number says that a service failed, and for how many seconds the
-tenant's rows pause."""
+"""Function that stores a failure of rows. The number is ``None``, or, if a service failed, the
+seconds for which the tenant's rows pause."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LeasedWork:
     """Work on the due rows of all tenants.
 
-    Any number of processes may do it concurrently.
+    Any number of processes may do this work concurrently.
 
     Attributes:
         name: kind of work, as ``claim_due`` knows it.
         columns: the columns of the rows, except ``tenant_id``, with their types.
         lease_s: duration of a lease; longer than the work on a batch takes.
         share: most rows of one tenant that are under way in this process.
-        places: most rows of all tenants that are under way here. ``None``: only the share
-            counts. This is for work that waits for others' servers: if one tenant's rows hang,
-            the others have as many places as before.
+        places: most rows of all tenants that are under way in this process. ``None``, for work
+            that waits for others' servers: no limit besides the share, so that one tenant's rows
+            that hang take no room from other tenants.
         batch: most rows of a tenant that are done together.
         do: does a batch, and stores the results.
         blame: returns the cause of an error of ``do``; ``None``: log the error, and let the
@@ -197,7 +197,7 @@ class LeasedWork:
         self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
 
     async def run(self) -> None:
-        """Do what is due until cancelled; then cancel the tasks under way: their leases run out.
+        """Do due rows until cancelled; then cancel the tasks under way, whose leases run out.
 
         After an error the tasks go on; the caller may start this method again.
         """
@@ -210,7 +210,7 @@ class LeasedWork:
             raise
 
     async def do_due(self) -> float:
-        """Do some due rows to the end, including those of tenants that rest.
+        """Do some due rows to the end, including rows of tenants that rest.
 
         Return the seconds until more may be due, or until the first rest ends.
         """
@@ -222,7 +222,7 @@ class LeasedWork:
         return self._rest_s()
 
     async def start_due(self) -> float:
-        """Begin to do due rows, as many as have room; return the seconds until more may be due."""
+        """Begin due rows, as many as the limits allow; return the seconds until more may be due."""
         room = _MOST if self.places is None else self.places - self._busy.total()
         if room < 1:
             return float("inf")  # the end of a batch wakes the loop
@@ -264,7 +264,7 @@ class LeasedWork:
     def _ended(self, tenant_id: UUID, number: int, task: "asyncio.Task[None]") -> None:
         is_full = self.places is not None and self._busy.total() >= self.places
         if is_full or self._busy[tenant_id] >= self.share:
-            self.loop.wake()  # other rows may wait for this place
+            self.loop.wake()  # other rows may wait for room
         else:
             self.loop.wake_soon()  # the batch may have set new due times
         self._busy -= Counter({tenant_id: number})
@@ -285,7 +285,7 @@ class LeasedWork:
             self._until[tenant_id] = self.clock() + pause_s
 
     async def _do_or_put_off(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> float | None:
-        """Do rows of a tenant; return the seconds for which it pauses, if the service failed."""
+        """Do a tenant's rows; return the seconds of the tenant's pause, if the service failed."""
         try:
             await self.do(tenant_id, rows)
             return None

@@ -73,7 +73,7 @@ def configure_logging(
     # Libraries: their "info" is our "debug".
     root.setLevel("WARNING" if level == "info" else level.upper())
     logging.getLogger("bottega").setLevel(level.upper())
-    # Even at debug: it logs response headers, and a server could echo a secret in them.
+    # INFO at least: below, the library logs response headers, which could repeat a secret.
     logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 
@@ -87,7 +87,7 @@ def _clean(entry: EventDict, known: Redactor) -> EventDict:
 
 
 def _in_order(entry: EventDict) -> EventDict:
-    """Return an entry with its event first, then level and time, then the rest by name."""
+    """Return an entry with its event first, then level and time, then the other fields by name."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 

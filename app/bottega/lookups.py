@@ -27,7 +27,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class NameLookups:
-    """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` at a time for a tenant; its others wait.
+    """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` at a time for a tenant; further ones wait.
 
     A look-up counts until it ends, even if its caller no longer waits for it.
 
@@ -63,4 +63,4 @@ class NameLookups:
         slot.release()
         self._asked.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # perhaps nobody waits for it any more
+            asked.exception()  # otherwise asyncio logs it if nobody waits for the look-up now

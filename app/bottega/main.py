@@ -120,7 +120,7 @@ class RouteIndex:
             await route.handle(scope, receive, send)
 
     def find(self, scope: Scope) -> tuple[BaseRoute, Scope] | None:
-        """Return the request's route, and the fields that it adds to the scope."""
+        """Return the request's route, and the fields that the route adds to the scope."""
         method = scope["method"] if scope["type"] == "http" else _WEBSOCKET
         for route in self._index.get(_key(method, scope["path"]), ()):
             match, more = route.matches(scope)
@@ -154,7 +154,7 @@ _DESCRIPTION = """
 Teams of LLM agents on Postgres. Define agents and a graph of their dependencies, start runs, and
 watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
 `/v1/runs/{id}/ws`). Errors are RFC 9457 problems with a stable `code`. Send an API key as
-`Authorization: Bearer <key>`; a server that never had one needs none, and serves only
+`Authorization: Bearer <key>`; a server that never had a key needs none, and serves only
 its own machine.
 """
 
@@ -272,17 +272,17 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
-        # Heartbeats keep connections open. A slow client reads older data before it answers a ping.
+        # No pings: heartbeats keep connections open, and a slow client would answer too late.
         ws_ping_interval=None,
-        # Compression would run per frame and subscriber, and take 40 KB per connection.
+        # No compression: it would run per frame and subscriber, and take 40 KB per connection.
         ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
-        # Otherwise uvicorn would trust any program on this machine; see KeylessRates.
+        # Otherwise uvicorn would trust headers of any program on this machine; see KeylessRates.
         proxy_headers=False,
-        # Longer than clients and proxies keep idle connections: none sends on a closing one.
+        # Longer than clients and proxies keep idle connections, so that they close first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,
@@ -306,11 +306,11 @@ class _Server(uvicorn.Server):
             self._on_listening(sockets[0].getsockname()[1])
 
     async def hand_over(self) -> None:
-        """Accept no more connections, and close each present one after its last answer."""
+        """Accept no more connections, and close each present connection after its last answer."""
         for listening in self.servers:
             listening.close()
         setattr(self.server_state, connections.LAST_ANSWERS, True)
-        # A request may be on its way on a connection that is idle now.
+        # Wait, because a request may be on its way on a connection that is idle now.
         await asyncio.sleep(IDLE_S)
         self.config.timeout_graceful_shutdown = LONGEST_ANSWER_S
         self.should_exit = True
@@ -328,10 +328,10 @@ async def serve(
     """Serve the API, and execute runs if ``worker``, until SIGINT or SIGTERM.
 
     SIGHUP says that another process on the same socket has taken over. Streams that clients can
-    resume there end at once; other requests are finished.
+    resume at that process end at once; other requests are finished.
 
     Args:
-        url: of a migrated database.
+        url: URL of a migrated database.
         listener: a socket that already listens; several processes may share it.
         on_listening: called with the port once the API answers.
         on_ready: called once ``/readyz`` would answer 200.
@@ -360,8 +360,8 @@ async def require_keys(settings: Settings, url: str) -> None:
         return
     raise InvalidInputError(
         f"refusing to listen on {settings.host}: there are no API keys yet, so anyone who can "
-        "reach it could use it. Make one first: bottega keys create --tenant default --scope "
-        "admin. Or listen on 127.0.0.1",
+        "reach this server could use it. Make a key first: bottega keys create --tenant default "
+        "--scope admin. Or listen on 127.0.0.1",
         code="no_keys",
     )
 
@@ -383,7 +383,7 @@ def _obey_signals(server: _Server, service: Service) -> None:
         # Streams end first: the server waits for its connections before it stops.
         service.stop_working.set()
         service.wakeups.close()
-        if server.should_exit and not stopping:  # a replaced process: it would wait longer
+        if server.should_exit and not stopping:  # a replaced process would wait LONGEST_ANSWER_S
             loop.call_later(STOP_S, partial(setattr, server, "force_exit", True))
         server.force_exit = stopping
         server.should_exit = stopping = True

@@ -122,7 +122,7 @@ async def keeping(
     upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
-    # If all loops looked for work at the same time, each would need a connection.
+    # Loops begin one after another: at the same time, each would need its own connection.
     one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, upkeep.work, maintenance.leased()]
     for work in leased:
@@ -185,7 +185,7 @@ def builtin() -> "BuiltinEmbedder":
 
 
 def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
-    """Return the embedder of ``bottega[embed]`` if it is installed and runs here."""
+    """Return the embedder of ``bottega[embed]`` if it is installed and runs on this machine."""
     if not available():
         return None
     from bottega.llm.local_embedder import LocalEmbedder

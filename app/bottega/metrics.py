@@ -38,7 +38,7 @@ _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _MODEL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 if FOLDER in os.environ and NAME in os.environ:
-    # The library would name the files by pid, and each restart would leave some behind.
+    # The library would name the files by pid, and each restart would leave files behind.
     values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
         lambda: os.environ[NAME]
     )
@@ -69,11 +69,11 @@ http_request_duration = _histogram(
 )
 runs = _counter("runs", "Runs that have ended.", "status", "mode")
 claim_duration = _histogram(
-    "claim_duration_seconds", "Time of a query for queued runs that returned some.", _SHORT
+    "claim_duration_seconds", "Time of a query for queued runs that returned runs.", _SHORT
 )
 step_duration = _histogram(
     "step_duration_seconds",
-    "Time to store a step of a run; includes the wait for others, as steps are stored together.",
+    "Time to store a step of a run, including the wait for steps that are stored together with it.",
     _SHORT,
 )
 model_calls = _counter(
@@ -186,7 +186,7 @@ class _Collected:
 
 
 def report(more: Iterable[Metric] = ()) -> bytes:
-    """Return the metrics in Prometheus's text form: of this process, or of all with its parent.
+    """Return the metrics of this process, or of all its parent's processes, as Prometheus's text.
 
     Args:
         more: metrics that belong to no process, such as the database's.
@@ -201,7 +201,7 @@ class _Names:
     """The names of providers and models that are used as labels; their number is bounded.
 
     Tenants choose both names. Therefore a model gets a label only once it has answered, or has
-    failed in a way that it could recover from; others count as ``other``.
+    failed with an error from which it may recover; other models count as ``other``.
     """
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Give the operator's providers labels in any case, however many tenants have."""
+        """Give the operator's providers labels, even if tenants' providers have used up theirs."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:

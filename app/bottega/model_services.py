@@ -92,9 +92,9 @@ class Described:
     """A :class:`SpecSource` of a server that a provider's definition describes.
 
     Attributes:
-        tenant_id: the tenant whose stored secrets it may send; ``None``: it is the operator's.
+        tenant_id: tenant whose stored secrets the server may get; ``None``: an operator's server.
         more: further fields of :class:`ServerSpec`.
-        hosts: the allowed hosts of tenants' servers; ``None``: it is the operator's.
+        hosts: the allowed hosts of tenants' servers; ``None``: an operator's server.
     """
 
     name: str
@@ -133,7 +133,7 @@ class ModelServices:
     """The model servers that this process calls.
 
     Args:
-        budgets: the tenants' accounts, which pay for the calls.
+        budgets: the tenants' budgets of the day, from which the calls are paid.
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
         secrets: the values of the secrets that providers send.
         hosts: the allowed hosts of tenants' own servers.
@@ -172,8 +172,8 @@ class ModelServices:
         """Return the models of a run's agent; the run's recorder reserves tokens for their calls.
 
         Args:
-            is_called: the agent is a sub-agent. Its caller can do without it, so it waits less for
-                a model.
+            is_called: the agent is a sub-agent. It waits less for a model, because its caller can
+                go on without it.
 
         Raises:
             InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
@@ -282,7 +282,7 @@ class ModelServices:
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators
         name, model = named_by(reference, own.keys() | names)
-        # Otherwise the reference could now mean another provider.
+        # Without this check, the reference could now mean a model of another provider.
         if name not in own and name not in there and name != DEMO:
             raise InvalidInputError(
                 f"the operator of this server has removed the provider '{name}'",
@@ -377,7 +377,7 @@ async def open_models(
     traffic: Traffic | None = None,
     lookups: NameLookups | None = None,
 ) -> AsyncIterator[ModelServices]:
-    """Open a worker's model servers, and the demo model if no other is configured."""
+    """Open a worker's model servers, and the demo model if no other model is configured."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start_demo() -> str:
@@ -460,9 +460,9 @@ def _refusal(host: str, status: int, *, has_key: bool) -> str:
         case 429:
             why = "refuses requests for now, or the account has no credit"
         case _ if 300 <= status < 400:
-            why = "redirects to another address: give that one"
+            why = "redirects to another address: give that address"
         case _:
-            why = "does not work at the moment" if status >= 500 else "does not take the request"
+            why = "does not work at the moment" if status >= 500 else "refuses the request"
     return f"{host} {why} (HTTP {status})"
 
 

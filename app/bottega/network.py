@@ -29,7 +29,7 @@ Guard = Callable[[str], None]
 """Checks an address, given as text; raises a :class:`BottegaError` to refuse it."""
 
 _FREE_FRAMING = STEP_BYTES
-"""Bytes that the head of an answer and the sizes of its chunks may always have together."""
+"""Bytes that an answer's head and the sizes of its chunks may have, however short its content."""
 
 
 class AddressRefusedError(OSError):
@@ -59,9 +59,9 @@ def open_session(
         most: most connections in use; further requests wait. 0: no limit.
         kept_s: seconds for which a connection is kept for the next request.
         most_idle: most idle connections that are kept; ``None``: no limit.
-        tls: context to use instead of the one with the trusted certificates.
+        tls: context to use instead of the context with the trusted certificates.
         look_up: resolver instead of the system's; called for each connection, in its task.
-        guard: checks the address of each connection; ``None``: all are allowed.
+        guard: checks the address of each connection; ``None``: all addresses are allowed.
     """
     connector = _Connector(
         most_idle,
@@ -116,7 +116,7 @@ def charging(response: aiohttp.ClientResponse, reader: BoundedReader) -> Callabl
     """Return a function to call after each read; it charges the answer's CPU time to the reader.
 
     The function raises ``OutsideError`` if the answer has cost too much, or if its framing is
-    longer than its content: the parsing of tiny chunks costs more than all that is done with them.
+    longer than its content: the parsing of tiny chunks costs more than the use of their content.
     """
     protocol = response.connection and response.connection.protocol
     if not isinstance(protocol, _Protocol):  # a whole answer in one read
@@ -157,7 +157,7 @@ class _Protocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         self._is_fresh = True
-        if self._received <= STEP_BYTES:  # as BoundedReader measures
+        if self._received <= STEP_BYTES:  # not measured, as in BoundedReader
             super().data_received(data)
             return
         began = cpu_s()
@@ -174,7 +174,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= 20:  # its own, and those of "100 Continue" and the like before it
+        if self._heads <= 20:  # the answer's head, and heads of interim answers such as 100
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))
@@ -226,7 +226,7 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing: others use the look-ups too."""
+        """Do nothing, because other sessions use the look-ups too."""
 
 
 def _guarded(guard: Guard) -> Callable[[Any], socket.socket]:

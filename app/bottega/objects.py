@@ -58,7 +58,7 @@ class StoredElsewhereError(UnavailableError):
     def __init__(self) -> None:
         super().__init__(
             "the body is not in the object store of this process: give all processes the same "
-            "BOTTEGA_OBJECTS_URL, or restore it from a backup"
+            "BOTTEGA_OBJECTS_URL, or restore the body from a backup"
         )
 
 
@@ -74,8 +74,8 @@ class Objects:
     """A store of bytes by key, compressed by zlib, with a checksum that every read verifies.
 
     Args:
-        url: the object store's; ``None``: objects are written to the database. Objects that are
-            in the database already are read and deleted in both cases.
+        url: URL of the object store; ``None``: objects are written to the database. Objects that
+            are in the database already are read and deleted in both cases.
         timeout_s: seconds that one operation of the object store may take.
 
     Raises:
@@ -243,7 +243,7 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # Some stores fail if one object is missing, and may then keep the others.
+            # One by one: some stores fail if an object is missing, and may keep the other objects.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():

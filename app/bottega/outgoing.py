@@ -32,7 +32,7 @@ MAX_CONNECTIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Limits of this process's file descriptors: the current one, and the highest it may set."""
+    """Limits of this process's file descriptors: the current limit, and the highest it may set."""
 
     soft: int
     hard: int
@@ -63,9 +63,9 @@ def raise_limit() -> Descriptors:
 
 
 async def warn_when_exhausted(found: Descriptors) -> None:
-    """Log an error every few seconds while no file descriptor is left, until cancelled.
+    """Log the limits; then an error every few seconds while no descriptor is left, until cancelled.
 
-    The event loop silently drops connections that it cannot accept. Log the limits first.
+    The event loop itself logs nothing when it drops connections that it cannot accept.
     """
     found.note()
     while True:
@@ -103,7 +103,7 @@ async def open_outgoing(
     """Yield the means to send requests; close their connections at the end.
 
     Args:
-        url: of the database.
+        url: URL of the database.
         is_open: returns true if the server has no keys.
     """
     from bottega.engine.mcp import McpAccess
@@ -124,7 +124,7 @@ async def open_outgoing(
 
 
 def secret_rules(settings: Settings, hosts: ModelHosts) -> SecretRules:
-    """Return what the operator has set about secrets."""
+    """Return the operator's rules about secrets."""
     return SecretRules(
         keyring=partial(keyring, settings, hosts.folder),
         environment=secrets,

@@ -2,7 +2,7 @@
 
 Bytes are decompressed and parsed in small steps. The event loop runs after each step, so that a
 message delays others only by one step. The bytes, units (lines, events, parts) and seconds of CPU
-time of a message are limited; more is an error of its sender. CPU time is measured from the second
+time of a message are limited; too many are its sender's error. CPU time is measured from the second
 64 KB on: most messages are shorter and cheap, and the measuring would make them cost a tenth more.
 """
 
@@ -65,7 +65,7 @@ class BoundedReader:
             OutsideError: the bytes are not in the encoding, or the message has too many.
         """
         self._calls += 1
-        if self._calls % _CALLS_AT_ONCE == 0:  # many short pieces may have arrived
+        if self._calls % _CALLS_AT_ONCE == 0:  # the loop runs, too, if many short pieces arrive
             await asyncio.sleep(0)
         if self._inflate is None and len(raw) <= STEP_BYTES:  # the usual case
             if raw:
@@ -121,7 +121,7 @@ class BoundedReader:
                 self.charge(0.0)
 
     def charge(self, cpu: float) -> None:
-        """Charge for seconds of CPU time that were spent elsewhere.
+        """Charge for seconds of CPU time that the message took outside of the block.
 
         Raises:
             OutsideError: the message has cost too much.
@@ -180,7 +180,7 @@ def check_json(document: bytes | bytearray | str) -> None:
     """Check that a JSON document has few values, before it is parsed.
 
     Raises:
-        OutsideError: it has too many.
+        OutsideError: the document has too many values.
     """
     if len(document) <= _SHORT_JSON:
         return

@@ -1,4 +1,4 @@
-"""Removal of secrets from texts, in case something external repeats them.
+"""Removal of secrets from texts, in case a server or program outside repeats them.
 
 A word that this service itself uses in answers, events or log lines must not be a secret.
 """
@@ -45,7 +45,7 @@ def is_word(text: str) -> bool:
 def is_time(text: str) -> bool:
     """Return whether a text is a date or time: in words, by ISO, or in seconds since 1970.
 
-    Seconds and milliseconds since 1970 are recognised from 2001 on; earlier ones have fewer digits.
+    Seconds and milliseconds since 1970 are recognised from 2001 on: before, they have fewer digits.
     """
     if _EPOCH.fullmatch(text):
         return True
@@ -100,7 +100,7 @@ def read_words() -> frozenset[str]:
 
 
 SHORTEST = 8
-"""Fewest characters of a secret; a shorter one occurs in too many other texts."""
+"""Fewest characters of a secret; a shorter secret occurs in too many other texts."""
 LEFT_OUT = "[secret]"
 
 
@@ -112,9 +112,9 @@ class Redactor:
     ``Basic …`` contains.
 
     Args:
-        secrets: the secrets to remove; those shorter than :data:`SHORTEST` are ignored.
-        beside: a redactor that also removes its secrets: for example, the tenant's, in addition to
-            those of a call.
+        secrets: the secrets to remove; secrets shorter than :data:`SHORTEST` are ignored.
+        beside: another redactor, whose secrets are removed, too: for example, the tenant's, beside
+            the redactor of a call.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, beside: "Redactor | None" = None) -> None:

@@ -54,8 +54,8 @@ class Scraping:
             authorization: values of the request's header ``Authorization``.
 
         Raises:
-            UnauthenticatedError: the caller may not read them.
-            UnavailableError: it is unknown, without the database, whether there are keys.
+            UnauthenticatedError: the caller may not read the metrics.
+            UnavailableError: the database is away, so it is unknown whether there are keys.
         """
         if not self._has_token(authorization) and not await self._is_open():
             raise UnauthenticatedError(_REFUSAL, code="bad_metrics_token")
@@ -93,7 +93,7 @@ class Scraping:
         assert row is not None
         *values, by_reason = row.values()
         waiting = GaugeMetricFamily(
-            "bottega_runs_waiting", "Runs that wait, by what they await.", labels=["reason"]
+            "bottega_runs_waiting", "Runs that wait, by the reason.", labels=["reason"]
         )
         counts = from_json(by_reason)
         for reason in get_args(WaitReason):
@@ -150,7 +150,7 @@ async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
 
 
 async def _head(reader: asyncio.StreamReader) -> list[bytes]:
-    """Return the lines of a request's head; none if it is too long."""
+    """Return the lines of a request's head; no lines if the head is too long."""
     try:
         return (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
     except asyncio.LimitOverrunError:
@@ -176,7 +176,7 @@ async def _answer(scraping: Scraping, head: Sequence[bytes]) -> bytes:
 
 
 def _names_this_machine(host: str, sent: Sequence[bytes]) -> bool:
-    """Return true if a request is for this machine, not for a name that a web page has bound."""
+    """Return true if a request's Host header names this machine, to prevent DNS rebinding."""
     try:
         name = urlsplit(f"//{sent[0].decode('ascii')}").hostname if len(sent) == 1 else None
     except ValueError:

@@ -17,7 +17,7 @@ _NONCE_BYTES = 12
 
 
 class Place(NamedTuple):
-    """The place where a sealed text is stored; it cannot be opened for any other place."""
+    """The place where a sealed text is stored; the text cannot be opened for another place."""
 
     tenant_id: UUID
     name: str
@@ -29,10 +29,10 @@ class CannotOpenError(Exception):
 
 
 class Keyring:
-    """The operator's keys: the first one seals, and all can open.
+    """The operator's keys: the first key seals, and all keys can open.
 
     Raises:
-        ValueError: there is no key, a key does not have 32 bytes, or two are the same.
+        ValueError: there is no key, a key does not have 32 bytes, or two keys are the same.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -75,11 +75,11 @@ class Keyring:
             raise CannotOpenError from None
 
     def opens(self, sealed: bytes) -> bool:
-        """Return true if one of the keys sealed it; its first 8 bytes are enough."""
+        """Return true if one of the keys sealed the text; the text's first 8 bytes are enough."""
         return sealed[:_ID_BYTES] in self._keys
 
     def is_current(self, sealed: bytes) -> bool:
-        """Return true if the first key sealed it."""
+        """Return true if the first key sealed the text."""
         return sealed.startswith(self._first)
 
 

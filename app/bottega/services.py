@@ -1,8 +1,8 @@
 """Background services of a process; a service that fails is started again.
 
 A service is a function that works until it is cancelled. It need not catch errors: it keeps its
-state in an object, and a new start finds it there. A service that returns has ended. A service that
-fails again and again is reported by its name.
+state in an object, where a new start finds the state. A service that returns has ended. A service
+that fails again and again is reported by its name.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ class _Deaths:
     """Deaths of a service since it last ran well.
 
     Attributes:
-        number: number of deaths, except those because the database was away.
+        number: number of deaths, except deaths because the database was away.
         pause_s: seconds before the next start.
-        until: the time from which it counts as running well.
+        until: the time from which the service counts as running well.
     """
 
     number: int = 0

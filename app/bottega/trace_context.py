@@ -1,4 +1,4 @@
-"""W3C trace context: a run belongs to its caller's trace, and passes it on to what it calls."""
+"""W3C trace context: a run belongs to its caller's trace, and sends it to servers that it calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 HEADER = "traceparent"
 STATE = "tracestate"
 LONGEST_STATE = 512
-"""Most characters of a ``tracestate`` that are passed on; W3C requires at least so many."""
+"""Most characters of a ``tracestate`` that are passed on; W3C requires at least 512."""
 
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEMBER = re.compile(
@@ -18,11 +18,11 @@ _MEMBER = re.compile(
 
 
 class Trace(NamedTuple):
-    """A place in a trace: the parent of the next spans.
+    """A position in a trace: the parent of the next spans.
 
     Attributes:
         tracestate: data of tracing vendors; may be empty.
-        is_local: true if the place is a span of this process.
+        is_local: true if the parent is a span of this process.
     """
 
     traceparent: str
@@ -36,7 +36,7 @@ class Trace(NamedTuple):
 
 
 current: ContextVar[Trace | None] = ContextVar("trace", default=None)
-"""The present work's place in its trace; ``None``: it belongs to no trace."""
+"""The present work's position in its trace; ``None``: the work belongs to no trace."""
 
 
 def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> Trace | None:
@@ -59,8 +59,8 @@ def _state(values: Sequence[bytes]) -> str:
     matches = [_MEMBER.fullmatch(each) for each in members]
     keys = {match[1] for match in matches if match is not None}
     if len(keys) != len(members) or len(members) > 32:  # W3C's limit
-        return ""  # invalid, or a key is there twice
-    while len(",".join(members)) > LONGEST_STATE:  # W3C prescribes which to remove first
+        return ""  # a member is invalid, or a key is repeated
+    while len(",".join(members)) > LONGEST_STATE:  # W3C prescribes the order of removal
         long = [each for each in members if len(each) > 128]
         members.remove(long[-1] if long else members[-1])
     return ",".join(members)
@@ -75,7 +75,7 @@ def trace_id(traceparent: str | None) -> str | None:
 def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers of an outgoing request, with the present work's trace.
 
-    A ``traceparent`` among them stays.
+    A ``traceparent`` in ``headers`` stays.
     """
     trace = current.get()
     return headers if trace is None or HEADER in headers else {**headers, **headers_of(trace)}

@@ -24,9 +24,9 @@ async def work(
     """Execute runs until SIGINT, SIGTERM or SIGHUP; return whether only SIGHUP came.
 
     Args:
-        url: the database's; it must be up and migrated.
+        url: URL of the database, which must be up and migrated.
         port: port on which to serve metrics; ``None``: serve none.
-        on_ready: called once the worker takes runs.
+        on_ready: called once the worker claims runs.
 
     """
     async with open_service(settings, url, api=False, worker=True) as service:
