@@ -1,4 +1,4 @@
-"""Commands of the operator, for all tenants; only results for scripts go to standard output.
+"""Commands of the operator, for all tenants. Only results for scripts go to standard output.
 
 - ``bottega keys`` and ``bottega tenants``: keys and tenants.
 - ``bottega prune`` and ``bottega tenants retain``: how long finished runs are kept.
@@ -63,14 +63,14 @@ def tenant_name(name: str | None) -> str | None:
 
 def _name(name: str) -> str:
     if not (name.isprintable() and 1 <= len(name) <= 100):
-        raise typer.BadParameter("1 to 100 printable characters")
+        raise typer.BadParameter("use 1 to 100 printable characters")
     return name
 
 
 def duration(text: str) -> timedelta | None:
-    """Parse a duration (``90d``, ``12h``, ``30m``), at most 100 years;
+    """Parse a duration of at most 100 years: ``90d``, ``12h``, ``30m``.
 
-    ``None``: the form is wrong.
+    ``None``: the text has another form.
     """
     if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
         return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
@@ -235,7 +235,7 @@ def delete_tenant(
 
 
 def _cell(value: object) -> Text:
-    """Return a value as text without control characters, which a terminal would execute."""
+    """Return a value as text, without control characters, which a terminal would obey."""
     match value:
         case None:
             text = ""
@@ -281,9 +281,9 @@ def prune(
 ) -> None:
     """Remove finished runs that are old, with all that belongs to them.
 
-    Without --older-than, the settings BOTTEGA_RETENTION_… and "tenants retain" decide, as for the
-    workers, which do this all the time. With it, tenants with their own time for runs keep that
-    time, unless --tenant names the tenant. Episodes stay. If the command breaks off, repeat it.
+    Without --older-than, the settings BOTTEGA_RETENTION_… and "tenants retain" decide; workers
+    remove by them all the time. With it, tenants with their own time for runs keep that time,
+    unless --tenant names the tenant. Episodes stay. If the command breaks off, repeat it.
     """
     settings = start()
     from bottega.tenants import operator
@@ -349,7 +349,7 @@ def _group() -> None:
 
 @secrets.command("reencrypt")
 def reencrypt() -> None:
-    """Seal all secrets with the first key of BOTTEGA_SECRETS_KEY. If it breaks off, repeat it.
+    """Seal all secrets with the first key in BOTTEGA_SECRETS_KEY. If this breaks off, repeat it.
 
     The exit status is 1 if a secret was sealed with a key that is not in BOTTEGA_SECRETS_KEY.
     """

@@ -154,7 +154,7 @@ class RemoteServer:
         return self._patient("GET", path, params=wanted)
 
     def create(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a POST with an idempotency key, so that its repetition creates nothing."""
+        """Send a POST with an idempotency key, so that repeating it creates no second object."""
         return self._patient("POST", path, json=body, headers={"Idempotency-Key": uuid4().hex})
 
     def create_batch(self, data: bytes, **fields: str | int | None) -> Any:
@@ -180,7 +180,7 @@ class RemoteServer:
         return self._patient("PUT", path, json=body)
 
     def all(self, path: str, limit: int) -> Iterator[Any]:
-        """Yield all items of a list with their bodies, not made safe for a terminal."""
+        """Yield all items of a list with their bodies; their texts are not safe for a terminal."""
         wanted = {"view": "full", "limit": limit}
         page = self._patient("GET", path, params=wanted, as_stored=True)
         yield from page["items"]
@@ -189,7 +189,7 @@ class RemoteServer:
             yield from page["items"]
 
     def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-        """Store many definitions; return the result for each, not made safe for a terminal.
+        """Store many definitions; return the result for each, whose texts may harm a terminal.
 
         Args:
             places: names of the definitions in errors, by their JSON Pointers.
@@ -197,7 +197,7 @@ class RemoteServer:
         return self._patient("POST", "/v1/apply", json=body, places=places, as_stored=True)
 
     def start(self, agent: str, **run: Any) -> Any:
-        """Start a run of an agent; for an unknown agent, the error has similar names."""
+        """Start a run of an agent; the error for an unknown agent suggests similar names."""
         try:
             return self.create("/v1/runs", {"agent": agent, **run})
         except RemoteError as error:
@@ -206,7 +206,7 @@ class RemoteServer:
             raise
 
     def agent(self, name: str) -> Any:
-        """Return an agent's definition; for an unknown agent, the error has similar names."""
+        """Return an agent's definition; the error for an unknown agent suggests similar names."""
         try:
             return self.get(f"/v1/agents/{quote(name, safe='')}")
         except RemoteError as error:
@@ -218,7 +218,7 @@ class RemoteServer:
     def streaming(self, path: str, after: int) -> Iterator[Iterator[bytes] | None]:
         """Open a stream of server-sent events after ``after``; yield an iterator of its bytes.
 
-        ``None``: the run is over, and has no events after ``after``.
+        Yield ``None`` if the run is over and has no events after ``after``.
         """
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         with self._translated(), self._client.stream("GET", path, headers=headers) as answer:
@@ -238,7 +238,7 @@ class RemoteServer:
         as_stored: bool = False,
         **request: Any,
     ) -> Any:
-        """Return the answer's body; repeat the request if it is lost or the server is busy."""
+        """Return the answer's body; repeat the request if it gets no answer, or a busy server's."""
         began, pause_s = monotonic(), 0.1
         while True:
             reached = self._reached
@@ -249,7 +249,7 @@ class RemoteServer:
                     return from_json(answer.content) if as_stored else body
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
-                # Lost requests, and requests to a busy server, are repeated for 30 s.
+                # Requests without an answer, and requests to a busy server, are repeated for 30 s.
                 if never_there or not error.may_pass or monotonic() - began > 30.0:
                     raise
             time.sleep(pause_s)
@@ -273,7 +273,7 @@ class RemoteServer:
         """Return the answer's body, made safe for a terminal.
 
         Raises:
-            RemoteError: the answer is a refusal, or comes from another kind of server.
+            RemoteError: the answer is a refusal, or does not come from a Bottega server.
         """
         body: Any = None
         with contextlib.suppress(ValueError):
@@ -295,10 +295,10 @@ class RemoteServer:
         raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
 
     def _unknown(self, name: str, error: RemoteError) -> RemoteError:
-        """Return the error for an unknown agent, with similar names."""
+        """Return the error for an unknown agent, which suggests similar names."""
         try:
             names = [each["name"] for each in self.get("/v1/agents", limit=100)["items"]]
-        except RemoteError:  # the key may not read
+        except RemoteError:  # the key has no right to list agents
             return error
         detail = f"there is no agent '{safe(name)}'"
         if near := difflib.get_close_matches(name, names, cutoff=0.5):
@@ -312,7 +312,7 @@ class RemoteServer:
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem's errors at known places, each as text with the place's name."""
+    """Yield a problem's errors whose pointers are in ``places``, as texts with the names there."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:
@@ -328,9 +328,9 @@ _FIRST_PAUSE_S = 0.1
 
 
 class RunEvents:
-    """The events and live text of a run, until its final event, over any number of connections.
+    """The events and live text of a run, until its final event, over one connection after another.
 
-    A second iteration continues after the last event of the first.
+    A second iteration continues after the last event of the first iteration.
 
     Args:
         notice: called with a text when the connection is lost, and when it is restored.
@@ -390,7 +390,7 @@ class RunEvents:
 def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Split a stream into frames of id (0: none) and data (``None``: a heartbeat).
 
-    Only line feeds end lines, because JSON may contain the other line ends that Python knows.
+    Only line feeds end lines: JSON may contain the other characters at which Python ends lines.
     """
     place, data = 0, None
     for line in _lines(content):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _DEBUG = "--debug"
 _TO_END_S = 30.0
-"""Most seconds in which a process stops, after the grace period of its runs."""
+"""Most seconds that a process takes to stop after the grace period of its runs."""
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -128,7 +128,7 @@ def serve(
     """
     settings = start(host=host, port=port)
     if no_worker and workers:
-        raise InvalidInputError("--no-worker and --workers contradict: leave one out")
+        raise InvalidInputError("--no-worker and --workers contradict: leave one of them out")
     if listener is not None and parent is not None:
         with database(settings) as url:
             _serve(settings, url, socket.socket(fileno=listener), parent, worker=not no_worker)
@@ -137,7 +137,7 @@ def serve(
 
     is_one = workers is None and api is None
     with_terminal = ends_with_terminal()
-    # Blocked until the parent handles it, because a reload may come early.
+    # SIGHUP is blocked until the parent handles it, because a reload may come early.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with listen(settings) as listening, used_database(settings) as (url, lock):
         if not no_worker and workers != 0:
@@ -185,7 +185,7 @@ def _serve(
 def _first_child(
     settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
 ) -> Child:
-    """Start the only child by a fork, which saves it from importing the service again."""
+    """Start the only child by a fork, so that it need not import the service again."""
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -204,7 +204,7 @@ def _first_child(
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            os._exit(status)  # everything else belongs to the parent, which cleans it up
+            os._exit(status)  # without cleaning up, because the parent does that
     theirs.close()
     return Child("server", ["serve", *options], pid, ours.detach())
 
@@ -217,7 +217,7 @@ def _several_children(options: list[str], *, apis: int, workers: int | None) -> 
 
 
 def _metrics_of_several() -> tuple[str, str]:
-    """Make the folder in which processes share their metrics; return variable and folder."""
+    """Make the folder in which processes share metrics; return environment variable and path."""
     from bottega import metrics
 
     folder = mkdtemp(prefix="bottega-metrics-")
@@ -234,7 +234,7 @@ def _announcement(settings: "Settings", port: int) -> str:
 def worker(parent: _Descriptor = None) -> None:
     """Execute runs. Start any number of workers, on machines that reach the database."""
     with_terminal = ends_with_terminal()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the event loop handles it
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the loop handles SIGHUP
     settings = start()
     from bottega import worker as process
 
@@ -431,7 +431,7 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, that of the stream
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 

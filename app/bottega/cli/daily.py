@@ -46,8 +46,8 @@ def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
     """Yield the server of ``BOTTEGA_URL``; end the command if the server refuses a request.
 
     Args:
-        refused: exit status if the request cannot succeed later, either; ``None``: the same status
-            as for other refusals.
+        refused: exit status if the request would be refused later, too; ``None``: the status of
+            other refusals.
     """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
     from bottega.cli.people import REFUSED
@@ -124,7 +124,7 @@ def _text_of(argument: str) -> str:
 
 
 def _follow_run(server: "RemoteServer", run: Any) -> None:
-    """Show a run that this command started until it is over, and exit with its status."""
+    """Show a run that this command started, until the run is over; exit with the run's status."""
     from bottega.cli.client import RunEvents
     from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
     from bottega.cli.transcript import Transcript
@@ -465,7 +465,7 @@ def export(
             items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
             if items:
                 found[section] = items
-    escaped = sys.stdout.isatty()  # stored text could control a terminal
+    escaped = sys.stdout.isatty()  # because stored text could control a terminal
     if as_json:
         text = json.dumps(found, ensure_ascii=escaped, indent=2) + "\n"
     else:
@@ -486,7 +486,7 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
-        raise typer.BadParameter(f"{path} is no YAML: {error}") from None
+        raise typer.BadParameter(f"{path} is not valid YAML: {error}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise typer.BadParameter(
             f"{path} has a value that is not JSON, such as a date without quotes: {error}"
@@ -533,7 +533,7 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 
 def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
-    """Return the body from which a listed definition was made, without default values."""
+    """Return the request body that creates a listed definition, without default values."""
     known = {key: item[key] for key in model.model_fields if key in item}
     body = model.model_validate_json(json.dumps(known))
     whole = body.model_dump(mode="json", by_alias=True)
@@ -542,7 +542,7 @@ def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
 
 
 def _tagged(short: Any, whole: Any) -> Any:
-    """Add the `type` to objects whose default values, with the type, were left out."""
+    """Add `type` again to objects: it was left out with the default values, but is needed."""
     if isinstance(short, list):
         return [_tagged(*each) for each in zip(short, whole, strict=True)]
     if not isinstance(short, dict):

@@ -5,7 +5,7 @@ right order of its sub-agents. A run is a success only if the facts were collect
 was written, and the text was written before it was checked.
 
 *support*: a chat with a refund that waits for a person, even over restarts. The data folder has
-the session's name; everything else is in the database.
+the session's name; all other data is in the database.
 
 The server is a separate process, so that Ctrl-C reaches only the demo. The server ends with the
 demo, even if the demo is killed.
@@ -53,9 +53,9 @@ class DemoError(Exception):
 
 
 TASKS = 48
-"""Number of tasks; enough for 16 runs with a pattern that is found after the first night."""
+"""Number of tasks, of which 16 may use a pattern that was found after the first night."""
 NIGHTS = (10, 40)
-"""Numbers of tasks after which the demo maintains the memory, as a service does at night."""
+"""Counts of finished tasks after which the demo maintains memory, as a service does at night."""
 TOPICS = (
     "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
     "public baths", "salt marshes", "wooden bridges", "fountain pens", "paper making",
@@ -78,10 +78,10 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """Finished task.
+    """A finished task.
 
     Attributes:
-        arm: assignment of a pattern to the task's run; ``None``: there was none.
+        arm: arm of the task's run in the experiment about a pattern; ``None``: it had no pattern.
     """
 
     run_id: str
@@ -104,7 +104,7 @@ def learn(server: RemoteServer, scenario: Scenario) -> int:
 def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _Done:
     """Run one task, and wait until its success check has judged it."""
     task = scenario.task.format(topic=topic)
-    # One user per topic, because a pattern names a domain only if three users' tasks had it.
+    # One user per topic, because a pattern names a domain only if tasks of three users had it.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
     where = f"/v1/runs/{server.create('/v1/runs', body)['id']}"
     run = _until(server, where, lambda found: found["ended_at"] is not None)
@@ -198,12 +198,12 @@ def run(
     is_chat, learns = scenario.agents is SUPPORT.agents, scenario.agents is LEARNING.agents
     session = _session(settings, resume=resume) if is_chat else ""
     scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define", "approve")
-    good_for = timedelta(days=1)  # in case the key cannot be removed
+    good_for = timedelta(days=1)  # life of the key, if the demo cannot remove it
     made = operator.temporary_key(url, name="demo", good_for=good_for, scopes=scopes)
     variables = {}
     with contextlib.ExitStack() as stack:
         if learns:
-            # More runs on trial than usual, because there are only few runs.
+            # A higher share of runs on trial than usual, because the demo has few runs.
             variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.65"}
             if settings.uses_demo_model:
                 variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
@@ -295,7 +295,7 @@ def _define(server: RemoteServer, scenario: Scenario) -> None:
 
 
 def _session(settings: Settings, *, resume: bool) -> str:
-    """Return the name of the last chat's session, or a new name, which is stored."""
+    """Return the name of the last chat's session; or store and return a new name."""
     folder = data_folder(settings.data_dir)
     place = folder / "demo-support-session"
     if resume:
@@ -341,7 +341,7 @@ def _serving(
     """Run ``bottega serve`` during the block; yield its address.
 
     Raises:
-        UnavailableError: the server did not start; its own output says why.
+        UnavailableError: the server did not start; the server's own output has the reason.
     """
     ours, theirs = socket.socketpair()
     with listen(settings) as listener, ours:

@@ -97,12 +97,12 @@ def explain(error: BaseException) -> tuple[str, str | None]:
                 f"{name}: {first['msg']}",
                 "correct this setting; `bottega settings` lists all settings",
             )
-        case asyncpg.RaiseError():  # our SQL says what to do
+        case asyncpg.RaiseError():  # an error of our SQL, whose text has the remedy
             return one_line(cause.args[0], 500), None
         case asyncpg.InsufficientPrivilegeError():
             return said, "use the login that owns the database; `bottega doctor` shows its rights"
         case asyncpg.ReadOnlySQLTransactionError():
-            return said, "the database is read-only: let it take writes first"
+            return said, "the database is read-only: allow writes first"
         case asyncpg.PostgresError() | asyncpg.InterfaceError() | SQLAlchemyError():
             passes = is_outage(error)
             return f"the database failed: {said}", (
@@ -151,7 +151,7 @@ async def _collected(checks: AsyncIterator[Check]) -> list[Check]:
 
 def _failed(name: str, error: BaseException) -> Check:
     detail, hint = explain(error)
-    if hint is None:  # our own sentences end with a remedy
+    if hint is None:  # our own error texts end with a remedy
         problem, _, hint = detail.rpartition(": ")
         detail = problem or detail
     return Check(name, False, detail, hint)
@@ -200,7 +200,7 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         schema = await _schema(url)
         yield schema
         yield await _roles(session, server["login"])
-        # A login that only serves needs only its roles.
+        # A login that only serves, and never migrates, needs only the roles.
         rights = found("rights", f"{server['login']} may migrate")
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
@@ -297,7 +297,7 @@ def _room(settings: "Settings", size: str) -> Check:
     folder = data_folder(settings.data_dir)
     free = shutil.disk_usage(folder).free
     detail = f"{free / 1e9:.1f} GB free in {folder}; the database has {size}"
-    hint = None if free > _LEAST_ROOM else "free some space, or set BOTTEGA_DATA_DIR elsewhere"
+    hint = None if free > _LEAST_ROOM else "free some space, or move BOTTEGA_DATA_DIR"
     return Check("disk", hint is None, detail, hint)
 
 
@@ -326,11 +326,11 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
     try:
         async with operator.transaction(url) as tx:
             used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
-    except Exception:  # a login that only serves may not read it
+    except Exception:  # a login that only serves may not read the table
         used = set()
     if keys is None:
         if used:
-            hint = "set it to the key that sealed them"
+            hint = "set it to the key that sealed the secrets"
             return Check(
                 "secrets_key", False, "BOTTEGA_SECRETS_KEY is not set, and there are secrets", hint
             )
@@ -384,7 +384,7 @@ async def _object_store(settings: "Settings") -> Check:
 
 
 async def _objects_in_database(settings: "Settings") -> Check:
-    """Show the share of the database that stored bodies take."""
+    """Return the check that shows the share of the database that stored bodies take."""
     from bottega.db.connect import connect
 
     assert settings.database_url is not None
@@ -422,7 +422,7 @@ def _host_of(address: str) -> str:
 
 
 async def _model_server(name: str, base_url: str, key: SecretStr | None) -> Check:
-    """Ask a server for its list of models, which costs nothing; only a refused key is a failure."""
+    """Ask a server for its list of models, at no cost; fail if it refuses the key, or is silent."""
     import httpx2
 
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
@@ -431,9 +431,9 @@ async def _model_server(name: str, base_url: str, key: SecretStr | None) -> Chec
         async with httpx2.AsyncClient(timeout=_PATIENCE_S) as client:
             status = (await client.get(where, headers=headers)).status_code
     except httpx2.HTTPError as error:
-        hint = "check its address in the settings, and the network"
+        hint = "check the server's address in the settings, and the network"
         return Check(name, False, f"{base_url} does not answer ({type(error).__name__})", hint)
     if status in (401, 403):
-        hint = "set the key that this server gave you"
+        hint = "set the key that you have for this server"
         return Check(name, False, f"{base_url} refuses the key ({status})", hint)
     return Check(name, True, f"{base_url} answers")

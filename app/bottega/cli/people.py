@@ -24,7 +24,7 @@ _APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
 
 
 class Undecided(Exception):  # noqa: N818 (no error: the person leaves)
-    """Signal that nobody here decides, and the call still waits; the text is a command for it."""
+    """Signal that nobody here decides and the call waits; its text is a command to decide."""
 
     def __init__(self, interrupt: Mapping[str, Any]) -> None:
         how = {
@@ -43,7 +43,7 @@ class People:
     Attributes:
         console: output for all texts except the answer.
         asks: false if nobody can be asked, as in a script.
-        tools: functions that execute calls of client's tools; calls of other tools are refused.
+        tools: functions that execute calls of client tools, by name; others are refused.
         read: reads a line after a prompt, see :func:`ask`.
     """
 
@@ -60,7 +60,7 @@ class People:
             ours: this process started the run, so it must execute or refuse client's tools.
 
         Raises:
-            Undecided: nobody is here, or the person left; the call still waits.
+            Undecided: nobody can be asked, or the person left; the call still waits.
             RemoteError: the server was not reached, or failed.
         """
         interrupt = self.server.get(f"/v1/interrupts/{interrupt_id}")
@@ -138,7 +138,7 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
     except RemoteError as error:
         if error.code not in ("resolved", "expired", "cancelled"):
             raise
-        return server.get(path)  # a repeated request, too, finds it resolved
+        return server.get(path)  # also after our own repeated request
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
@@ -158,7 +158,7 @@ def json_or_text(text: str) -> Any:
 
 
 def shown(interrupt: Mapping[str, Any]) -> str:
-    """Describe a call in lines; text of the model is quoted with ``|``."""
+    """Describe a call in lines; lines of the model's text begin with ``|``."""
     who, tool = interrupt["agent"] or "the run", interrupt["tool"]
     lines = {
         "approval": [f"{who} wants to call {tool}:"],
@@ -198,7 +198,7 @@ def _written(value: Any) -> str:
 def ask(prompt: str, text: str = "") -> str:
     """Read a line as :func:`read_line` does, but discard what was typed before the prompt.
 
-    Otherwise a line that was meant for something else could approve a call.
+    Otherwise a line that the person typed for another purpose could approve a call.
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
@@ -227,7 +227,7 @@ def read_line(prompt: str, text: str = "") -> str:
 
 
 def _edited_line(prompt: str, text: str) -> str:
-    with contextlib.suppress(ImportError):  # not on each platform
+    with contextlib.suppress(ImportError):  # some platforms have no readline
         import readline  # makes input() edit lines
 
         readline.set_startup_hook(lambda: readline.insert_text(text))

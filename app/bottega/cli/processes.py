@@ -2,12 +2,12 @@
 
 The parent is a separate program, ``python -m bottega.cli.processes PLAN``. It imports little of the
 standard library and nothing of the service, so it takes only 15 MB, and errors of the service
-cannot end it. It holds the listening socket, so that no connection is refused while a child
-restarts, and the lock that keeps the embedded PostgreSQL in use.
+cannot end it. The parent holds the listening socket, so that no connection is refused while a child
+restarts. It also holds the lock that keeps the embedded PostgreSQL in use.
 
 Each child has a socket to the parent. The child writes a byte when it works, and a second byte when
-it is ready. It ends when the parent's end of the socket is closed, so that no child outlives a
-killed parent.
+it is ready. The child ends when the parent's end of the socket is closed, so that no child outlives
+a killed parent.
 
 SIGHUP replaces the children one after the other. A new child starts beside the old one. When the
 new child is ready, the old child gets SIGHUP, finishes its work, and ends.
@@ -30,12 +30,12 @@ from typing import Any
 from bottega.clock import monotonic, stamp
 
 _STABLE_S = 60.0
-"""Seconds after which a dead child is restarted at once; after a shorter life, pauses double."""
+"""Life in seconds after which a dead child restarts at once; after shorter ones, pauses double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _START_S = 60.0
-"""Longest start of a successor, in seconds."""
+"""Longest time that the start of a successor may take, in seconds."""
 _LEAVE_S = 720.0
-"""Seconds that a replaced child may take to end; after them it is killed."""
+"""Seconds that a replaced child may take to end; then it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Child:
     Attributes:
         name: name in the log.
         arguments: arguments of the ``bottega`` command.
-        pid: id of the first process, if it runs already.
+        pid: id of the child's first process, if this process runs already.
         link: descriptor of the socket to this process.
     """
 
@@ -104,7 +104,7 @@ class _Process:
     Attributes:
         said: number of bytes that it has written; 1: it works; 2: it is ready.
         is_heard: true: more bytes may follow.
-        due: time at which it is killed; ``None``: never.
+        due: time at which it is killed; ``None``: it is not to be killed.
     """
 
     pid: int
@@ -123,7 +123,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Slot:
-    """Place of a child, with its current process and the successor that will replace it."""
+    """A child, with its current process and the successor that will replace the process."""
 
     child: Child
     current: _Process | None = None
@@ -149,7 +149,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the children running; return the exit status.
 
-        If a child ends before it ever worked, all children are ended, and its status is returned.
+        If a child ends before it ever worked, end all children, and return its exit status.
         """
         signals = _signals()
         self._slots = [_Slot(child) for child in self.plan.children]
@@ -226,7 +226,7 @@ class Supervisor:
                 self._log("info", "processes.replaced")
 
     def _is_replaced(self, slot: _Slot) -> bool:
-        """Start a child's successor, or let a ready one take over; return true when it has."""
+        """Start a child's successor, or let a ready one take over; return true once it did."""
         if slot.successor is None:
             slot.successor = self._start(slot)
             if slot.successor is None:
@@ -263,7 +263,7 @@ class Supervisor:
                 return
             if not pid:
                 return
-            if pid in self._running:  # otherwise an orphan: the child of a killed child
+            if pid in self._running:  # else the process is an orphan: a child of a killed child
                 self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _ended(self, process: _Process, status: int) -> None:
@@ -281,7 +281,7 @@ class Supervisor:
                 self._restart(slot, process, status)
 
     def _restart(self, slot: _Slot, process: _Process, status: int) -> None:
-        """Restart a child after a pause; if it never worked, stop all: its own message says why."""
+        """Restart a child after a pause; if it never worked, stop all: it has logged the reason."""
         if self._stopping:
             return
         if not slot.worked:
@@ -299,7 +299,7 @@ class Supervisor:
         slot.start_at = monotonic() + slot.pause_s
 
     def _start(self, slot: _Slot) -> _Process | None:
-        """Start a process for a slot;
+        """Start and return a process for a slot.
 
         ``None``: there are too many processes, or too little memory.
         """
@@ -374,12 +374,12 @@ def _signals() -> socket.socket:
     obeyed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
     for number in obeyed:
         signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, obeyed)  # they may be blocked since the start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, obeyed)  # blocked since the start, perhaps
     return ours
 
 
 def ends_with_terminal() -> bool:
-    """Return true if this process ends when its terminal is closed; not so under ``nohup``."""
+    """Return true if this process ends when its terminal closes; false under ``nohup``."""
     return has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
@@ -398,7 +398,7 @@ def _write(line: str) -> None:
 
 
 class ParentLink:
-    """A child's link to its parent: it reports readiness, and ends this process with the parent.
+    """A child's link to its parent: it reports readiness, and ends the child with the parent.
 
     Args:
         descriptor: descriptor of the child's end of the socket.
@@ -411,7 +411,7 @@ class ParentLink:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        self._socket.recv(1)  # the parent never writes: this returns when it ends
+        self._socket.recv(1)  # returns when the parent ends, because the parent never writes
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(self._patience_s)  # a process that stops normally ends this thread, too
         os.kill(os.getpid(), signal.SIGKILL)
@@ -421,7 +421,7 @@ class ParentLink:
         self._socket.send(b".")
 
     def is_ready(self) -> None:
-        """Report that this process is ready, so that it may replace another one."""
+        """Report that this process is ready to replace its predecessor."""
         self._socket.send(b".")
 
 

@@ -1,4 +1,4 @@
-"""Scenarios of the demo: teams of agents and their tasks. Data only."""
+"""Scenarios of the demo, as data: teams of agents and their tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ USER = "me"
 """The user whom the demo's runs name."""
 _MARK = {"created_by": "bottega demo"}
 _SHARED = {"metadata": _MARK, "memory_scope": "tenant"}
-"""Fields of all agents. Their memory is shared by the tenant, because it has no secrets."""
+"""Fields of all agents. All users of the tenant share the memory, because it has no secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _team(
     """Build request bodies of the specialists and their lead.
 
     Args:
-        specialists: description and system message of each, by name.
+        specialists: description and system message of each specialist, by name.
         answers: texts that the lead's answer must contain for a success.
     """
     texts = {**specialists, coordinator: (description, system_message)}

@@ -47,7 +47,7 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
 
 
 def announce(settings: "Settings", text: str, style: str = "") -> None:
-    """Write a message of a starting service to standard error, in the form of its log."""
+    """Write a message about the service's start to standard error, in the form of its log."""
     from bottega.logs import is_json
 
     if is_json(settings.log_format):
@@ -62,13 +62,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, on uvloop if it is installed."""
     try:
         import uvloop
-    except ImportError:  # not on this platform
+    except ImportError:  # this platform has no uvloop
         return asyncio.run(main)
     return uvloop.run(main)
 
 
 def listen(settings: "Settings") -> socket.socket:
-    """Bind the port; call this before anything else is started.
+    """Bind the port; call this before you start other parts of the service.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -93,7 +93,7 @@ def database(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def database_as_it_is(settings: "Settings") -> Iterator[str]:
-    """Yield the URL as :func:`database` does, but neither create nor migrate an embedded server."""
+    """Yield the URL of :func:`database`, without creating or migrating an embedded server."""
     if settings.server_url is not None:
         yield settings.server_url
         return
@@ -114,7 +114,7 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
     if settings.server_url is not None:
         yield settings.server_url, None
         return
-    # Until the event loop handles signals, so that none leaves the embedded server running.
+    # Until the event loop handles signals: no signal may leave the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate
@@ -151,7 +151,7 @@ def table_of(names: Sequence[str], *, prose: Sequence[str] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; it is wider than the terminal if its words need the room."""
+    """Print a table, wider than the terminal if its words need more room."""
     narrow = Console()
     options = narrow.options.update(max_width=10_000)
     least = Measurement.get(narrow, options, table).minimum
@@ -168,7 +168,7 @@ _UNSAFE = re.compile(
 def safe(value: Any) -> Any:
     """Replace each unsafe character in the texts of a JSON value. Pure.
 
-    Each becomes one character, so that offsets stay right; a carriage return becomes a space.
+    One character replaces each, so that offsets stay right; a carriage return becomes a space.
     """
     match value:
         case str():

@@ -25,7 +25,7 @@ from bottega.events.types import (
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Sum of what model calls spent.
+    """Tokens and cost of model calls together.
 
     Attributes:
         tokens: input and output tokens.
@@ -72,11 +72,11 @@ _ENDS = {
 
 @dataclass(slots=True)
 class AgentWork:
-    """Work of one agent: the run's own, one call of a sub-agent, or an asynchronous task.
+    """Work of an agent: of the run's own agent, in a call of a sub-agent, or in a task.
 
     Attributes:
         depth: number of the agents above it.
-        is_task: true: an asynchronous task, whose end is an event of the task, not of its
+        is_task: true if this is an asynchronous task, whose end is an event of the task, not of its
             agent.
     """
 
@@ -90,16 +90,16 @@ class AgentWork:
 
 @dataclass(slots=True)
 class RunActivity:
-    """The work of a run's agents, followed by its events.
+    """The work of a run's agents, kept up to date from the run's events.
 
     Attributes:
-        work: work by task id; ``None``: the run's own agent.
+        work: work by task id; ``None`` is the id of the run's own agent.
     """
 
     work: dict[str | None, AgentWork] = field(default_factory=dict)
 
     def describe(self, event: Event) -> str | None:
-        """Describe an event in a line of text; ``None``: it shows nothing new."""
+        """Describe an event in a line of text; ``None``: the event has no news."""
         kind, data = event["type"], event["data"]
         if kind == "agent.started":
             return self._start(event)
@@ -121,9 +121,9 @@ class RunActivity:
         return work.depth if work else 0
 
     def _start(self, event: Event) -> str | None:
-        """Record an agent's start;
+        """Record an agent's start, and describe it.
 
-        ``None`` for tasks, whose start was shown when they were dequeued.
+        ``None`` for tasks, whose start was described when they were dequeued.
         """
         work = self.work.get(event["task_id"])
         if work is None:
@@ -131,7 +131,7 @@ class RunActivity:
         return None if work.is_task else f"{work.agent} starts"
 
     def _node(self, event: Event) -> str | None:
-        """Describe a node of a graph;
+        """Describe the work of a graph's node.
 
         ``None`` for nodes that are agents, whose own events follow.
         """
@@ -163,7 +163,7 @@ class RunActivity:
 
 
 def _name(task: SubagentDispatched) -> str:
-    """Return a task's name: its agent, else its parent's title for it, else its prompt's start."""
+    """Return a task's name: its agent, else the parent's title for it, else its prompt's start."""
     if task.agent not in (None, "subagent"):
         return str(task.agent)
     text = " ".join(task.prompt.split())
@@ -179,7 +179,7 @@ def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
         case "subagent.resumed":
             return f"{agent} is queued again"
         case "memory.injected":
-            return f"{agent} receives what {ContextReceived.of(data).source} published"
+            return f"{agent} receives the answer of {ContextReceived.of(data).source}"
         case "memory.published":
             return f"{agent} publishes version {MemoryPublished.of(data).version}"
         case "llm.failed":
@@ -192,7 +192,7 @@ def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 AWAITED = {"children": "its child runs", "model": "its model", "time": "its next try"}
-"""Reasons of waits, in words; waiting for people is shown by the interrupts instead."""
+"""Reasons of waits, in words. A wait for people is not among them: its interrupts describe it."""
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
@@ -234,8 +234,8 @@ def _end(work: AgentWork, event: Event) -> str | None:
 class Transcript:
     """Writer of a run's events.
 
-    If ``out`` is a terminal, it gets the words of the run's own agent as they arrive. Otherwise it
-    gets only the answer, so that a pipe contains nothing else.
+    If ``out`` is a terminal, it gets the words of the run's own agent as they arrive. If not, it
+    gets only the answer, so that a pipe contains only the answer.
 
     Attributes:
         notes: output for lines about tools, other agents and errors.
@@ -254,11 +254,11 @@ class Transcript:
         line = self._activity.describe(event)
         if of_root and self.out.isatty():
             self._hear(kind, data)
-        if line is not None and not (of_root and kind.startswith("agent.")):  # the answer shows it
+        if line is not None and not (of_root and kind.startswith("agent.")):  # the answer follows
             self.note(line, self._activity.depth(event["task_id"]))
 
     def note(self, text: str, depth: int = 0) -> None:
-        """Write a line about other work than the agent's words."""
+        """Write a line about work, as opposed to the agent's words."""
         self._end_line()
         self.notes.print(
             "  " * depth + one_line(text),
@@ -295,7 +295,7 @@ class Transcript:
                 self._end_line()
 
     def _catch_up(self) -> None:
-        """Write the words that are not written yet; all words if the model began again."""
+        """Write the words that are not written yet; if the model began again, write all words."""
         if not self._words.startswith(self._written):
             self.note("(the model begins again)")
             self._written = ""
@@ -313,7 +313,7 @@ class Transcript:
 
 
 def text_of(content: Any) -> str:
-    """Return the content of a message or run as text; a DAG's answers are under agents' names."""
+    """Return the content of a message or run as text; of a DAG, each answer under its agent."""
     match content:
         case None:
             return ""

@@ -947,7 +947,7 @@ class Settings(BaseSettings):
 
     @property
     def lease_s(self) -> float:
-        """Seconds that a lease lasts after a report; the sweep needs the last third of takeover_s."""
+        """Seconds that a lease lasts after a report: two thirds of ``takeover_s``."""
         return self.takeover_s / 1.5
 
     @property
