@@ -2,7 +2,7 @@
 -- executes. Its items are its child runs, and inherit from it. The batch stays in the queue and is
 -- never due, so it counts once in queued_runs. It is over when all of its items are over.
 
--- Called while a batch is being accepted. Store items, of which the first has this number, once.
+-- Called while a batch is being accepted. Store each item once; p_first: number of the first one.
 CREATE OR REPLACE FUNCTION add_items(p_tenant uuid, p_batch uuid, p_first bigint, p_items jsonb)
 RETURNS void LANGUAGE sql AS $$
     WITH added AS (
@@ -16,7 +16,7 @@ RETURNS void LANGUAGE sql AS $$
     WHERE tenant_id = p_tenant AND id = p_batch
 $$;
 
--- Called once all items of a batch are stored: queue the first ones.
+-- Called once all items of a batch are stored. Queue the first items.
 CREATE OR REPLACE FUNCTION start_batch(p_tenant uuid, p_batch uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -50,7 +50,7 @@ BEGIN
     v_cost := coalesce(v_cost, (p.cost_budget ->> 'amount')::numeric)
         - coalesce((p.usage #>> '{cost,amount}')::numeric, 0);
     room := p_room;
-    IF v_tokens IS NOT NULL THEN  -- less than 2,000 does not pay for a call of most models
+    IF v_tokens IS NOT NULL THEN  -- fewer than 2,000 tokens pay for no call of most models
         room := least(room, greatest(v_tokens / 2000, CASE WHEN v_open = 0 THEN 1 ELSE 0 END));
         tokens := v_tokens / greatest(room, 1);
     END IF;
@@ -75,7 +75,7 @@ BEGIN
 END $$;
 
 -- Called by arrive, with the batch's row locked. Add up the usage of ended items; queue the next
--- items; end the batch if no item is left, or if one failed and on_error is to end the batch.
+-- items; end the batch if no item is left, or if an item failed and on_error says to end it.
 CREATE OR REPLACE FUNCTION advance_batch(p_tenant uuid, p_batch uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -118,7 +118,7 @@ BEGIN
         AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND parent_run_id = p_batch
                         AND ended_at IS NULL)
     THEN
-        -- An item that ended since the first statement is noted by the arrival that it has sent.
+        -- If an item ended since the first statement, its arrival calls this function again.
         IF NOT EXISTS (
             SELECT FROM run_children c JOIN runs o ON o.tenant_id = p_tenant AND o.id = c.child_id
             WHERE c.tenant_id = p_tenant AND c.run_id = p_batch AND c.status IS NULL)
@@ -128,8 +128,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by the API. Queue the failed items of a batch again, each as a new run; return the number
--- of these items.
+-- Called by the API. Queue the failed items of a batch again, each as a new run; return their
+-- number.
 CREATE OR REPLACE FUNCTION retry_batch(p_tenant uuid, p_batch uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -151,14 +151,14 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Return a batch as the API shows it. seconds_left is estimated by the mean of the ended items.
+-- Return a batch as the API shows it; seconds_left is estimated from the mean time of ended items.
 CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     WITH items AS (
         SELECT coalesce(status, 'queued') AS status, count(*) AS n, NULL::jsonb[] AS used
         FROM run_children
         WHERE tenant_id = r.tenant_id AND run_id = r.id AND (status IS NOT NULL OR is_held)
         GROUP BY 1
-        UNION ALL  -- those under way
+        UNION ALL  -- items under way
         SELECT coalesce(o.status, 'cancelled'), count(*),
                array_agg(o.usage) FILTER (WHERE jsonb_typeof(o.usage) = 'object')
         FROM run_children c LEFT JOIN runs o ON o.tenant_id = c.tenant_id AND o.id = c.child_id
@@ -189,7 +189,7 @@ CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE
     FROM counted n
 $$;
 
--- Return a page of a batch's results, as lines of JSON, after the item of this number.
+-- Return a page of a batch's results, as lines of JSON, after the item with the number p_after.
 CREATE OR REPLACE FUNCTION batch_results(
     p_tenant uuid, p_batch uuid, p_after bigint, p_most integer
 ) RETURNS TABLE (number bigint, line text) LANGUAGE sql STABLE AS $$

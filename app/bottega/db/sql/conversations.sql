@@ -1,8 +1,8 @@
--- Conversations: runs of one agent in a session, in order, each continuing the last completed one.
+-- Conversations: runs of one agent in a session, in order. Each continues the last completed run.
 
 -- Called by accept_run before it locks the session, because ends of runs and deletions lock runs
--- first. If the new run interrupts runs under way, cancel these. If it steers one, send that run
--- the input, and return it with "message_id", or a refusal.
+-- first. If the new run interrupts the runs under way, cancel them. If it steers a run under way,
+-- send that run the input, and return that run with "message_id", or a refusal.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -24,9 +24,9 @@ BEGIN
     JOIN sessions s ON s.tenant_id = p_tenant AND s.id = c.session_id
     WHERE c.tenant_id = p_tenant AND c.is_current
       AND (c.session_id, c.mode, c.graph, c.agent) = (v_key[1], v_key[2], v_key[3], v_key[4])
-      AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;  -- others are refused
+      AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;  -- other users are refused
     IF p_new ->> 'if_busy' = 'interrupt' THEN
-        -- Lock all runs before the first one ends, because its end locks the conversation. End
+        -- Lock all runs before the first run ends, because an end locks the conversation. End
         -- blocked runs first, so that the end of another run does not start them.
         PERFORM FROM runs WHERE tenant_id = p_tenant AND conversation_id = v_conversation
             AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE;
@@ -38,7 +38,7 @@ BEGIN
     LOOP
         v_before := v_run;
         v_run := unfinished_in(p_tenant, v_conversation);
-        IF v_run IS NULL OR v_run = v_before THEN  -- it is being cancelled
+        IF v_run IS NULL OR v_run = v_before THEN  -- the run is being cancelled
             RETURN NULL;
         END IF;
         v_sent := send_message(
@@ -47,7 +47,7 @@ BEGIN
                 ELSE p_new -> 'input' END,
             p_new ->> 'principal',
             ARRAY(SELECT (f #>> '{}')::uuid FROM jsonb_path_query(p_new, '$.made_files[*]') AS f));
-        -- It may have ended before it was locked.
+        -- Try the next run if this run ended before it was locked.
         EXIT WHEN coalesce(v_sent ->> 'refused', '') NOT IN ('final', 'unknown');
     END LOOP;
     RETURN v_sent || CASE WHEN v_sent ? 'refused' THEN jsonb_build_object('run_id', v_run)
@@ -55,8 +55,8 @@ BEGIN
             || jsonb_build_object('message_id', v_sent -> 'id') END;
 END $$;
 
--- Called by accept_run, which holds the session. Return the conversation of a run, locked, and the
--- oldest run in it that is not over.
+-- Called by accept_run, which holds the session. Lock and return the conversation of a run, and the
+-- oldest run of this conversation that is not over.
 CREATE OR REPLACE FUNCTION join_conversation(
     p_tenant uuid, p_new jsonb, OUT conversation uuid, OUT blocker uuid
 ) LANGUAGE plpgsql AS $$
@@ -84,7 +84,7 @@ BEGIN
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Return the oldest unfinished run of a conversation, for which its other runs wait.
+-- Return the oldest unfinished run of a conversation, for which the conversation's other runs wait.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -92,8 +92,8 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run for which other runs wait, in the form of their field blocked_by: with its pending
--- interrupts, the oldest first.
+-- Return a run for which other runs wait, in the form of the field blocked_by of those runs: with
+-- its pending interrupts, the oldest first.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
@@ -104,11 +104,11 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Trigger on runs. When a run of a conversation has ended, make it the last turn if it completed,
--- and make the next run due. If the next run is locked, it is being cancelled, and its own end
--- makes the run after it due.
+-- and make the next run due. If the next run is locked, it is being cancelled, and the end of that
+-- run makes the run after it due.
 CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    -- The lock orders this with runs that are being accepted.
+    -- Because of the lock, no run is accepted into the conversation meanwhile.
     PERFORM FROM conversations WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id
     FOR UPDATE;
     IF NEW.status = 'completed' THEN
@@ -123,7 +123,7 @@ CREATE OR REPLACE TRIGGER pass_turn AFTER UPDATE OF ended_at ON runs FOR EACH RO
 WHEN (OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL AND NEW.conversation_id IS NOT NULL)
 EXECUTE FUNCTION pass_turn();
 
--- Make a run due, if it was blocked and nobody holds its row.
+-- Make a run due, if it was blocked and no other transaction holds its row.
 CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -136,9 +136,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Return the turns before a run, newest first, and gists of a few older ones.
--- The turns of the last prompt stay as long as all fit into p_most tokens. If they do not, only as
--- many turns stay as fit into half of p_most, so that the beginning of prompts changes rarely.
+-- Called by a worker. Return the turns before a run, newest first, and gists of a few older turns.
+-- The turns of the last prompt stay as long as all turns fit into p_most tokens. After that, only
+-- the turns that fit into half of p_most stay, so that the beginning of prompts changes rarely.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
 ) RETURNS TABLE (
@@ -181,7 +181,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return a turn before a run, by its number, as earlier_turns does.
+-- Called by a worker. Return a turn before a run, by its number, in the form of earlier_turns.
 CREATE OR REPLACE FUNCTION earlier_turn(p_tenant uuid, p_base uuid, p_number integer)
 RETURNS TABLE (run_id uuid, tokens bigint, events bigint, asked jsonb, answer jsonb, ending text)
 LANGUAGE plpgsql AS $$
@@ -201,8 +201,8 @@ BEGIN
       AND (turn ->> 'number')::integer = p_number;
 END $$;
 
--- Called by a worker. Return the lines of runs' logs with the answers of their own agents (p_dag:
--- of the agents of their graph), results of tools, messages of users and decisions of people.
+-- Called by a worker. Return the lines of runs' logs with answers of each run's own agent (p_dag:
+-- of its graph's agents), results of tools, messages of users and decisions of people.
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
 RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,11 +1,11 @@
 -- Versions of agents, graphs, providers and MCP servers, for runs that pin them.
 
 -- Trigger on agents, graphs, providers and MCP servers. Give the tenant's definitions a new epoch,
--- so that processes read versions again. Epochs are random, so that an old one does not occur
+-- so that processes read versions again. Epochs are random, so that an old epoch never occurs
 -- again, even after a restored backup.
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
+    IF TG_OP = 'DELETE' THEN  -- the tenant may be in deletion, without a row
         UPDATE definition_epochs SET epoch = gen_random_uuid()
         WHERE tenant_id IN (SELECT tenant_id FROM changed);
     ELSE
@@ -51,9 +51,9 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
--- Called for a run with unknown versions. Return the epoch, and what the run pins: the graph,
--- reachable agents, the tenant's providers and MCP servers that these may name. p_version: of the
--- agent, or of the graph if there is no agent; NULL: the current one.
+-- Called for a run with unknown versions. Return the epoch, and what the run pins: the graph, the
+-- reachable agents, and the tenant's providers and MCP servers that these agents may name.
+-- p_version: version of the agent, or of the graph if there is no agent; NULL: the current version.
 CREATE OR REPLACE FUNCTION read_pins(
     p_tenant uuid, p_agent text, p_graph text, p_version integer, p_draft jsonb DEFAULT NULL
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -75,9 +75,9 @@ BEGIN
               AND g.deleted_at IS NULL
             LEFT JOIN graph_versions v ON v.tenant_id = p_tenant AND v.name = g.name
               AND v.version = coalesce((node ->> 'version')::integer, g.version)
-            WHERE level <= 3  -- one more than there may be
+            WHERE level <= 3  -- one level more than permitted, so that the caller can refuse it
         ), graphs_in AS (
-            -- Each has a node or more, so these are too many nodes.
+            -- Each graph has a node or more, so more graphs than this have too many nodes anyway.
             SELECT *, jsonb_array_length(definition -> 'nodes') AS size,
                    jsonb_path_query_array(definition, '$.nodes[*] ? (@.graph != null)') AS subgraphs
             FROM wanted LIMIT 2002
@@ -167,8 +167,8 @@ BEGIN
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;
 
--- Called by a client of another API for one of its agents. Return the schema of the arguments of
--- an agent that is exposed in this way (null: it has none), or no row.
+-- Called by a façade (p_way) for an agent. Return the schema of the agent's arguments (null: it has
+-- none), or no row if the façade does not show the agent.
 CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
 RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
 BEGIN
@@ -180,7 +180,7 @@ BEGIN
 END
 $$;
 
--- Called by a worker whose MCP server says that its tools have changed. Mark the stored ones.
+-- Called by a worker when an MCP server says that its tools changed. Mark the stored list as stale.
 CREATE OR REPLACE FUNCTION note_stale_tools(p_tenant uuid, p_name text, p_url text)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

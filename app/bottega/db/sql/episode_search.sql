@@ -1,6 +1,6 @@
--- Search for episodes, by words and by vectors. A policy keeps operators that are not leakproof
--- (distances, matches of words) off their indexes: episode_candidates is SECURITY DEFINER and names
--- the tenant in each statement.
+-- Search for episodes, by words and by vectors. Under a policy, operators that are not leakproof
+-- (distances, matches of words) cannot use their indexes. So episode_candidates is SECURITY DEFINER
+-- and names the tenant in each statement.
 
 -- Called for stored texts and for queries. Fold a text: without accents and, unless it is ASCII, in
 -- lower case. In scripts without spaces, each pair of neighbouring characters is a word.
@@ -14,8 +14,8 @@ DECLARE
     v_text text := p_text;
     v_second text;
 BEGIN
-    -- Without typographic signs, most texts are ASCII. Most of the others only have the sign that
-    -- summaries put for a gap, which replace finds far faster than translate.
+    -- Without typographic signs, most texts are ASCII. Most other texts have only the sign with
+    -- which summaries mark a gap; replace() finds it far faster than translate().
     IF octet_length(v_text) <> length(v_text) THEN
         v_text := replace(v_text, U&'\2026', ' ');
     END IF;
@@ -38,14 +38,14 @@ BEGIN
 END $$;
 
 -- Called for stored texts and for queries. Cut endings off words in Latin letters and merge words
--- with equal stems. A wrong cut does little harm: a text and a query that share a word lose the
--- same.
+-- with equal stems. A wrong cut does little harm: if a text and a query share a word, both lose the
+-- same ending.
 CREATE OR REPLACE FUNCTION episode_stems(p_words tsvector) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    -- Matches the vector's text backwards, where each word follows :' and begins with its ending.
-    -- So almost no position starts a match: the same forwards, on the texts, takes four times as
-    -- long. A stem keeps three letters.
+    -- The pattern matches the reversed text of the vector, where each word follows :' and begins
+    -- with its ending. So almost no position starts a match; a pattern for the text itself would
+    -- take four times as long. A stem keeps at least three letters.
     v_endings constant text :=
         ':''(?:s?(?:noita|tnem|gni|re|[aeiouy]+)|[ie]noiza?|[eio]tnema?|ssen|[dn]e|yl|s(?!s))'
         '([a-z]{3})';
@@ -58,15 +58,15 @@ CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sq
     SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
 $$;
 
--- Return the texts by which an episode is found: with the reason of its verdict among the errors.
+-- Return the texts by which an episode is found, with its verdict's reason among the errors.
 CREATE OR REPLACE FUNCTION judged_summary(p_summary jsonb, p_verdict jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_summary || jsonb_build_object('errors', concat_ws(
         E'\n', nullif(p_summary ->> 'errors', ''), p_verdict ->> 'reason'))
 $$;
 
--- Called when an episode is stored. Return the words it is found by, weighted by part, and one word
--- that only its tenant has: an index scan never visits other tenants' episodes.
+-- Called when an episode is stored. Return the words by which it is found, weighted by part, and a
+-- word that only its tenant has, so that an index scan never visits other tenants' episodes.
 CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -90,8 +90,8 @@ CREATE OR REPLACE FUNCTION episode_rank(
     FROM unnest(p_weights, p_classes) AS c(weight, words)
 $$;
 
--- Return the planner's estimate of the rows of episode_search that meet the conditions, at least 1:
--- it is 0 for conditions that exclude each other.
+-- Return the planner's estimate of the rows of episode_search that meet the conditions; at least 1,
+-- because the planner's estimate is 0 for conditions that exclude each other.
 CREATE OR REPLACE FUNCTION episode_estimate(p_tenant uuid, p_conditions text)
 RETURNS double precision
 LANGUAGE plpgsql AS $$
@@ -103,8 +103,8 @@ BEGIN
     RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
 END $$;
 
--- Called by episode_candidates. Return how many episodes a tenant has: exactly if there are fewer
--- than a thousand, as a count is then cheaper than a plan; otherwise as the planner estimates.
+-- Called by episode_candidates. Return how many episodes a tenant has: below a thousand the exact
+-- number, because a count is then cheaper than a plan; above it, the planner's estimate.
 CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -115,8 +115,8 @@ BEGIN
         ELSE greatest(v_rows, episode_estimate(p_tenant, '')) END;
 END $$;
 
--- Called by consolidation. Return a vector as a byte per number: 128, plus 127 times its share of
--- the largest amount. Cosines change by 0.002 for dense vectors, 0.004 for the built-in embedder's.
+-- Called by consolidation. Return a vector with a byte for each number: 128 plus 127 times its
+-- share of the largest amount. Cosines change by 0.002; by 0.004 for the built-in embedder.
 CREATE OR REPLACE FUNCTION packed_vector(p_vector halfvec) RETURNS bytea
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT decode(string_agg(lpad(to_hex(byte), 2, '0'), '' ORDER BY place), 'hex')
@@ -134,9 +134,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM generate_series(0, octet_length(p_packed) - 1) AS place)::halfvec)
 $$;
 
--- Called by episode_candidates. Return the ids nearest to a vector; aged ones only within a
--- distance. Walk the index if that is cheaper than measuring all of the tenant's episodes; measure
--- all if the walk finds too few. So episodes of other tenants that lie nearer hide none.
+-- Called by episode_candidates. Return ids of the episodes nearest to a vector; of aged episodes
+-- only those within a distance. Walk the index if that is cheaper than measuring all the tenant's
+-- episodes. If the walk finds too few, because other tenants' episodes lie nearer, measure all.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
     p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
@@ -156,7 +156,7 @@ DECLARE
         ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
 BEGIN
-    -- For fewer rows the walk never pays: estimates, which are plans, would cost more than it all.
+    -- For fewer rows the walk never pays, because its estimates (plans) cost more than measuring.
     IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
         v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
         v_each := least(v_one_by_one, p_rows);
@@ -164,7 +164,7 @@ BEGIN
             p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
     END IF;
     IF 2 * 22 * v_steps < v_each THEN
-        -- A larger index needs a wider search to find as many of the nearest.
+        -- A larger index needs a wider search to find as many of the nearest episodes.
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
                 set_config('hnsw.ef_search', least(400, 160 + v_all / 16000)::integer::text, true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
@@ -200,9 +200,9 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- Called by every search. Return episodes of the transaction's tenant within a scope that a query
--- may mean: the nearest by vector and the best by words, each with both measures, and the places
--- (from 1) of the query's words that it has. Aged ones must be close.
+-- Called by every search. Return candidates for a query: episodes of the transaction's tenant
+-- within a scope, the nearest by vector and the best by words. Each has both measures, and the
+-- positions (from 1) of the query's words that occur in it. Aged episodes must be close.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION episode_candidates(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
@@ -244,24 +244,24 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- As episode_rank computes it, but faster for the many rows of the query below.
+        -- The same as episode_rank, but faster for the many rows of the query below.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
     END IF;
-    -- Among other tenants' episodes the tenant's word saves reads; else it costs a look for each.
+    -- If the table has other tenants' episodes, the tenant's word saves reads; else it costs time.
     v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
              WHERE oid = 'episode_search'::regclass
                AND (reltuples <= 0 OR v_rows < reltuples / 2));
-    -- If the vectors found enough, a word that thousands have only ranks: to find would read them.
+    -- If the vectors found enough, a word of thousands of episodes only ranks, and finds none.
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP
-        -- The planner expects too many episodes with words that few have: it would read all by time
+        -- The planner expects too many episodes with rare words: it would read all episodes by time
         -- until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
         v_by_time := 'on';
-        -- setweight for no words only copies: a long value is unpacked once.
+        -- setweight for no words only copies the value, so that a long value is unpacked only once.
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
                 PARTITION BY at < $3 ORDER BY ' || v_rank || ' DESC, episode_id) AS place
@@ -284,7 +284,7 @@ BEGIN
            END,
            episode_rank(s.terms, v_weights, v_classes)::real,
            shared.words
-    -- Each row by its key: the planner may believe that a tenant has one, and read all for each.
+    -- Each row by its key, because the planner may believe that a tenant has a single row.
     FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episode_search s
@@ -296,7 +296,7 @@ BEGIN
         SELECT v.task, v.result, v.whole FROM episode_vectors v
         WHERE v.tenant_id = v_tenant AND v.episode_id = found.id AND v.embedder = p_embedder
         LIMIT 1) AS v ON true
-    -- setweight only copies: a long value is unpacked once.
+    -- setweight only copies the value, so that a long value is unpacked only once.
     LEFT JOIN LATERAL (
         WITH bare AS MATERIALIZED (SELECT setweight(s.terms, 'A', '{}') AS terms)
         SELECT array_agg(w.place::integer ORDER BY w.place) AS words
@@ -307,8 +307,8 @@ BEGIN
         THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
 END $$;
 
--- Called by every search of a client or a run. Do the same in a transaction of one statement, and
--- without a plan for each array of words and ids.
+-- Called by every search of a client or a run. Do the same as episode_candidates in a transaction
+-- of one statement, and without a plan for each array of words and ids.
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid

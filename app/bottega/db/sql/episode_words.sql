@@ -1,8 +1,8 @@
--- Choice of a query's words: which find episodes, which rank them, and which tell their topic.
+-- Choice of a query's words: words that find episodes, that rank them, and that tell their topic.
 
--- Called by episode_words. Return each word's share of a scope's newest 100 episodes, or of the
--- tenant's stored sample if that is greater, and that of the tenant alone. Ten extra episodes
--- without any word keep a word that occurs once or twice in a small memory from being common.
+-- Called by episode_words. Return two shares of each word: the greater of its shares in a scope's
+-- newest 100 episodes and in the tenant's stored sample; and the latter. Ten added episodes without
+-- words keep a word that occurs once or twice in a small memory from being common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
@@ -40,8 +40,8 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by episode_candidates. Choose a query's words: rare ones find some 1,000 episodes (if the
--- rarest has more, rare_rows), known ones (16 seen in the sample, 16 unseen) rank them in classes.
+-- Called by episode_candidates. Choose a query's words: rare words find some 1,000 episodes (if the
+-- rarest has more, rare_rows). Known words (16 of the sample, 16 not in it) rank them in classes.
 -- telling finds each word, in order; null if a fifth of the tenant's 200 or more episodes have it.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,

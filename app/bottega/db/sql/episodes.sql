@@ -18,14 +18,14 @@ DECLARE
         END;
 BEGIN
     IF v_conditions IS NULL THEN
-        RAISE EXCEPTION 'episodes are read within a scope, and this is none: %', p_scope
+        RAISE EXCEPTION 'episodes are read within a scope, and this is not a scope: %', p_scope
             USING ERRCODE = 'null_value_not_allowed';
     END IF;
     RETURN v_conditions || coalesce(' AND agent = ' || quote_literal(p_scope ->> 'agent'), '');
 END $$;
 
--- Called when a run ends, by imports and by consolidation. Store an episode whole, in the caller's
--- transaction; the same id again changes nothing. Return the id.
+-- Called when a run ends, by imports and by consolidation. Store a whole episode, in the caller's
+-- transaction; a second call with the same id changes nothing. Return the id.
 CREATE OR REPLACE FUNCTION store_episode(p_tenant uuid, p_episode jsonb) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -88,7 +88,7 @@ BEGIN
         INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
-        -- A run without patterns has nothing more to learn once it has its reflection.
+        -- From a run without patterns, nothing is left to learn once it has its reflection.
         INSERT INTO run_learning (tenant_id, run_id, episode_id, status, result)
         SELECT p_tenant, e.run_id, e.id, CASE WHEN learnt THEN 'done' ELSE 'pending' END,
                CASE WHEN learnt THEN jsonb_build_object(
@@ -100,7 +100,7 @@ BEGIN
     RETURN e.id;
 END $$;
 
--- Called by the functions below. Return those of the given episodes that are within the scope.
+-- Called by the functions below. Return the ids of the given episodes that are within the scope.
 CREATE OR REPLACE FUNCTION episodes_within(p_scope jsonb, p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -138,8 +138,8 @@ BEGIN
              '[]')
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
         s.label, s.label_source, s.verdict
-    -- Each row by its key, here and below: the planner may believe that a tenant has one row, and
-    -- read them all for each. It makes no join of a subquery with LIMIT.
+    -- Each row is read by its key, here and below: the planner may believe that a tenant has one
+    -- row, and read all rows for each. It makes no join of a subquery with LIMIT.
     FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id LIMIT 1) AS e
@@ -152,8 +152,8 @@ BEGIN
     WHERE s.state <> 'deleted';
 END $$;
 
--- Return episodes within the scope with everything but their bodies. A plan for each array of ids
--- would cost half as much as the rest.
+-- Return episodes within the scope, without their bodies. There is no plan for each array of ids,
+-- which would add half to the cost.
 CREATE OR REPLACE FUNCTION read_episodes(
     p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
 ) RETURNS TABLE (
@@ -194,7 +194,7 @@ BEGIN
         WHERE x.tenant_id = v_tenant AND x.episode_id = s.id LIMIT 1) AS x ON true;
 END $$;
 
--- Return the bodies of an episode within the scope, or the keys of those in the object store.
+-- Return the bodies of an episode within the scope; of bodies in the object store, their keys.
 CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
     part text, content jsonb, object_key text
 ) LANGUAGE plpgsql STABLE AS $$
@@ -270,8 +270,8 @@ WHEN (NEW.tenant_id <> OLD.tenant_id OR NEW.episode_id <> OLD.episode_id OR NEW.
       OR NEW.bytes <> OLD.bytes OR NOT (OLD.content IS NOT NULL AND NEW.object_key IS NOT NULL))
 EXECUTE FUNCTION refuse_episode_change();
 
--- Called when a run, a session or an episode is deleted for good. Delete episodes of the
--- transaction's tenant and everything that belongs to them. Return the count of rows by table.
+-- Called when a run, a session or an episode is erased. Delete episodes of the transaction's tenant
+-- and all rows that belong to them. Return the count of deleted rows by table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION erase_episodes(p_ids uuid[]) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

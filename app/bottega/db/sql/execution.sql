@@ -1,6 +1,6 @@
--- What a worker needs of the runs that it claimed.
+-- Functions that begin the attempts of claimed runs, and that return what their worker needs.
 
--- Called by claim, which holds the runs. Begin an attempt of each: its row, its head, its event.
+-- Called by claim, which holds the runs. Begin an attempt of each: write row, head and event.
 CREATE OR REPLACE FUNCTION begin_attempts(p_worker uuid, p_tenants uuid[], p_runs uuid[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -11,7 +11,7 @@ BEGIN
             status = 'running', attempt = r.attempt + 1, last_seq = r.last_seq + 1,
             attempts = CASE
                 WHEN jsonb_array_length(r.attempts) < 100 THEN r.attempts
-                ELSE r.attempts - (  -- a run may wait often: without the oldest of no importance
+                ELSE r.attempts - (  -- a run may wait often, so drop its oldest unimportant entry
                     SELECT coalesce(min(n)::integer - 1, 1)
                     FROM jsonb_array_elements(r.attempts) WITH ORDINALITY AS a(attempt, n)
                     WHERE a.attempt ->> 'cause' NOT IN ('start', 'crash')) END
@@ -29,12 +29,12 @@ BEGIN
             turn = coalesce(r.turn, CASE WHEN r.conversation_id IS NOT NULL THEN (
                 SELECT jsonb_build_object('base', o.last_run) FROM conversations o
                 WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id) END),
-            -- A child run's time in the queue ends with its parent's deadline, and so does it.
+            -- A child run's wait in the queue ends at its parent's deadline; so does the child run.
             deadline = coalesce(r.deadline, least(
                 v_now + make_interval(secs => r.timeout_s),
                 CASE WHEN r.parent_run_id IS NOT NULL
                     THEN r.queued_at + make_interval(secs => r.queue_timeout_s) END))
-        -- Ids are unique over all tenants; a join might read all runs.
+        -- Ids are unique over all tenants, so this needs no join, which might read all runs.
         WHERE r.tenant_id = ANY (p_tenants) AND r.id = ANY (p_runs) AND r.status = 'queued'
         RETURNING r.*
     ), dequeued AS (
@@ -54,8 +54,8 @@ BEGIN
     FROM claimed c;
 END $$;
 
--- Called by a worker with its claim. Return what it needs to execute a run, but for the definitions
--- of its agents: those it may have.
+-- Called by a worker with its claim. Return the data that it needs to execute a run, without the
+-- definitions of the agents, which the worker may have already.
 CREATE OR REPLACE FUNCTION claimed_run(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE plpgsql STRICT AS $$
 DECLARE

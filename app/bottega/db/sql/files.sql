@@ -2,8 +2,8 @@
 -- an object that no row names is deleted.
 
 -- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row, and
--- return null; or return the limit that it would exceed, or user_erasing: its session is deleted
--- with the session's user. Uploads of a tenant wait for each other.
+-- return null; or return the limit that the file would exceed, or user_erasing: the user of its
+-- session is being erased. Uploads of a tenant wait for each other.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_file(p_file jsonb, p_most_bytes bigint, p_most_files bigint)
 RETURNS text
@@ -30,7 +30,7 @@ BEGIN
         RETURN 'user_erasing';
     END IF;
     IF v_user IS NOT NULL THEN
-        -- The session stays until the file can be seen, so that both are deleted together.
+        -- The session cannot be deleted before the file is visible, so both are deleted together.
         PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
             AND s.tenant_id = v_tenant AND s.id = p_file->>'session_id' FOR KEY SHARE;
         IF NOT FOUND THEN
@@ -55,9 +55,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Return whether a run (NULL: a new one) of a user (NULL: of nobody) in a session (NULL: in none)
--- may use a file: one of a user serves that user's runs, another of a session that session's and
--- their forks, another that a run made that run and those that repeat it, any other all.
+-- Return true if a run (NULL: a new run) of a user (NULL: none) in a session (NULL: none) may use a
+-- file. A user's file serves the user's runs. Else a session's file serves the session's runs and
+-- their forks, a run's file the run and its repetitions, and any other file serves all runs.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -78,7 +78,7 @@ LANGUAGE sql STABLE AS $$
     FROM file_owner(f) AS o
 $$;
 
--- Return the user and the session of a file: its own, else by its session or the run that made it.
+-- Return the user and the session of a file: its own, else those of its session or of its run.
 CREATE OR REPLACE FUNCTION file_owner(f files, OUT user_id text, OUT session_id text)
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(f.user_id, s.user_id, r.user_id), coalesce(f.session_id, r.session_id)
@@ -101,7 +101,7 @@ CREATE OR REPLACE TRIGGER note_deleted_files AFTER DELETE ON files
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_files();
 
 -- Called by workers. Return files of all tenants that no run has used since p_before, and that
--- belong to no session: at most p_most, by time and id, after a place.
+-- belong to no session: at most p_most, by time and id, after a given time and id.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION unused_files(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer
@@ -109,7 +109,7 @@ CREATE OR REPLACE FUNCTION unused_files(
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT f.tenant_id, f.id, f.used_at FROM files f
     WHERE f.used_at < p_before AND (f.used_at, f.id) > (p_after, p_after_id)
-      AND (f.session_id IS NULL OR (  -- looked up one by one: a join may read all sessions
+      AND (f.session_id IS NULL OR (  -- look-ups, because a join may read all sessions
         SELECT s.id FROM sessions s
         WHERE s.tenant_id = f.tenant_id AND s.id = f.session_id) IS NULL)
     ORDER BY f.used_at, f.id LIMIT p_most

@@ -1,7 +1,7 @@
--- Sessions that begin with the turns of another one. Nothing of those is copied: rows of
--- forked_turns name their runs. A run belongs to one session, and may be named by others.
+-- Sessions that begin with the turns of another session. No turn is copied: rows of forked_turns
+-- name the turns' runs. A run belongs to one session, and other sessions may name it.
 
--- Return the runs that a session shows: its own, and those that it began with.
+-- Return the runs that a session shows: its own runs, and the runs with which it began.
 CREATE OR REPLACE FUNCTION runs_of_session(p_tenant uuid, p_session text) RETURNS SETOF runs
 LANGUAGE sql STABLE AS $$
     SELECT r.* FROM runs r
@@ -11,8 +11,8 @@ LANGUAGE sql STABLE AS $$
     WHERE t.tenant_id = p_tenant AND t.session_id = p_session
 $$;
 
--- Give a new session the conversations of another one: as they are, or as they were after a run.
--- Return NULL, or why that is not possible: unknown_run, not_final, not_completed.
+-- Give a new session the conversations of another session, as they are, or as they were after a
+-- run. Return NULL, or why that is not possible: unknown_run, not_final, not_completed.
 CREATE OR REPLACE FUNCTION fork_session(
     p_tenant uuid, p_session text, p_run uuid, p_fork text
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -45,15 +45,15 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by fork_session. Return runs and all turns before them, locked: who removes them waits for
--- the fork, and then gives them away.
+-- Called by fork_session. Lock and return runs and all turns before them: a removal of these runs
+-- waits for the end of the fork, and then gives the runs to the new session.
 CREATE OR REPLACE FUNCTION turns_until(p_tenant uuid, p_last uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_turns uuid[] := '{}';
     v_next uuid;
 BEGIN
-    -- A loop: what a recursive query knows of each step's rows is a guess, and its plan may be bad.
+    -- A loop, because the planner guesses the rows of a recursive query, and its plan may be bad.
     FOREACH v_next IN ARRAY p_last LOOP
         WHILE v_next IS NOT NULL LOOP
             v_turns := v_turns || v_next;
@@ -65,8 +65,8 @@ BEGIN
                  ORDER BY id FOR KEY SHARE);
 END $$;
 
--- Called by fork_session. Copy what a session's agents published, as the first run after p_run saw
--- it; as it is, if there was none.
+-- Called by fork_session. Copy the publications of a session's agents as the first run after p_run
+-- saw them; if there was no such run, copy the present ones.
 CREATE OR REPLACE FUNCTION fork_memory(p_tenant uuid, p_session text, p_run uuid, p_fork text)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -88,12 +88,12 @@ BEGIN
         published_at timestamptz);
 END $$;
 
--- Called when a session is removed, with some of its runs, which are locked. Give those that other
--- sessions began with to one of them each, with their files, and return them.
+-- Called when a session is removed, for some of its runs, which are locked. If other sessions began
+-- with a run, give the run and its files to one of these sessions. Return the runs given away.
 CREATE OR REPLACE FUNCTION give_turns_away(p_tenant uuid, p_session text, p_runs uuid[])
 RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN
-    -- A removal of the heirs waits for this, and then finds what they got.
+    -- A removal of the other sessions waits for this transaction, and then finds their new runs.
     PERFORM FROM sessions WHERE tenant_id = p_tenant AND id IN (
         SELECT session_id FROM forked_turns WHERE tenant_id = p_tenant AND run_id = ANY (p_runs))
     ORDER BY id FOR KEY SHARE;

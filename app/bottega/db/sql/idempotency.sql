@@ -1,7 +1,7 @@
--- Responses of requests with an Idempotency-Key: a repeated request creates nothing.
+-- Stored answers to requests with an Idempotency-Key: a repeated request creates no second object.
 
--- Called before something is created. Return NULL for the first request with a key; else
--- {"answer": ...} of the first, or {"refused": reason}: it is in progress, or was another request.
+-- Called before an object is created. Return NULL for the first request with a key; else the first
+-- one's {"answer": ...}, or {"refused": reason}: it is in progress, or was another request.
 -- Requests with the same key exclude each other until the end of the transaction.
 CREATE OR REPLACE FUNCTION earlier_answer(p_tenant uuid, p_key text, p_hash bytea) RETURNS jsonb
 LANGUAGE plpgsql AS $$
@@ -18,7 +18,7 @@ BEGIN
         ELSE jsonb_build_object('answer', v_kept.answer) END;
 END $$;
 
--- Called after something was created, in the same transaction. Store the response of its request.
+-- Called after an object was created, in the same transaction. Store the answer to its request.
 CREATE OR REPLACE FUNCTION keep_answer(p_tenant uuid, p_key text, p_hash bytea, p_answer jsonb)
 RETURNS void LANGUAGE sql AS $$
     INSERT INTO idempotency_keys AS k (tenant_id, key, request_hash, answer, created_at)

@@ -28,8 +28,8 @@ BEGIN
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 
--- Called by do_upkeep. Deny what nobody decided on in time; at most p_most. Those of locked runs
--- come next time.
+-- Called by do_upkeep. Deny at most p_most interrupts on which nobody decided in time. Interrupts
+-- of locked runs wait for the next call.
 CREATE OR REPLACE FUNCTION expire_interrupts(p_most integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     i record;
@@ -45,13 +45,13 @@ BEGIN
         BEGIN
             PERFORM resolve_interrupt(i.tenant_id, i.id, 'expired',
                                       '{"decision": "deny", "reason": "expired"}', NULL);
-        EXCEPTION WHEN OTHERS THEN  -- one run must not keep the sweep from all others
+        EXCEPTION WHEN OTHERS THEN  -- an error of one run must not stop the sweep of the others
             RAISE WARNING 'interrupt % could not expire: %', i.id, SQLERRM;
         END;
     END LOOP;
 END $$;
 
--- Called by a worker. Return what was decided on these interrupts of its runs.
+-- Called by a worker. Return the decisions on interrupts of its runs.
 CREATE OR REPLACE FUNCTION decided_interrupts(p_tenants uuid[], p_runs uuid[])
 RETURNS TABLE (run_id uuid, id uuid, decided jsonb) LANGUAGE plpgsql AS $$
 BEGIN

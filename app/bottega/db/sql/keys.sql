@@ -1,7 +1,7 @@
--- API keys and tokens. All of them look across tenants: a request has no tenant yet.
+-- API keys and tokens. All functions look across tenants, because a request has no tenant yet.
 
--- Trigger on api_keys. Record that a key existed once, after which requests without a key are
--- refused, and notify all API processes.
+-- Trigger on api_keys. Record that there was a key, so that requests without a key are refused from
+-- now on, and notify all API processes.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION announce_keys() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -35,7 +35,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL
 $$;
 
--- Called by API processes every few seconds. Return those of the given keys that were not revoked.
+-- Called by API processes every few seconds. Return the given keys that were not revoked.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_keys(p_tenants uuid[], p_ids uuid[])
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
@@ -66,13 +66,13 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called by API processes every few seconds. Return the keys that sign tokens (p_new is added if
--- the newest is a month old), what was revoked since p_since, and the time of this answer.
+-- the newest is a month old), the revocations since p_since, and the time of this answer.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION token_state(p_new bytea, p_since timestamptz)
 RETURNS TABLE (kind text, tenant_id uuid, name text, secret bytea, at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    -- A revocation that is committed late has an earlier time: hence the minute.
+    -- A revocation that is committed late has an earlier time, so read those of a minute before.
     v_since timestamptz := coalesce(
         p_since - interval '1 minute', now() - interval '1 day 1 minute');
 BEGIN

@@ -1,7 +1,7 @@
 -- Jobs that maintain a tenant's memory.
 
--- Called by the nightly job. Return tenants that had episodes before p_tick and have had no
--- maintenance job since, nor an open one.
+-- Called by the nightly job. Return tenants that had episodes before p_tick, had no maintenance job
+-- since p_tick, and have no open maintenance job.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION tenants_to_maintain(p_tick timestamptz, p_limit integer)
 RETURNS SETOF uuid

@@ -1,7 +1,7 @@
--- Leased work: rows of several tables that wait until their time, and whose turn it is.
+-- Leased work: rows of several tables that wait until they are due; tenants take turns.
 
--- Called by claim_due and next_due_s. Return the table of a kind of work; the key of its rows
--- beside the tenant; the condition of rows o that wait; what a claim changes beside the lease.
+-- Called by claim_due and next_due_s. Return the table of a kind of work; the key columns of its
+-- rows after the tenant; the condition for waiting rows o; a claim's changes besides the lease.
 CREATE OR REPLACE FUNCTION leased_rows(
     p_work text, OUT of_table text, OUT key text[], OUT waits text, OUT changes text
 ) LANGUAGE sql IMMUTABLE AS $$
@@ -23,8 +23,8 @@ CREATE OR REPLACE FUNCTION leased_rows(
 $$;
 
 -- Called by all processes. Lease up to p_most due rows and return p_columns; of a tenant at most
--- p_each with those that the caller has under way (p_busy: the tenant of each). The more it has
--- under way, the later is its turn; those in p_out have none.
+-- p_each, counting the rows that the caller has under way (p_busy: the tenant of each). A tenant
+-- with more rows under way has its turn later; tenants in p_out have no turn.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_due(
     p_work text, p_columns text[], p_lease_s double precision, p_most integer, p_each integer,
@@ -55,7 +55,7 @@ BEGIN
                 ORDER BY o.next_at LIMIT greatest(0, $3 - b.busy)) AS d
             WHERE h.tenant <> ALL ($5)
         ), c AS (
-            -- Each row by its key: a join may compare all that are due with each candidate.
+            -- Each row by its key, because a join may compare all due rows with each candidate.
             SELECT o.tenant_id, o.%3$s
             FROM (SELECT * FROM candidate ORDER BY place, next_at) AS c
             CROSS JOIN LATERAL (

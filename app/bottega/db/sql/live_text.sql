@@ -1,8 +1,8 @@
 -- Text of model calls that are not finished, and progress of tool calls. The functions loop over
 -- runs, because a join with their arrays may read all of a tenant's rows.
 
--- Called by workers. Store pieces of text for runs of several tenants; none for a run that the
--- worker lost, which may be deleted by now.
+-- Called by workers. Store pieces of text for runs of several tenants. Skip a run that the worker
+-- has lost, because the run may be deleted.
 CREATE OR REPLACE FUNCTION write_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_parents uuid[], p_agents text[],
     p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[], p_tools text[]
@@ -39,7 +39,7 @@ BEGIN
 END $$;
 
 -- Called by streams. Return, for each run, at most p_most pieces after the given id; n is the run's
--- place in the arrays.
+-- position in the arrays.
 CREATE OR REPLACE FUNCTION read_live_text(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer
 ) RETURNS TABLE (

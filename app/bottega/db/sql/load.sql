@@ -1,6 +1,6 @@
--- What the service has to do, and the workers that do it.
+-- The load of the service: queued and running runs, and the live workers.
 
--- Return a tenant's queued runs by priority, and what it uses of its limits: {"runs": [{"priority",
+-- Return a tenant's queued runs by priority, and its use of its limits: {"runs": [{"priority",
 -- "queued", "oldest_at"}], "quotas": [{"name", "used", "limit"}]}; cost in billionths of a dollar.
 CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
@@ -17,7 +17,7 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                 'used', count_running(p_tenant)),
             jsonb_build_object(
                 'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
-                -- Those that its other limit permits to run now wait for no other run of it.
+                -- Runs that concurrent_runs permits now do not count: they wait for no other run.
                 'used', greatest(0, (
                     SELECT count(*) FROM run_queue
                     WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
@@ -36,15 +36,15 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                     WHERE s.tenant_id = p_tenant))
 $$;
 
--- Return how many runs of a tenant count in concurrent_runs: those that workers execute, and those
--- that wait for their child runs.
+-- Return how many runs of a tenant count in concurrent_runs: the runs that workers execute, and the
+-- runs that wait for their child runs.
 CREATE OR REPLACE FUNCTION count_running(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
         + (SELECT count(*) FROM run_waits
            WHERE tenant_id = p_tenant AND reason = 'children' AND NOT is_child)
 $$;
 
--- Return the workers that are alive, oldest first; state: the part of the session's tenant.
+-- Return the live workers, oldest first; state: the part for the transaction's tenant.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_workers()
 RETURNS TABLE (id uuid, started_at timestamptz, seen_at timestamptz, version text, pool jsonb,
@@ -55,7 +55,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called for metrics. Return the counts of due runs, of waiting runs by their reason and of live
--- workers, and the seconds for which the oldest run that a worker could claim has been due. It
+-- workers, and the seconds for which the oldest run that a worker could claim has been due. This
 -- reads at most 100,000 rows of a table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION service_gauges()

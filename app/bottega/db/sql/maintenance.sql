@@ -1,6 +1,6 @@
--- Background work across tenants; returns ids.
+-- Background work across tenants. The functions return only ids or counts.
 
--- Called by workers. Return tenants whose vectors are, in part or in whole, from another embedder.
+-- Called by workers. Return tenants of whose vectors some or all are from another embedder.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION tenants_of_other_embedders(p_embedder text, p_most integer)
 RETURNS SETOF uuid
@@ -29,8 +29,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY sampled_at NULLS FIRST LIMIT p_most
 $$;
 
--- Called by the process that has swept the queue. See to runs that wait for what does not come any
--- more, and delete expired keys, tickets, figures, live text and workers: a page of each.
+-- Called by the process that has swept the queue. Release or cancel runs that would wait for ever,
+-- and delete expired keys, tickets, figures, live text and workers: a page of each.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -43,7 +43,7 @@ BEGIN
           AND (p.id IS NULL OR p.ended_at IS NOT NULL)
         LIMIT 1000) AS o
     GROUP BY o.tenant_id;
-    -- Blocked runs that wait for nobody: the run before was deleted.
+    -- Blocked runs whose turn it is, because the run before them was deleted.
     PERFORM release_run(q.tenant_id, q.run_id) FROM run_queue q
     -- Looked up one by one: a join may call the function for all runs.
     WHERE NOT q.is_due AND q.run_id = (
@@ -76,7 +76,7 @@ BEGIN
 END $$;
 
 -- Called by workers. Create the index for vectors of this length if it is missing. Only a table's
--- owner may, so the function acts as the login that migrated.
+-- owner may create an index, so the function acts as the login that migrated.
 -- owner: migrator, execute: bottega_app
 CREATE OR REPLACE FUNCTION ensure_vector_index(p_dimension integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -95,7 +95,7 @@ BEGIN
 END $$;
 
 -- Called by maintenance of indexes. Drop invalid indexes that a killed rebuild left; return the
--- count. One that is being built is locked, and is left alone. Acts as the login that migrated.
+-- count. An index that is being built is locked, so it stays. Acts as the login that migrated.
 -- owner: migrator, execute: bottega_maintenance
 CREATE OR REPLACE FUNCTION drop_broken_indexes() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

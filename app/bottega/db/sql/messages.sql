@@ -1,7 +1,7 @@
--- Messages that users send to a run under way, for its root agent. The run's row is locked while
--- one comes in and while the run ends, so that a message is either refused or read before the end.
+-- Messages that users send to a run under way, for its root agent. Storing a message and ending the
+-- run lock the run's row, so that a message is either refused or read before the end.
 
--- Called when a message is sent. Store it, once for each p_id; a worker that executes the run is
+-- Called when a message is sent. Store it, once for each p_id; the worker that executes the run is
 -- told, and records it. Return {"id"}, or {"refused"}: unknown, final, no_root, too_many_messages,
 -- message_too_large.
 CREATE OR REPLACE FUNCTION send_message(
@@ -45,7 +45,7 @@ BEGIN
     RETURN jsonb_build_object('id', v_id);
 END $$;
 
--- Called by append_steps. Return whether a step may end a run with this outcome: one that completes
+-- Called by append_steps. Return true if a step may end a run with this outcome: to complete, a run
 -- must have read all messages, and nobody may have cancelled it. NULL: the step ends no run.
 CREATE OR REPLACE FUNCTION may_end(r runs, p_outcome jsonb) RETURNS boolean
 LANGUAGE sql STABLE STRICT AS $$
@@ -53,7 +53,7 @@ LANGUAGE sql STABLE STRICT AS $$
         AND r.messages <= coalesce((p_outcome ->> 'messages')::integer, 0)
 $$;
 
--- Called by a worker. Return the messages of its runs after those that it knows, in order.
+-- Called by a worker. Return its runs' messages after the first p_known of each run, in order.
 CREATE OR REPLACE FUNCTION messages_after(p_tenants uuid[], p_runs uuid[], p_known integer[])
 RETURNS TABLE (run_id uuid, number integer, id uuid, content jsonb) LANGUAGE plpgsql AS $$
 BEGIN

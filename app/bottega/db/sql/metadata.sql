@@ -1,6 +1,6 @@
--- Lists of what clients marked with metadata.
+-- Lists of runs and sessions by the metadata that clients gave them.
 
--- Return the conditions of a query, with literals, so that the planner sees how common they are.
+-- Return a query's conditions as SQL with literals, so that the planner knows how common each is.
 CREATE OR REPLACE FUNCTION metadata_conditions(p_conditions jsonb[]) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(string_agg(' AND (' || (
@@ -8,8 +8,8 @@ LANGUAGE sql IMMUTABLE AS $$
     ) || ')', ''), '') FROM unnest(p_conditions) AS c
 $$;
 
--- Called by the list of runs. Return ids of the tenant's runs by metadata; of each condition's
--- alternatives one must hold. SECURITY DEFINER, because a policy keeps the operator @> off its
+-- Called by the list of runs. Return ids of the tenant's runs by metadata. Of each condition, one
+-- alternative must hold. SECURITY DEFINER, because with a policy the operator @> could not use its
 -- index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION runs_by_metadata(
@@ -35,8 +35,8 @@ BEGIN
           p_most, p_waiting_for;
 END $$;
 
--- Called by the list of sessions. Return ids of the tenant's sessions by metadata, as
--- runs_by_metadata does it for runs.
+-- Called by the list of sessions. Return ids of the tenant's sessions by metadata, in the way of
+-- runs_by_metadata.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sessions_by_metadata(
     p_conditions jsonb[], p_user text, p_after text, p_descending boolean, p_most integer

@@ -4,7 +4,7 @@
 -- calls under way, and requests and tokens of the last minute. The sums never exceed a limit.
 
 -- Called by claim_shares and the sweep. Return true if the worker of a share may be dead: its lease
--- is over, or it has none and was silent for 15 s.
+-- is over, or it has no lease and was silent for 15 s.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION is_share_lost(p_worker uuid, p_seen_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -13,9 +13,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
         p_seen_at < clock_timestamp() - interval '15 seconds')
 $$;
 
--- Called by workers, in the order of locks. First tenants with few calls under way are served, then
--- by the length of the wait. Return for each share what it may hold from now on, and, while others
--- wait, the calls that it may go on with: its part of the limit.
+-- Called by workers, with shares in the order of locks. Tenants with few calls under way are served
+-- first, among them those that wait longest. Return for each share what it may hold from now on;
+-- while other shares wait, also its part of the limit, the calls with which it may go on.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)
@@ -71,7 +71,7 @@ BEGIN
         INTO v_fit FROM generate_series(1, 3) AS i WHERE n.limits[i] IS NOT NULL;
         may_hold := ARRAY(SELECT n.held[i] + CASE
                 WHEN n.limits[i] IS NULL THEN 0
-                -- A block, so that the next calls need not ask.
+                -- Grant a block, so that the next calls need not ask the database.
                 WHEN v.rivals = 0 AND v_fit > 0 AND v_fit = n.waiting
                 THEN greatest(v_fit * n.needs[i], least(v.free[i], n.limits[i] / 8))
                 ELSE v_fit * n.needs[i] END

@@ -1,7 +1,7 @@
--- Roles, grants and row-level security. A tenant's transaction acts as bottega_app and names its
--- tenant in bottega.tenant; one that acts for an end user is of bottega_user, which has the rights
--- of bottega_app, and names the user in bottega.user, too; bottega_system sees all tenants;
--- bottega_maintenance reads nothing.
+-- Roles, grants and row-level security. A tenant's transaction acts as bottega_app and names the
+-- tenant in bottega.tenant. A transaction for an end user acts as bottega_user, which has the
+-- rights of bottega_app, and also names the user in bottega.user. bottega_system sees all tenants.
+-- bottega_maintenance can read no rows.
 
 DO $$
 DECLARE
@@ -66,9 +66,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Rows of end users: a transaction for a user reaches those of that user, and of nobody else. A
--- table without the user's name asks the run or the session to which a row belongs. A token may
--- name the only sessions, in bottega.sessions as a JSON array. Without a name there are no rows.
+-- Rows of end users: a transaction for a user reaches only that user's rows. In a table without the
+-- user's name, the run or the session of a row decides. bottega.sessions may have the only
+-- permitted sessions, as a JSON array. A transaction that names no user reaches no rows.
 DO $$
 DECLARE
     v_table text;
@@ -120,19 +120,19 @@ BEGIN
     END LOOP;
 END $$;
 
--- Figures over time are of all users together.
+-- Figures over time count all users together, so that no user may read them.
 DROP POLICY IF EXISTS of_user ON metric_rollups;
 CREATE POLICY of_user ON metric_rollups AS RESTRICTIVE TO bottega_user USING (false);
 
--- Exceptions: the application does less with these.
+-- Exceptions: tables on which the application has fewer rights.
 REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
 REVOKE INSERT, UPDATE, DELETE ON retention FROM bottega_app;
 
--- Their rows are those of run_steps and runs.
+-- Views, which read the rows of run_steps and runs.
 GRANT SELECT ON run_events TO bottega_app, bottega_system;
 
--- Tables of no single tenant.
+-- Tables that belong to no tenant.
 REVOKE ALL ON
     alembic_version, sql_files, first_key, signing_keys, workers, last_sweep, last_sum,
     deleted_objects, index_maintenance
@@ -145,7 +145,7 @@ GRANT SELECT (id, leased_until) ON workers TO bottega_app;
 GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;
 
--- Analyse and rebuild the indexes of memory. PostgreSQL 16 has no such right.
+-- The right to analyse tables of memory and rebuild their indexes; PostgreSQL 16 does not have it.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN

@@ -4,8 +4,8 @@
 -- run changes that row in the same transaction.
 --
 -- Claim: a worker calls claim() for as many runs as it has free places. A claim (by begin_attempts)
--- deletes their rows, raises each run's attempt, and stores attempt and worker in run_heads. It
--- locks the rows of its tenants in tenant_queues. Only claims do, and they skip locked ones.
+-- deletes the runs' rows, raises each run's attempt, and stores attempt and worker in run_heads. It
+-- locks the tenants' rows in tenant_queues. Only claims lock these rows, and skip locked ones.
 -- Fence: each write names the attempt, and changes nothing if run_heads has another, or no row.
 -- Lease: a worker is alive until workers.leased_until. report() extends it, and names the runs that
 -- the worker executes.
@@ -14,13 +14,13 @@
 -- was lost (cause lost, which counts as no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
 -- Fair: a claim considers 500 tenants with due runs, from a random one on, and serves the four that
 -- were served longest ago, with equal shares. A share that a tenant does not use goes to the other
--- tenants. The last fifth of a worker's places is for tenants that have no run there. A tenant's
--- runs are claimed by rank: time of acceptance, plus 30 s for each priority below the first. The
--- rank never changes, so a run that is queued again keeps its position. Child runs of a tenant take
--- turns with its other runs.
+-- tenants. The last fifth of a worker's places is for tenants without a run in the worker. A
+-- tenant's runs are claimed by rank: time of acceptance, plus 30 s for each priority below the
+-- first. The rank never changes, so a run that is queued again keeps its position. Child runs of a
+-- tenant take turns with its other runs.
 -- Limit: counted is the number of a tenant's running runs at the last count, claimed the number of
 -- runs claimed since. Before their sum can exceed concurrent_runs, a claim counts again. Child runs
--- do not count, but a run that waits for its child runs does.
+-- do not count, but a run that waits for its child runs counts.
 
 -- Called by statements that have locked the run's row. Store that a run may be claimed, unless the
 -- run before it in its conversation must end first.
@@ -42,8 +42,8 @@ BEGIN
     END IF;
 END $$;
 
--- Return up to 500 tenants with due runs, upwards from p_from, then from the lowest on (round 2):
--- one index step for each.
+-- Return up to 500 tenants with due runs, upwards from p_from, then from the lowest id on (round
+-- 2), at the cost of one index step for each.
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE due(tenant, round) AS (
@@ -60,14 +60,14 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(tenant), '{}') FROM (SELECT tenant FROM due OFFSET 1 LIMIT 500) AS t
 $$;
 
--- Return a tenant's next due run, of its child runs or of the others.
+-- Return a tenant's next due child run (p_child), or the next due one of its other runs.
 CREATE OR REPLACE FUNCTION next_due(p_tenant uuid, p_child boolean) RETURNS uuid
 LANGUAGE sql STABLE AS $$
     SELECT run_id FROM run_queue WHERE is_due AND tenant_id = p_tenant AND is_child = p_child
     ORDER BY rank, run_id LIMIT 1
 $$;
 
--- Return whether one of these tenants has due runs that its limit permits, or due child runs.
+-- Return true if one of these tenants has due runs that its limit permits, or due child runs.
 CREATE OR REPLACE FUNCTION any_left(p_tenants uuid[], p_limit bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
@@ -77,7 +77,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Return how many places of a worker that executes p_held runs any tenant may take: the last fifth
--- is for those that have no run there, unless there is one tenant in all.
+-- is for tenants without a run in the worker, unless there is only one tenant.
 CREATE OR REPLACE FUNCTION count_common_places(p_places integer, p_held integer) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, CASE count(*) WHEN 2 THEN p_places * 4 / 5 ELSE p_places END - p_held)
@@ -85,8 +85,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Called by a worker with p_places places; p_held: the tenant of each run that it executes. Claim
--- at most p_most due runs. more: this worker may claim further runs now. p_ended: tenants whose
--- runs ended here in the last second, so that they may be below their limit again.
+-- at most p_most due runs. more: this worker may claim further runs now. p_ended: tenants of whom
+-- this worker ended a run in the last second, so that they may be below their limit again.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim(
     p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]
@@ -97,8 +97,8 @@ DECLARE
     v_free integer := p_places - cardinality(p_held);
     v_common integer := count_common_places(p_places, cardinality(p_held));
     v_due uuid[];
-    v_mine uuid[];  -- those of which this worker may claim runs
-    v_tenants uuid[] := '{}';  -- those that this claim has locked
+    v_mine uuid[];  -- tenants of which this worker may claim runs
+    v_tenants uuid[] := '{}';  -- tenants that this claim has locked
     v_rooms bigint[] := '{}';  -- how many of their runs may be claimed
     v_claimed uuid[] := '{}';
     v_owners uuid[] := '{}';  -- the tenants of v_claimed
@@ -107,15 +107,15 @@ DECLARE
 BEGIN
     SELECT * INTO w FROM workers WHERE id = p_worker AND leased_until > clock_timestamp();
     IF NOT FOUND THEN
-        RETURN;  -- what it claimed would be taken over at once
+        RETURN;  -- without a lease, its runs would be taken over at once
     END IF;
     v_due := due_tenants();
     v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
-        -- One at its limit counts as served a second later, and its runs are counted again only
-        -- then, or after the end of one.
+        -- A tenant at its limit counts as served a second later, and its runs are counted again
+        -- only then, or after the end of a run.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
                  OR next_due(t.tenant_id, true) IS NOT NULL
@@ -138,7 +138,7 @@ BEGIN
     IF v_tenants <> '{}' THEN
         SELECT coalesce(array_agg(c.run_id), '{}'), coalesce(array_agg(c.tenant_id), '{}')
         INTO v_claimed, v_owners FROM (
-            WITH line AS (  -- the next runs of each tenant, its own and its child runs in turn
+            WITH line AS (  -- the next runs of each tenant, child runs and other runs in turn
                 SELECT t.id AS tenant_id, t.number, n.run_id,
                        row_number() OVER (PARTITION BY t.id ORDER BY n.place, n.run_id) AS place
                 FROM unnest(v_tenants, v_rooms) WITH ORDINALITY AS t(id, room, number)
@@ -150,7 +150,7 @@ BEGIN
                     (SELECT o.run_id, row_number() OVER (ORDER BY o.rank, o.run_id)
                      FROM run_queue o WHERE o.tenant_id = t.id AND o.is_due AND o.is_child
                      ORDER BY o.rank, o.run_id LIMIT p_most)) AS n
-            ), shared AS (  -- first the tenants that have no run here
+            ), shared AS (  -- first the tenants without a run in this worker
                 SELECT l.*, place = 1 AND l.tenant_id <> ALL (p_held) AS is_first,
                        row_number() OVER (ORDER BY place = 1 AND l.tenant_id <> ALL (p_held) DESC,
                                           place, number) AS total
@@ -174,11 +174,11 @@ BEGIN
     IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN  -- else no news
         UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
     END IF;
-    -- Another claim has locked some; or nobody woke this worker, since it counted as full.
+    -- Other claims have locked some tenants; or nobody woke this worker, as it counted as full.
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
-        -- This worker is full, or has enough to begin with: another one may take what is left.
+        -- This worker is full, or has enough runs to begin, so another worker may claim the others.
         IF v_common = 0 OR cardinality(v_claimed) = p_most THEN
             PERFORM wake_worker(p_worker);
         END IF;
@@ -194,8 +194,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker three times in each lease. Extend its lease, name the runs that it executes,
--- and return those that are still its own. p_places: 0 while it stops. p_about: {"version",
+-- Called by a worker three times in each lease. Extend the lease, note the runs that it executes,
+-- and return the runs that are still its own. p_places: 0 while it stops. p_about: {"version",
 -- "age_s", "pool", "tenants": {tenant: its part of the load}}, as operators and tenants see it.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
@@ -219,9 +219,9 @@ CREATE OR REPLACE FUNCTION report(
     JOIN run_heads h USING (tenant_id, run_id, attempt);
 $$;
 
--- Called by a worker that stops executing a run, or by the sweep in its place. Queue it; or let it
--- wait (p_wait: see begin_wait); or end it, if it is to be cancelled or with an error. p_cause of
--- the next attempt: drain, message, model, interrupt, …
+-- Called by a worker that stops executing a run, or by the sweep in its place. Queue the run; or
+-- let it wait (p_wait: see begin_wait); or end it, if it is to be cancelled or has p_error. p_cause
+-- of the next attempt: drain, message, model, interrupt, …
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text, p_wait jsonb DEFAULT NULL,
     p_error jsonb DEFAULT NULL
@@ -255,9 +255,9 @@ BEGIN
     PERFORM arrive(p_tenant, p_run);
 END $$;
 
--- Called by each process; NULL if another one sweeps. Queue runs again that no worker executes, and
--- end those whose time is over, a page of each; return how many were queued. After a lease in which
--- nobody swept (the database was down) all leases count from now: no worker could report.
+-- Called by each process. Queue runs again that no worker executes, and end runs whose time is
+-- over, a page of each; return how many were queued, or NULL if another process sweeps. If nobody
+-- swept for a lease (the database was down), no worker could report, so all leases begin again now.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -294,7 +294,7 @@ BEGIN
             UNION ALL
             (SELECT tenant_id, run_id, NULL, NULL, 'arrival' FROM run_waits
              WHERE until <= now() ORDER BY until LIMIT 500)
-            UNION ALL  -- its sender died
+            UNION ALL  -- arrivals whose sender died
             (SELECT tenant_id, run_id, NULL, NULL, 'arrival' FROM run_inbox
              WHERE worker_id IS NULL AND at < now() - interval '1 second' LIMIT 500)) AS x
         CROSS JOIN LATERAL (
@@ -309,8 +309,8 @@ BEGIN
             ELSIF r.cause = 'arrival' THEN
                 PERFORM arrive(r.tenant_id, r.id);
             ELSE
-                -- A run that kills its worker stops the other runs there, too. From the second
-                -- crash on each waits for another time, so that they do not meet it again.
+                -- A run that kills its worker also stops the worker's other runs. From the second
+                -- crash on, each run waits for a different time, so that they do not meet again.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
                     jsonb_build_object('reason', 'time', 'groups', '[]'::jsonb, 'until_s', p_lease_s
@@ -319,10 +319,10 @@ BEGIN
                         * (hashtext(r.id::text || r.attempt) & 1023) / 1024.0) END);
                 v_queued := v_queued + 1;
             END IF;
-        EXCEPTION WHEN OTHERS THEN  -- one run must not keep the sweep from all others
+        EXCEPTION WHEN OTHERS THEN  -- an error of one run must not stop the sweep of the others
             RAISE WARNING 'run % could not be ended or queued: %', r.id, SQLERRM;
         END;
-        EXIT WHEN clock_timestamp() > v_until;  -- the rest comes with the next sweep
+        EXIT WHEN clock_timestamp() > v_until;  -- the next sweep handles the remaining runs
     END LOOP;
     UPDATE last_sweep SET at = clock_timestamp();
     RETURN v_queued;

@@ -1,7 +1,7 @@
--- Figures over time. A row of metric_rollups has what the runs of a tenant that were accepted in
--- one minute, or hour, came to: for all of them, and by agent, version, model and error code. It is
--- an object of sums by name: runs, errors, tokens, cost, run_cost, and counts of times by bucket,
--- such as "duration:27". A run is in it once it is over: sum_storage calls roll_up.
+-- Figures over time. A row of metric_rollups has sums over the runs of a tenant that were accepted
+-- in one minute, or hour: over all of them, and by agent, version, model and error code. The sums
+-- are an object by name: runs, errors, tokens, cost, run_cost, and counts of times by bucket, such
+-- as "duration:27". They include a run once it is over: sum_storage calls roll_up.
 
 -- Return the bucket of a time: four for each factor of two. Bucket b ends at 2 ^ (b / 4) seconds.
 CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer
@@ -9,8 +9,8 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT ceil(4 * log(2, greatest(1e-6, least(1e8, p_seconds))::numeric))::integer
 $$;
 
--- Return the middle of the bucket in which a share of the times of a name lies; NULL: there are
--- none. It differs from the time itself by less than a tenth.
+-- Return the quantile p_share of the times with a name, as the middle of its bucket; NULL: there
+-- are no times. The middle differs from the exact time by less than a tenth.
 CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 ^ ((bucket - 0.5) / 4) FROM (
@@ -23,9 +23,9 @@ RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     WHERE up_to >= ceil(p_share * total) ORDER BY bucket LIMIT 1
 $$;
 
--- Called by sum_storage, by one process at a time. Add runs that have ended to their minute and
--- hour, and what checks and memory spent for runs: [{"run", "spent"}], spent as in runs. Of the
--- keys of one minute, or hour, 199 have rows of their own; the others are in the row "other".
+-- Called by sum_storage, by one process at a time. Add ended runs to their minute and hour, and the
+-- spending of checks and memory for runs (p_beside): [{"run", "spent"}], spent as in runs. Of the
+-- keys of one minute, or hour, 199 have rows of their own; the others share the row "other".
 CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_ended uuid[], p_beside jsonb) RETURNS void
 LANGUAGE sql AS $$
     WITH beside AS MATERIALIZED (
@@ -33,7 +33,7 @@ LANGUAGE sql AS $$
         FROM jsonb_to_recordset(coalesce(p_beside, '[]')) AS b(run uuid, spent jsonb)
     ), noted AS MATERIALIZED (
         SELECT r.*, r.id = ANY (coalesce(p_ended, '{}')) AS is_end,
-               r.parent_task IS NULL AS is_whole,  -- not a task of another run
+               r.parent_task IS NULL AS is_whole,  -- the run does no task of another run
                coalesce(r.agent, r.graph) AS name,
                coalesce(r.pinned #>> '{graph,version}',
                         r.pinned -> 'agents' ->> r.agent) AS version,
@@ -41,7 +41,7 @@ LANGUAGE sql AS $$
         FROM runs r
         WHERE r.tenant_id = p_tenant
           AND r.id = ANY (coalesce(p_ended, '{}') || ARRAY(SELECT run FROM beside))
-          AND NOT r.draft AND r.mode <> 'batch'  -- its items count
+          AND NOT r.draft AND r.mode <> 'batch'  -- the items of a batch count, not the batch
     ), calls AS MATERIALIZED (
         SELECT r.id, h.head ->> 'agent' AS agent, h.data ->> 'model' AS model,
                (h.data -> 'first_token_ms')::numeric / 1000 AS first_s
@@ -54,13 +54,13 @@ LANGUAGE sql AS $$
         WHERE l.line LIKE '{"type":"llm.started"%' OR l.line LIKE '{"type":"llm.completed"%'
     ), models AS MATERIALIZED (
         SELECT id, array_agg(DISTINCT model) AS names FROM calls GROUP BY id
-    ), measured(id, agent, model, name, value) AS (  -- of one call, or of a run
+    ), measured(id, agent, model, name, value) AS (  -- values of a call, or of a run
         SELECT r.id, NULL, NULL, m.name, m.value FROM noted r CROSS JOIN LATERAL (
             SELECT 'runs', 1::numeric
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
             UNION ALL
-            -- Without waits for people, by which the deadline was put off.
+            -- Waits for people do not count; the deadline was put off by their length.
             SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at - greatest(
                 interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL
@@ -123,8 +123,8 @@ LANGUAGE sql AS $$
             GROUP BY s.name) AS t)
 $$;
 
--- Called by GET /v1/metrics/series and /v1/metrics/totals. Return the sums, of names like p_name,
--- of each key and step that has any. It reads one row more than p_most; n is the number of rows.
+-- Called by GET /v1/metrics/series and /v1/metrics/totals. Return the sums with names like p_name
+-- of each key and step that has such sums. It reads p_most + 1 rows; n: the number of rows.
 CREATE OR REPLACE FUNCTION read_rollups(
     p_tenant uuid, p_span text, p_by text, p_name text, p_from timestamptz, p_to timestamptz,
     p_step interval, p_most bigint

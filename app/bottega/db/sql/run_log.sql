@@ -1,8 +1,8 @@
 -- Reading a run's log.
 
 -- Called by streams. Return the steps of watched runs with events after the given seqs: of each run
--- one more than fit into p_most events and p_bytes, of all together likewise for p_total bytes.
--- n is the run's place in the arrays. A row without events says that the run was deleted.
+-- the steps within p_most events and p_bytes and one more, of all together those within p_total
+-- bytes and one more. n: the run's position in the arrays. A row without events: it was deleted.
 CREATE OR REPLACE FUNCTION read_logs(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
     p_total bigint
@@ -27,7 +27,7 @@ BEGIN
         FOR first_seq, v_last, at, events IN
             SELECT o.first_seq, o.last_seq, o.at, o.events FROM run_steps o
             WHERE o.tenant_id = v_tenant AND o.run_id = v_run AND o.last_seq > v_after
-              -- A row has 100 events at most. Without a bound all may be sorted.
+              -- A row has at most 100 events. Without this bound, all rows may be sorted.
               AND o.last_seq <= v_after + p_most + 100
             ORDER BY o.last_seq
         LOOP
@@ -50,8 +50,8 @@ BEGIN
 END $$;
 
 -- Called by a stream that begins in the middle of a run. Return each task's newest event that
--- begins or ends a model call, and the starts of calls of MCP tools that have not ended; from the
--- current attempt, up to p_last.
+-- begins or ends a model call, and the starts of calls of MCP tools that have not ended. It reads
+-- the events of the current attempt up to the seq p_last.
 CREATE OR REPLACE FUNCTION read_calls(p_tenant uuid, p_run uuid, p_last bigint)
 RETURNS TABLE (
     type text, task_id uuid, parent_task_id uuid, agent text, depth smallint, data jsonb
@@ -82,8 +82,8 @@ BEGIN
           AND o.data ->> 'tool_call_id' = n.data ->> 'tool_call_id');
 END $$;
 
--- Called by streams. Return the seq of a run's last event, and whether the run is over or waits
--- for people.
+-- Called by streams. Return the seq of a run's last event, and if the run is over or waits for
+-- people.
 CREATE OR REPLACE FUNCTION run_cursor(p_tenant uuid, p_run uuid)
 RETURNS TABLE (last_seq bigint, over boolean, waits boolean) LANGUAGE plpgsql AS $$
 BEGIN
@@ -97,7 +97,7 @@ BEGIN
     WHERE r.tenant_id = p_tenant AND r.id = p_run;
 END $$;
 
--- Return the data of one event; NULL without it.
+-- Return the data of one event; NULL if there is no such event.
 CREATE OR REPLACE FUNCTION event_data(p_tenant uuid, p_run uuid, p_seq bigint) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT data FROM run_events
@@ -107,7 +107,7 @@ LANGUAGE sql STABLE AS $$
                   ORDER BY last_seq LIMIT 1)
 $$;
 
--- Return the text of the answer in an event, or in the one to which it refers.
+-- Return the text of the answer in an event, or in the event to which it refers.
 CREATE OR REPLACE FUNCTION answer_in(p_tenant uuid, p_run uuid, p_data jsonb) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -116,8 +116,8 @@ BEGIN
             p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
 END $$;
 
--- Return an event's data as JSON, with the text of the answer to which they refer as "output". See
--- bottega.events.reader.
+-- Return an event's data as JSON. If the data refers to an answer, "output" has the answer's text.
+-- See bottega.events.reader.
 CREATE OR REPLACE FUNCTION with_answer(p_tenant uuid, p_run uuid, p_type text, p_body text)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -129,7 +129,7 @@ BEGIN
     RETURN p_body;
 END $$;
 
--- Called by workers and streams. Return texts of answers, by run and number of an event with them.
+-- Called by workers and streams. Return texts of answers, by run and seq of the event with each.
 CREATE OR REPLACE FUNCTION answers_in_logs(p_tenant uuid, p_runs uuid[], p_seqs bigint[])
 RETURNS TABLE (run_id uuid, seq bigint, output text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -141,7 +141,7 @@ BEGIN
 END $$;
 
 -- Called by the list of runs. Return true if the last model call of a run failed, and another try
--- follows. It reads the last 1,000 events, however long the log is.
+-- follows. This reads only the last 1,000 events, even of a longer log.
 -- execute: bottega_app
 CREATE OR REPLACE FUNCTION is_retrying(p_tenant uuid, p_run uuid) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -159,9 +159,9 @@ CREATE OR REPLACE FUNCTION folded(p_text text) RETURNS text LANGUAGE sql IMMUTAB
         ELSE regexp_replace(lower(normalize(p_text, NFKD)), '[\u0300-\u036f]', '', 'g') END
 $$;
 
--- Publications in shared memory, in the order of each run's log: what the graph of a run held at an
--- event is the last one of each agent up to its seq. agent is the node's name in a graph; what a
--- session held before a run is in runs.session_base.
+-- Publications in shared memory, in the order of each run's log. At an event, a run's graph held
+-- the last publication of each agent up to the event's seq. agent is the node's name in a graph.
+-- The publications of the session before the run are in runs.session_base.
 CREATE OR REPLACE VIEW graph_snapshots WITH (security_invoker = true) AS
 SELECT tenant_id, run_id, seq, coalesce(data ->> 'node', agent) AS agent,
        (data ->> 'version')::integer AS version,
@@ -169,7 +169,7 @@ SELECT tenant_id, run_id, seq, coalesce(data ->> 'node', agent) AS agent,
        at AS published_at
 FROM run_events WHERE type = 'memory.published';
 
--- Answers of the runs that are over, the child runs and items of batches among them.
+-- Answers of the runs that are over, including child runs and items of batches.
 CREATE OR REPLACE VIEW run_answers WITH (security_invoker = true) AS
 SELECT tenant_id, id AS run_id, agent, graph, session_id, user_id, status, input AS question,
        output AS answer, output_json AS answer_json, ended_at

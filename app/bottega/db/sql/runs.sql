@@ -1,7 +1,7 @@
--- What clients do with runs: submit, find, cancel; and the end of a run that no worker executes.
+-- Functions for requests of clients about runs, and for the end of a run that no worker executes.
 
--- Called when a run is submitted. Store the run with the steps that it carries over from the run
--- that it repeats, and queue it. Behind an unfinished run of its conversation, it is not due yet.
+-- Called when a run is submitted. Store the run, with the steps that it carries over from a run
+-- that it repeats, and queue it. After an unfinished run of its conversation, it is not due yet.
 -- Return the row, or {"refused": reason}: a limit, a session of another user, a busy conversation.
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
@@ -28,7 +28,7 @@ BEGIN
                 RETURN v_steered;
             END IF;
         END IF;
-        -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
+        -- A concurrent deletion of the session waits for this lock, and then deletes this run, too.
         LOOP
             INSERT INTO sessions (tenant_id, id, user_id)
             VALUES (p_tenant, p_new ->> 'session_id', v_user) ON CONFLICT DO NOTHING;
@@ -66,7 +66,7 @@ BEGIN
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
            n.batch, n.traceparent,
            n.tracestate,
-           -- The session's memory counts at the end: most runs get it when they are claimed.
+           -- The session's memory counts when the run ends, because most runs get it at the claim.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
@@ -116,7 +116,7 @@ CREATE OR REPLACE FUNCTION repeated_run(r runs) RETURNS uuid LANGUAGE sql IMMUTA
     SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid)
 $$;
 
--- Return a run's row as JSON, without what the API does not show.
+-- Return a run's row as JSON, without the columns that the API does not show.
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
         - '{pinned,session_base,session_of_origin,principal,spent}'::text[]
@@ -124,9 +124,9 @@ CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE A
         - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given}'::text[]
 $$;
 
--- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
--- tenant's definitions have another epoch than the one with which its versions were read:
--- {"refused": "stale"}.
+-- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always). If the epoch
+-- of the tenant's definitions has changed since the run's versions were read, return {"refused":
+-- "stale"}.
 CREATE OR REPLACE FUNCTION submit_run(
     p_tenant uuid, p_new jsonb, p_epoch uuid, p_key text, p_hash bytea
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -190,7 +190,7 @@ BEGIN
         RETURN jsonb_build_object('refused', v_limited, 'limit', v_limit, 'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
     END IF;
-    -- What its other limit permits to run now does not wait for a run of the tenant.
+    -- Runs that concurrent_runs permits now do not count, as they wait for no run of the tenant.
     v_waiting := (SELECT count(*) FROM (
         SELECT FROM run_queue
         WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
@@ -202,8 +202,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by the API. End a run that waits, or whose worker is dead; for one that is executed, store
--- the request for its worker. Return NULL for an unknown run and 'final' for an ended one.
+-- Called by the API. End a run that waits, or whose worker is dead. If a worker executes the run,
+-- store the request for the worker. Return NULL for an unknown run and 'final' for an ended run.
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -232,7 +232,7 @@ END $$;
 
 -- Called by cancel_run, hand_back and sweep, which hold the run's row. End a run that no
 -- worker executes: its tasks, its final event and its row in the queue. No episode is stored. A
--- message (RAISE NOTICE) tells the calling process, whose session counts and logs the end.
+-- notice (RAISE NOTICE) tells the calling process, whose session counts and logs the end.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$

@@ -8,9 +8,9 @@ BEGIN
     RAISE NOTICE USING ERRCODE = 'BT021', MESSAGE = p_channel, DETAIL = p_payload;
 END $$;
 
--- Signal to one worker with a free place that runs are due; to none, if all are full. One worker is
--- filled to half of its places (by its last report) before the next, because a worker stores the
--- steps of its runs together.
+-- Signal to one worker with a free place that runs are due; if all workers are full, to none. A
+-- worker is filled to half of its places (by its last report) before the next worker, because a
+-- worker stores the steps of its runs together.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$

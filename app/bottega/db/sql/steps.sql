@@ -12,8 +12,8 @@ CREATE OR REPLACE FUNCTION event_line(
         || ',"data":' || p_data::text || '}'
 $$;
 
--- Store events after those of the run so far, in rows of at most 100 events and 64 KiB, or one
--- larger event. All readers rely on the 100.
+-- Store events after the run's events so far, in rows of at most 100 events and 64 KiB, or of one
+-- larger event. All readers rely on the limit of 100 events.
 CREATE OR REPLACE FUNCTION put_events(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_at timestamptz, p_lines text[]
 ) RETURNS void LANGUAGE sql AS $$
@@ -46,9 +46,9 @@ DECLARE
     v_outcomes jsonb[] := CASE WHEN num_nonnulls(VARIADIC p_outcomes) > 0 THEN p_outcomes END;
     i integer;
 BEGIN
-    -- With many tenants each of their groups would get a plan of its own: so the setting above.
+    -- Because of the setting above, not each tenant's group of steps gets a plan of its own.
     -- Locks are taken in one order: runs that end, heads, then sessions, then the tenants' tokens.
-    -- None delays others for long.
+    -- No step delays other steps for long.
     PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
     FOR v_tenant, v_places IN
         SELECT t, array_agg(n::integer ORDER BY n) FROM unnest(p_tenants) WITH ORDINALITY AS u(t, n)
@@ -57,7 +57,7 @@ BEGIN
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         v_stored := store_steps(v_tenant, v_places, p_runs, p_attempts, p_after, p_counts,
                                 p_events, v_outcomes, v_now);
-        IF v_all = 1 AND v_stored = '{}' THEN  -- alone, it waits for locks
+        IF v_all = 1 AND v_stored = '{}' THEN  -- a single step waits for locks
             PERFORM FROM runs WHERE tenant_id = v_tenant AND id = p_runs[1]
                 AND p_outcomes[1] IS NOT NULL FOR NO KEY UPDATE;
             PERFORM FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[1] FOR UPDATE;
@@ -76,7 +76,7 @@ BEGIN
             SELECT v_tenant, i.id, p_runs[n], i.task_id, i.agent, i.kind, i.call, i.tool,
                    i.tool_call_id, i.arguments, i.question, nullif(i.schema, 'null'), i.reason,
                    i.confirm_above,
-                   -- Lists show them in the order of the calls.
+                   -- The times differ, so that lists have interrupts in the order of the calls.
                    i.server, i.node, i.who, v_now + (i.position - 1) * interval '1 microsecond',
                    v_now + make_interval(secs => i.expires_s)
             FROM unnest(v_stored) AS n CROSS JOIN ROWS FROM (
@@ -107,7 +107,7 @@ BEGIN
                  ORDER BY p_tenants[n], p_sessions[n], n
         LOOP
             PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-            WITH session AS (  -- it may be deleted by now
+            WITH session AS (  -- no row if the session was deleted meanwhile
                 UPDATE sessions SET updated_at = v_now
                 WHERE tenant_id = p_tenants[i] AND id = p_sessions[i] RETURNING id
             )
@@ -117,7 +117,7 @@ BEGIN
                    count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_runs[i], v_now
             FROM session s CROSS JOIN jsonb_to_recordset(p_publications[i]) AS p(
                 agent text, version integer, content text, details jsonb)
-            ORDER BY p.agent, p.version DESC  -- two runs of a session must not deadlock
+            ORDER BY p.agent, p.version DESC  -- an order, so that runs of a session never deadlock
             ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
                 version = m.version + excluded.version, content = excluded.content,
                 details = excluded.details, run_id = excluded.run_id,
@@ -150,8 +150,8 @@ BEGIN
     RETURN v_answers;
 END $$;
 
--- Called by append_steps. Store the events of a tenant's steps whose heads are as the caller knows
--- them, and not locked; for a run that ends, neither may its row be locked. Return their places.
+-- Called by append_steps. Store the events of a tenant's steps if the run's head is as the caller
+-- knows it, and not locked; if a run ends, its row may not be locked either. Return the positions.
 CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],
     p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
@@ -195,8 +195,8 @@ BEGIN
     RETURN v_stored;
 END $$;
 
--- Called by append_steps. Tell why a step was not stored. Its last line tells it from another one
--- of this attempt, such as the end by a cancellation.
+-- Called by append_steps. Return why a step was not stored. A step's last line distinguishes it
+-- from other steps of this attempt, such as the end by a cancellation.
 CREATE OR REPLACE FUNCTION why_not_stored(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
     p_outcome jsonb
@@ -216,8 +216,8 @@ CREATE OR REPLACE FUNCTION why_not_stored(
 $$;
 
 -- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
--- whose final event is stored: its row, tasks and episode. Nobody needs to decide for it any more;
--- its child runs are cancelled, but for locked ones: the sweep finds those.
+-- whose final event is stored: its row, tasks and episode. Its pending interrupts are cancelled,
+-- and its child runs, except locked child runs, which the sweep finds.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -231,7 +231,7 @@ BEGIN
         output_json = nullif(p_outcome -> 'output_json', 'null'),
         stop_reason = p_outcome ->> 'stop_reason',
         error = nullif(p_outcome -> 'error', 'null'), usage = nullif(p_outcome -> 'usage', 'null'),
-        -- A later attempt may not know what earlier ones spent: the log does.
+        -- A later attempt may not know the spending of earlier attempts, so the log is read.
         spent = CASE WHEN attempt = 0 OR attempt = 1 AND p_outcome ? 'spent'
                 THEN coalesce(p_outcome -> 'spent', '[]') ELSE spent_by(p_tenant, p_run) END,
         turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
@@ -269,7 +269,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called when runs of a tenant have ended. Add arrivals for their parents that are not over.
+-- Called when runs of a tenant have ended. Add arrivals for their parent runs that are not over.
 CREATE OR REPLACE FUNCTION tell_parents(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     WITH told AS (

@@ -1,10 +1,10 @@
--- What tenants store, in bytes: definitions, episodes, files, runs and sessions, without indexes.
--- A change adds a row to storage_changes, which locks nothing; every few seconds a process sums the
--- rows up. So the sums are some seconds late, and no run waits for the count of another one. Rows
--- about a run's end, and about usage for a run besides its log, name the run; the same process adds
--- these to the figures over time.
+-- The bytes that tenants store: definitions, episodes, files, runs and sessions, without indexes.
+-- A change adds a row to storage_changes, which locks no other row; every few seconds, a process
+-- adds these rows up. So the sums are some seconds late, and no run waits for another run's count.
+-- Rows about a run's end, and about usage for a run that is not in its log, name the run; the same
+-- process adds them to the figures over time.
 
--- Trigger on the tables that count; its argument is the kind. Note the change of bytes.
+-- Trigger on the tables whose bytes count; its argument is the kind of data. Note the change.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
@@ -53,8 +53,8 @@ BEGIN
 END $$;
 
 -- Called by every process, every few seconds. Add up a page of the noted changes, and roll up the
--- runs that ended with them; return whether there are more. One process at a time, and after the
--- last page none for p_every_s seconds.
+-- ended runs among them; return true if there are more pages. One process works at a time, and
+-- after the last page none for p_every_s seconds.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sum_storage(p_every_s double precision) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -73,7 +73,7 @@ BEGIN
         WHERE ctid = ANY (ARRAY(SELECT ctid FROM storage_changes LIMIT v_most)) RETURNING *
     )
     SELECT array_agg(n::storage_changes) INTO v_noted FROM noted n
-    JOIN tenants t ON t.id = n.tenant_id;  -- others are on their way out
+    JOIN tenants t ON t.id = n.tenant_id;  -- without tenants that are being deleted
     INSERT INTO tenant_storage AS s (tenant_id, kind, bytes)
     SELECT n.tenant_id, n.kind, sum(n.bytes) FROM unnest(v_noted) AS n GROUP BY 1, 2
     ON CONFLICT (tenant_id, kind) DO UPDATE SET bytes = s.bytes + excluded.bytes;
@@ -89,7 +89,7 @@ BEGIN
     RETURN false;
 END $$;
 
--- Return the limit of a tenant's bytes if they are used up; else NULL.
+-- Return the limit of a tenant's bytes if the limit is used up; else NULL.
 CREATE OR REPLACE FUNCTION storage_exceeded(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT l.most FROM (SELECT bottega_limit('storage_bytes', NULL) AS most) AS l
     WHERE l.most > 0 AND l.most <= (

@@ -1,8 +1,8 @@
 -- Tasks of runs.
 
--- Called by put_tasks and accept_run. Turn the tasks in a step into rows. A task that the step
--- only ends also began in it, unless it was cancelled. Times differ by a microsecond to keep the
--- order.
+-- Called by put_tasks and accept_run. Turn the tasks in a step into rows. A new task that the step
+-- ends also began in this step, unless it was cancelled. Times differ by a microsecond to keep the
+-- order of the tasks.
 CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (
     id uuid, parent_id uuid, agent text, depth smallint, status text, mode text,
     priority smallint, timeout_ms integer, attempt integer, answer_seq bigint,
@@ -26,9 +26,9 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
             answer_seq, dispatch_seq, error, usage, duration_ms, metadata, position)) t
 $$;
 
--- Called by append_steps with the run's head locked: nobody else adds its tasks. Store new tasks,
--- and changes of others; a null leaves a field as it is. One by one, since a join may read all of
--- the tenant's tasks; ON CONFLICT would write more to the log.
+-- Called by append_steps with the run's head locked, so nobody else adds its tasks. Store new
+-- tasks, and changes of stored tasks; a null leaves a field as it is. Tasks are handled one by one,
+-- since a join may read all the tenant's tasks; ON CONFLICT would write more to the WAL.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -68,7 +68,7 @@ END $$;
 
 -- Called by the API. Request the end of a task and all tasks below it: its run's worker is told; a
 -- run that waits for people goes on, and nobody needs to decide on these tasks' calls. Return each
--- with whether it was over already; no rows if the run has no such task.
+-- task, with true if it was over already; no rows if the run has no such task.
 CREATE OR REPLACE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
 RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
 DECLARE
@@ -77,7 +77,7 @@ DECLARE
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     PERFORM FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run FOR NO KEY UPDATE;
-    v_now := clock_timestamp();  -- after a claim that does not know of it: see hand_back
+    v_now := clock_timestamp();  -- later than a claim that does not know of this: see hand_back
     WITH RECURSIVE below AS (
         SELECT t.id FROM tasks t
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
@@ -98,13 +98,13 @@ BEGIN
     UPDATE interrupts i SET status = 'cancelled', resolved_at = v_now
     WHERE i.tenant_id = p_tenant AND i.run_id = p_run AND i.status = 'pending'
       AND i.task_id = ANY (v_below);
-    PERFORM request_cancel(p_tenant, v_below);  -- the child runs that do them have their ids
+    PERFORM request_cancel(p_tenant, v_below);  -- a task's child run has the task's id
     INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
     VALUES (p_tenant, p_run, 'task', p_task);
     PERFORM arrive(p_tenant, p_run, p_at_once => true);
 END $$;
 
--- Called by the API. Return the last characters of what a task's model says in its present call.
+-- Called by the API. Return the last characters of the live text of a task's present model call.
 CREATE OR REPLACE FUNCTION partial_output(p_tenant uuid, p_run uuid, p_task uuid) RETURNS text
 LANGUAGE sql STABLE AS $$
     WITH pieces AS (
@@ -112,12 +112,12 @@ LANGUAGE sql STABLE AS $$
         WHERE tenant_id = p_tenant AND run_id = p_run AND task_id = p_task AND tool_call_id IS NULL
     )
     SELECT right(string_agg(text, '' ORDER BY id), 10000) FROM pieces
-    -- A call that is repeated begins again.
+    -- A repeated try of the call begins its text again, at 0.
     WHERE place = 1 AND id >= (SELECT max(id) FROM pieces WHERE place = 1 AND at = 0)
 $$;
 
 -- Called by the API. Count the dispatched tasks of a run by state, and estimate the milliseconds
--- until all have ended from the time that the ended ones took; NULL: there are none.
+-- until all tasks have ended from the time that ended tasks took; NULL: there are no tasks.
 CREATE OR REPLACE FUNCTION progress_of_tasks(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN c.waiting + c.running + c.done + c.failed > 0 THEN jsonb_build_object(

@@ -1,13 +1,13 @@
 -- Limits and tokens of tenants.
 
--- Return a limit of tenants. The service's connections carry them as settings bottega.NAME.
+-- Return a limit of tenants. The service's connections have the limits as settings bottega.NAME.
 CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
 LANGUAGE sql STABLE AS
 $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
 
 -- Called when runs end; last in its transaction, since all ends of a tenant's runs lock these rows.
--- Add p_spent (see runs.spent) to what the tenant spent today, in tokens and billionths of a US
--- dollar, but not in a unit whose day has a limit: that is reported through draw_budget.
+-- Add p_spent (see runs.spent) to the tenant's spending of today, in tokens and billionths of a US
+-- dollar; not in a unit with a daily limit, of which draw_budget gets the spending.
 CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_spent jsonb) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)
@@ -22,9 +22,9 @@ LANGUAGE sql AS $$
     ON CONFLICT (tenant_id, day, unit) DO UPDATE SET amount = d.amount + excluded.amount
 $$;
 
--- Called by processes that call models. Report what an account spent since it was made (p_reported:
--- the part reported before, if the slice has lapsed), and exchange its slice of the daily budget of
--- the tenant, or of a key with p_limit, for a slice of p_wanted, as far as available.
+-- Called by processes that call models. Report an account's spending since it was made (p_reported:
+-- the part reported before, if the slice has lapsed). Exchange its slice of the daily budget of the
+-- tenant, or of a key with p_limit, for a slice of p_wanted, or of what is left.
 CREATE OR REPLACE FUNCTION draw_budget(
     p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
     p_wanted bigint, p_lapses_s double precision, p_limit bigint, OUT held bigint, OUT others bigint
@@ -43,8 +43,8 @@ BEGIN
     v_now := clock_timestamp();
     SELECT coalesce(max(s.spent), p_reported) INTO v_known FROM budget_slices s
     WHERE s.tenant_id = p_tenant AND s.account_id = p_account AND s.unit = p_unit;
-    -- A slice that lapsed counts as spent: its process died, and did not say what it used of it. If
-    -- the process is alive after all, that part of its spending is reported already.
+    -- A slice that lapsed counts as spent, because its process died without a report of its use. If
+    -- the process is alive after all, this part of its spending is reported already.
     SELECT greatest(0, p_spent - v_known) + coalesce(sum(s.amount), 0) INTO v_used
     FROM budget_slices s
     WHERE s.tenant_id = p_tenant AND s.unit = p_unit AND s.account_id <> p_account
@@ -70,7 +70,7 @@ BEGIN
     END IF;
 END $$;
 
--- Trigger on tenants. Each has its row in tenant_queues.
+-- Trigger on tenants. Add the new tenant's row in tenant_queues.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_tenant_queue() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -1,12 +1,12 @@
--- Erasure of an end user's data. A row of user_erasures refuses everything new of the user, until
--- all is gone.
+-- Erasure of an end user's data. While user_erasures has a row for a user, new data of the user is
+-- refused; the row stays until all data is erased.
 
 -- Called before data of a user are stored. Return false if the user is being erased. Otherwise keep
 -- an erasure of the user from ending before this transaction.
 CREATE OR REPLACE FUNCTION hold_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- Without the lock, so that refused ones do not delay the end of an erasure.
+    -- This check takes no lock, so that refused requests do not delay the end of an erasure.
     IF EXISTS (SELECT FROM user_erasures WHERE tenant_id = p_tenant AND user_id = p_user) THEN
         RETURN false;
     END IF;
@@ -19,7 +19,7 @@ CREATE OR REPLACE FUNCTION user_lock(p_tenant uuid, p_user text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS
 $$ SELECT hashtextextended(jsonb_build_array('user', p_tenant, p_user)::text, 0) $$;
 
--- Return whether something names a user.
+-- Return true if any row names a user.
 CREATE OR REPLACE FUNCTION knows_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND user_id = p_user)
@@ -37,8 +37,8 @@ LANGUAGE sql STABLE AS $$
           AND o.user_id = p_user))
 $$;
 
--- Called at the end of an erasure. Return keys of the tenant's objects that no row names. One that
--- a transaction is about to name is locked, and left out.
+-- Called at the end of an erasure. Return keys of the tenant's objects that no row names. An object
+-- that a transaction is about to name is locked, so its key is left out.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION trash_of_tenant(p_most integer) RETURNS SETOF text
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -1,4 +1,4 @@
--- Runs that wait, and what arrives for runs.
+-- Runs that wait, and arrivals for runs.
 --
 -- A run that waits has no worker, no place in the queue and no head. Its row of run_waits has the
 -- reason and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel,
@@ -6,9 +6,9 @@
 -- runs several times a second. Arrivals for other runs are processed at once, or by the sweep.
 -- Arrivals are hints; a claim reads the facts from other tables.
 
--- Return whether a wait is over: at its time, when few enough child runs are left, or when all
--- interrupts of one of its groups (those of one model message) are decided. An interrupt that was
--- not stored counts as decided, because the resumed run asks again.
+-- Return true if a wait is over: its time has come, few enough child runs are left, or all
+-- interrupts of one of its groups (a group has those of one model message) are decided. An
+-- interrupt that was not stored counts as decided, because the resumed run asks again.
 CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce(w.until <= clock_timestamp(), false)
         OR coalesce(w.children >= (SELECT count(*) FROM (
@@ -24,8 +24,8 @@ CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STA
 $$;
 
 -- Called by hand_back. Let the run wait and return true; return false if the wait is over, or if a
--- task is to be cancelled and the worker may not know. p_wait: fields of run_waits, but "until_s"
--- in seconds from now. A wait for child runs ends at the run's deadline at the latest.
+-- task is to be cancelled and the worker may not know that. p_wait: fields of run_waits, and
+-- "until_s" in seconds from now. A wait for child runs ends at the run's deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -91,7 +91,7 @@ BEGIN
         SELECT n.*, t.parent_id, t.depth FROM arrived a
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
-        -- A decision that was assigned to a worker is logged by that worker, or by the next one.
+        -- A decision that is assigned to a worker is logged by this worker, or by the next worker.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
@@ -154,7 +154,7 @@ LANGUAGE sql AS $$
     WHERE q.status <> 'queued'
 $$;
 
--- Called by a worker. Return what arrived for its runs, oldest first, without what it has read.
+-- Called by a worker. Return the arrivals for its runs, oldest first, without those already read.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION read_inbox(p_worker uuid, p_read bigint[]) RETURNS TABLE (
     id bigint, tenant_id uuid, run_id uuid, kind text, subject uuid
