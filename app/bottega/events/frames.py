@@ -1,4 +1,4 @@
-"""A run's events in the form that clients receive, encoded once for all, and clients' filters."""
+"""A run's events in the form that clients receive, encoded once for all clients; their filters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Frame:
     """One event for clients.
 
     Attributes:
-        seq: ``None`` for an event that is not stored.
-        depth: of the event's task as ``/tasks`` shows it; -1 for the root and the run itself.
+        seq: ``seq`` of the event; ``None``: the event is not stored.
+        depth: depth of the event's task, as in ``/tasks``; -1 for the root and the run itself.
         body: the envelope as JSON.
     """
 
@@ -43,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A client's choice of events; ``None``: any. The final event always passes.
+    """A client's choice of events. A field that is ``None`` lets all pass; the final event passes.
 
     Attributes:
         agents: names of the agents whose events pass.
@@ -80,7 +80,7 @@ class Filter:
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """Return the frame of an event's row. Its ``data`` is JSON; the model server's state goes."""
+    """Return the frame of an event's row (``data``: JSON), without a model server's state."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(public_data(from_json(data)))

@@ -1,7 +1,7 @@
 """Notifications of PostgreSQL: one listening connection for a process, and wake-ups about runs.
 
 A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
-connection of the database, whatever its channel.
+connection of the database, even if the connection does not listen on its channel.
 
 A wake-up tells other processes that a run has news. :class:`Notifier` sends wake-ups, and
 :class:`WakeupFeed` receives them. They are only hints; the log has the facts.
@@ -83,7 +83,7 @@ class NotifyListener:
 
 
 async def happens(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event for some time; return whether it was set."""
+    """Wait for an event, at most ``seconds``; return true if it was set."""
     if event.is_set():
         return True
     with contextlib.suppress(TimeoutError):
@@ -100,7 +100,7 @@ async def keep_connected(
     """Call ``use`` with a connection, and again with a new one when the connection is lost.
 
     Args:
-        longest_s: longest pause between two tries, give or take half of it.
+        longest_s: longest pause between two tries; at random up to half longer or shorter.
     """
     delay = 0.05
     while True:
@@ -120,7 +120,7 @@ async def keep_connected(
 
 
 async def _close(connection: ListenSession) -> None:
-    """Close a connection; if the caller is cancelled, terminate it, so that nothing remains."""
+    """Close a connection; if the caller is cancelled, terminate the connection at once."""
     closing = asyncio.ensure_future(connection.close())
     try:
         await asyncio.shield(closing)
@@ -135,7 +135,7 @@ AWAKE_S = 2.0
 QUIET_S = 0.8
 """Silence of a run, in seconds, after which its next event needs a wake-up.
 
-The difference to ``AWAKE_S`` is longer than a worker waits for the answer that its step is stored.
+It is shorter than ``AWAKE_S`` by more than the time that storing a step may take.
 """
 
 
@@ -154,7 +154,7 @@ class Notifier:
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
         """Notify of the start of a run, unless it was accepted a short time ago (``quiet_s``).
 
-        In that case subscribers still poll the run, because they began after its acceptance.
+        Shortly after a run's acceptance, its subscribers poll the run and need no notice.
         """
         if quiet_s is None or quiet_s >= QUIET_S:
             self.wake(run_id)
@@ -173,7 +173,7 @@ class WakeupFeed:
     """Receives wake-ups and hands them to the watchers of the run in this process.
 
     Args:
-        nats: brings the wake-ups of watched runs, beside those that somebody sends by NOTIFY.
+        nats: brings the wake-ups of watched runs, in addition to those by NOTIFY.
 
     Attributes:
         losses: number of times that wake-ups may have been lost.
@@ -219,7 +219,7 @@ class WakeupFeed:
 
     @contextmanager
     def resumable(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call ``end`` when a new process replaces this one, so that the client goes on there."""
+        """Call ``end`` when a new process replaces this one; its client then connects again."""
         self._resumable.add(end)
         try:
             if self.handed_over:
@@ -229,7 +229,7 @@ class WakeupFeed:
             self._resumable.discard(end)
 
     def hand_over(self) -> None:
-        """End resumable streams, which go on in the new process; other streams finish here."""
+        """End resumable streams, which go on in the new process; others finish in this process."""
         self.handed_over = True
         for end in list(self._resumable):
             end()

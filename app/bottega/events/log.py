@@ -1,7 +1,7 @@
 """The log of a run in the database: written by the worker that owns the run, read by all.
 
-A row holds consecutive events, one JSON object a line. A line has no ``seq``, ``at`` and
-``run_id``, because its row has them. In a line, ``type`` comes first and ``data`` last, so that a
+A row holds consecutive events, one JSON object per line. A line has no ``seq``, ``at`` or
+``run_id``, because its row has these. In a line, ``type`` comes first and ``data`` last, so that a
 reader can split the line without parsing ``data``. Fields that are ``None`` are left out.
 """
 
@@ -27,17 +27,17 @@ from bottega.events.types import FINAL_EVENT_TYPES, Event
 from bottega.redaction import Redactor
 
 STEP_EVENTS = 100
-"""Most events in a row; SQL has the same number."""
+"""Most events in a row; the SQL functions have the same limit."""
 
 _KEYS = ("type", "task_id", "parent_task_id", "agent", "depth", "data")
 _DATA = ',"data":'
-"""Text before the data in a line. Strings in the line before cannot have it: quotes are escaped."""
+"""Text before the data in a line. No string before it contains it, because quotes are escaped."""
 _MAX_DEPTH = 100
 _TOO_DEEP = "(nested too deeply to be stored)"
 
 
 class Step(NamedTuple):
-    """A step of a run, in the order of the arguments of SQL's ``append_steps``.
+    """A step of a run; its fields have the order of the arguments of SQL's ``append_steps``.
 
     Attributes:
         attempt: the fence.
@@ -79,7 +79,7 @@ class Step(NamedTuple):
         """Encode a step.
 
         Args:
-            known: redacts secrets. Texts from outside are clean already; this cleans other texts,
+            known: removes secrets. Texts from outside are clean already; this cleans other texts,
                 such as a model server's error that quotes the key.
         """
         return cls(
@@ -124,7 +124,7 @@ def event_of(run_id: UUID, seq: int, at: datetime, line: str) -> Event:
 
 
 def split_step(step: Mapping[str, Any], after: int) -> Iterator[dict[str, Any]]:
-    """Yield a row's events after a ``seq``, with ``data`` as JSON that is not parsed."""
+    """Yield the events of a log's row after a ``seq``, with ``data`` as unparsed JSON."""
     for seq, line in enumerate(step["events"].split("\n"), step["first_seq"]):
         if seq > after:
             head, _, data = line.partition(_DATA)
@@ -146,10 +146,10 @@ def _id(value: str | None) -> UUID | None:
 
 
 def encoded(value: Any, known: Redactor) -> str:
-    """Encode as JSON; replace secrets, and what ``jsonb`` or our decoder cannot hold.
+    """Encode as JSON; replace secrets, NUL, lone surrogates and too deep nesting.
 
-    ``jsonb`` holds neither NUL nor lone surrogates, and our decoder refuses deep nesting. The API
-    refuses these in users' input, so they come from a model or a tool, and must not fail the run.
+    ``jsonb`` cannot hold NUL or lone surrogates, and our decoder refuses deep nesting. The API
+    refuses them in users' input, so they come from a model or a tool, and must not fail the run.
     """
     encoded = _storable_json(value) or _json(storable(value))
     text = encoded.decode()
@@ -164,7 +164,7 @@ def as_stored(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _storable_json(value: Any) -> bytes | None:
-    """Encode a value; ``None``: it cannot be stored as it is."""
+    """Encode a value as JSON; ``None``: the value cannot be stored unchanged."""
     try:
         encoded = _json(value)
     except (UnicodeEncodeError, ValueError):
@@ -200,13 +200,13 @@ def storable(value: Any, depth: int = 0) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-# Has no LIMIT: the planner expects few rows of a run, so it would read and sort all later ones.
+# Without LIMIT, because the planner expects few rows of a run: it would read and sort all of them.
 _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
 WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 AND last_seq <= $4 ORDER BY last_seq
 """
-# An event's step is the last seq of its row: at least the event's seq, and less than STEP_EVENTS
-# above it.
+# The column step is the last seq of the event's row: at least the event's seq, and less than
+# the seq plus STEP_EVENTS.
 _PAGE = f"""
 SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent,
        with_answer(e.tenant_id, e.run_id, e.type, e.body) AS data
@@ -257,7 +257,7 @@ async def read_all(
     """Return the whole log, in order. Waits while the database is away.
 
     Args:
-        on: see :func:`acting_as`. A caller in a transaction must not wait for another connection.
+        on: the caller's transaction, if any, so that it waits for no second connection.
     """
     events: list[Event] = []
     after = 0
@@ -296,7 +296,7 @@ async def append_step(
 ) -> bool:
     """Store one step; return false if its tenant has no due runs that may be claimed now.
 
-    Waits while its rows are locked, and while the database is away.
+    Waits while the run's rows are locked, and while the database is away.
 
     Args:
         turn: entered for each try.
@@ -320,9 +320,9 @@ async def append_step(
 def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
     """Return the error for a step that will never be stored."""
     if answer == "pending":
-        return PendingRequestError(f"a message or a cancellation waits for run {step.run_id}")
+        return PendingRequestError(f"run {step.run_id} has an unread message or a cancellation")
     return FencedError(
-        f"run {step.run_id} is not at attempt {step.attempt}, event {step.after} any more"
+        f"run {step.run_id} is no longer at attempt {step.attempt}, event {step.after}"
     )
 
 
@@ -332,7 +332,7 @@ COMMIT_AFTER_S = 0.08
 _GROUP_STEPS = 50
 _GROUP_CHARACTERS = 1024 * 1024
 _PATIENCE_S = 0.005
-"""Wait for a call under way before a second one begins."""
+"""Longest wait for the end of a call under way, before a second call begins, in seconds."""
 _CALLS = 2
 _ALONE = 1
 
@@ -345,8 +345,8 @@ class _Waiting(NamedTuple):
 class StepWriter:
     """Writes the steps of all runs of a worker. Steps that are ready together share a group.
 
-    One call of the SQL function ``append_steps`` stores a group; it fences each step separately. A
-    step that cannot be stored with others is sent alone, so that it neither fails nor delays them.
+    One call of the SQL function ``append_steps`` stores a group, and fences each step separately. A
+    step that cannot be stored in its group is sent alone, so that it does not delay other steps.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:
@@ -360,7 +360,7 @@ class StepWriter:
         self._commit_at: asyncio.TimerHandle | None = None
 
     async def store(self, step: Step) -> bool:
-        """Store a step, in a group if others are ready too. A run stores one step after the other.
+        """Store a step, in a group if other steps are ready. A run stores one step at a time.
 
         Returns:
             False if the tenant has no due runs that may be claimed now.
@@ -459,7 +459,7 @@ class StepWriter:
                 waiting.stored.set_result(others_due)
 
     def commit_later(self, commit: Callable[[], None]) -> None:
-        """Call ``commit`` within :data:`COMMIT_AFTER_S`, together with those of other runs."""
+        """Call ``commit`` within :data:`COMMIT_AFTER_S`, together with the ones of other runs."""
         self._uncommitted[commit] = monotonic()
         if self._commit_at is None:
             loop = asyncio.get_running_loop()

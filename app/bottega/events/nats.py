@@ -1,12 +1,12 @@
 """NATS, which carries wake-ups and live text between processes if the operator has it.
 
-A process has one connection. The subjects are a channel and ids, never a tenant's words. NATS may
-lose messages: while the connection is away, and also in silence. So readers poll beside it, and
-nothing that must arrive is sent over it. Nobody but Bottega's processes may subscribe or publish,
-because they see and show the texts of all tenants.
+A process has one connection. A subject has a channel and ids, never a tenant's words. NATS may lose
+messages: while the connection is away, and also without a notice. So readers also poll, and no
+message that must arrive is sent over NATS. Only Bottega's processes may subscribe or publish:
+subscribers see the texts of all tenants, and publishers can show texts to them.
 
 The client library connects again by itself, but not after each error, and it waits without limit
-for a server that is silent. So each connection is a client of its own here.
+for a server that is silent. So this module makes a new client for each connection.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ TEXT_WANTED = "bottega_text_wanted"
 
 _CONNECT_S = 2
 _PAUSE_S = 1.0
-"""Time between two tries to connect, give or take half of it, and two looks at a connection."""
+"""Seconds between two tries to connect (at random half more or less) or checks of a connection."""
 _PROBE_S = 3
-"""Time between two probes. A connection that answers none until the next is lost."""
+"""Seconds between two probes. A connection is lost if a probe gets no answer before the next."""
 _PATIENCE_S = 0.5
-"""Time limit of a request, and of the end of a connection."""
+"""Time limit of a request, and of closing a connection, in seconds."""
 _MOST_WAITING = 16 * 1024 * 1024
-"""Bytes that wait for a server that reads slowly; more are dropped."""
+"""Most bytes that wait for a server that reads slowly; further messages are dropped."""
 _HINT = "wake-ups and live text are not sent; readers poll, and this process tries again"
 
 LONGEST_END = 10_000
-"""Characters of the end of a call's text that :meth:`NatsSignals.text_of` returns."""
+"""Most characters of the end of a call's text, which :meth:`NatsSignals.text_of` returns."""
 
 
 class TextMessage(TypedDict):
     """Live text of a call, as a row of the table ``live_text``.
 
     Attributes:
-        at: characters of the answer before ``text``; of a tool's progress its number.
-        is_whole: it repeats all text of the call so far.
+        at: number of characters before ``text``; of a tool's progress, the report's number.
+        is_whole: true if it repeats all text of the call so far.
     """
 
     task_id: UUID | None
@@ -73,7 +73,7 @@ def _messages() -> TypeAdapter[list[TextMessage]]:
 
 
 def decoded(data: bytes) -> list[TextMessage]:
-    """Decode live text; nothing, if it is not valid, because anybody may have sent it."""
+    """Decode live text; return an empty list for invalid data, whose sender is not known."""
     try:
         return _messages().validate_json(data)
     except ValidationError:
@@ -82,7 +82,7 @@ def decoded(data: bytes) -> list[TextMessage]:
 
 
 Receive = Callable[[bytes | None, str], None]
-"""Function that gets a message, and where to answer; ``None``: messages may have been lost."""
+"""Function that gets a message and the subject for an answer; ``None``: some may be lost."""
 
 logger = structlog.get_logger(__name__)
 
@@ -136,7 +136,7 @@ class NatsSignals:
     def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
         """Call ``receive`` for each message; return the function that ends this.
 
-        It is called with ``None`` as soon as messages arrive, and whenever they do so again.
+        ``receive(None, …)`` tells that messages arrive from now on; also after each interruption.
         """
         subject = ".".join((channel, *ids))
         self._receivers[subject].append(receive)
@@ -183,7 +183,7 @@ class NatsSignals:
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def _connect(self, client: "Client") -> bool:
-        """Connect, if a server answers in time; otherwise log a warning, once until it does."""
+        """Connect if a server answers in time; if not, log a warning, only once per outage."""
         reasons = ["no answer"]
 
         async def note(error: Exception) -> None:
@@ -267,7 +267,7 @@ class NatsSignals:
         for receive in list(self._receivers.get(subject, ())):
             try:
                 receive(data, reply)
-            except Exception:  # it must not end the connection
+            except Exception:  # an error of the receiver must not end the connection
                 logger.exception("nats.not_handled")
 
 

@@ -1,9 +1,9 @@
 """Reading runs' logs and live text for their subscribers, many runs with one query.
 
-A log has each text only once, and other events refer to it by ``answer_seq``: ``agent.completed``
-refers to the ``llm.completed`` with the text. The end of a sub-agent's call or task refers to its
-``agent.completed``. Clients get the text in each of these events. It is copied as JSON, without
-decoding.
+A log has each answer's text only once, and other events refer to it by ``answer_seq``:
+``agent.completed`` refers to the ``llm.completed`` with the text. The end of a sub-agent's call or
+task refers to its ``agent.completed``. Clients get the text in each of these events. This module
+copies it as JSON, without decoding.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _REFERRING = frozenset(
     {EventType.AGENT_COMPLETED, EventType.TOOL_COMPLETED, EventType.SUBAGENT_COMPLETED}
 )
 _REFERENCE = '"answer_seq"'
-# Quotes within a string are escaped, so these are keys. Only usage has a number as ``output``.
+# Matches only keys, because quotes within a string are escaped. In usage, ``output`` is a number.
 _TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?(?=")')
 _END_OF = JSONDecoder().raw_decode
 _READ_ANSWERS = """
@@ -41,17 +41,17 @@ SELECT run_id, seq, output FROM (
 WHERE coalesce(of_run, 0) < $4 AND coalesce(of_all, 0) < $5
 """
 _MOST = 500
-"""Texts that one query reads."""
+"""Most texts that one query reads."""
 
 LogRow = dict[str, Any]
 """An event with ``seq``, ``type``, and ``data`` as JSON."""
 
 
 def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
-    """Add to rows of one run the texts that other ones of these rows have.
+    """Copy texts between the rows of one run, to the rows that refer to them.
 
     Returns:
-        The rows whose text is not in these rows, each with the ``seq`` of the event that has it.
+        The rows whose text none of the rows has, each with the ``seq`` of the event that has it.
     """
     by_seq: dict[int, LogRow] = {}
     missing = []
@@ -91,7 +91,7 @@ async def fill_from(
     run_bytes: int,
     total_bytes: int,
 ) -> dict[UUID, int]:
-    """Add texts from other events of the logs of a tenant's runs, up to some size.
+    """Add the texts that only other events of the logs have, for runs of a tenant, up to a size.
 
     Args:
         missing: run, row, and ``seq`` of the event that has the row's text.
@@ -117,7 +117,7 @@ async def fill_from(
 
 
 PAGE = 500
-"""Events of a run that one query returns."""
+"""Most events of a run that one query returns."""
 PAGE_BYTES = 256 * 1024
 _TOTAL_BYTES = 4 * 1024 * 1024
 
@@ -134,8 +134,8 @@ class RunCursor:
     """The state of a run when a client begins to watch it.
 
     Attributes:
-        over: the event ``last_seq`` is the run's final event.
-        waits: the run waits for people.
+        over: true if the event ``last_seq`` is the run's final event.
+        waits: true if the run waits for people.
     """
 
     tenant_id: UUID
@@ -145,10 +145,10 @@ class RunCursor:
     waits: bool = False
 
     def require(self, after: int) -> None:
-        """Check that the log has the event ``after``, which a client of a run under way has.
+        """Check that the log of a run under way has the event ``after``, which a client has.
 
         Raises:
-            LogWentBackError: it has not.
+            LogWentBackError: the log does not have this event.
         """
         if after > self.last_seq and not self.over:
             raise LogWentBackError(
@@ -159,13 +159,13 @@ class RunCursor:
 
 @dataclass(slots=True)
 class NewEvents:
-    """A run's events after a place.
+    """A run's events after a position.
 
     Attributes:
         after: ``seq`` of the event before ``rows``.
         rows: events in order; their ``data`` is JSON.
-        more: whether there may be more events.
-        gone: whether the run was deleted.
+        more: true if there may be more events.
+        gone: true if the run was deleted.
     """
 
     after: int
@@ -223,9 +223,9 @@ class LogReader:
         return RunCursor(tenant_id, run_id, row["last_seq"], row["over"], row["waits"])
 
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
-        """Return the events of each run after its place.
+        """Return the events of each run after a ``seq``.
 
-        The total size is bounded, so that the last runs may get only a part; it then has ``more``.
+        The total size is bounded, so the last runs may get only a part of their events; see ``more``.
         """
         found = [NewEvents(after) for _, after in places]
         total = 0
@@ -262,7 +262,7 @@ class LogReader:
             new.bound(left.get(run.run_id))
 
     async def page(self, run: RunCursor, after: int) -> Sequence[Row]:
-        """Return a page of a run's events; an empty one if the run was deleted or this stops.
+        """Return a page of a run's events; empty if the run was deleted or this process stops.
 
         Waits while the database is away.
         """

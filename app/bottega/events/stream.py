@@ -1,10 +1,10 @@
 """Streams of watched runs: newest events, read from a run's log once for all its subscribers.
 
-A subscriber is only a cursor, a ``seq``. It takes newer events from the run's stream, which keeps
-the newest ones in memory. A subscriber that came late or reads slowly may need older events; it
-reads pages from the log until it has caught up. So no subscriber delays another, and a slow one
-costs no memory. A stream also has the live text of model calls, and the progress of calls of MCP
-tools, as far as this process has received them.
+A subscriber is only a position in the log, a ``seq``. It takes newer events from the run's stream,
+which keeps the newest events in memory. A subscriber that came late or reads slowly may need older
+events; it reads pages from the log until it has caught up. So no subscriber delays another, and a
+slow subscriber costs no memory. A stream also has the live text of model calls, and the progress of
+calls of MCP tools, as far as this process has received them.
 
 One loop reads the logs of all watched runs of a process, with one query. A run is *awake* for some
 seconds after each of its events and wake-ups. Runs that are awake are read every few milliseconds,
@@ -12,7 +12,7 @@ but less often if many of them wait for a model or show a model's text. Other ru
 few seconds, in case a wake-up was lost. At a wake-up, only its run is read. Workers send wake-ups
 only for runs that may not be awake (:class:`bottega.events.listener.Notifier`).
 
-Live text is read together with the log; or NATS brings it, and then it keeps no run awake.
+Live text is read together with the log. If NATS brings live text, it keeps no run awake.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
 from bottega.events.types import EventType, LlmStarted, is_repeated
 
 MAX_CHARACTERS = 500_000
-"""Limit of live text for all open calls of a run; the complete answers have the rest."""
+"""Most characters of live text for all open calls of a run; complete answers have all text."""
 
 _TEXT_ENDS = frozenset(
     [
@@ -76,7 +76,7 @@ class PartialCompletion:
         return bool(self.call == row["call"] and self.attempt == row["attempt"])
 
     def same_call(self, other: "PartialCompletion") -> bool:
-        """Return true if both are text of the same call in the same attempt."""
+        """Return true if both objects have text of the same call in the same attempt."""
         return (self.call, self.attempt) == (other.call, other.attempt)
 
     def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
@@ -109,7 +109,7 @@ class PartialCompletions:
     """The open model calls of a run; a task has one at a time.
 
     Attributes:
-        has_gap: text between the known text of a call and a newer piece is missing.
+        has_gap: true if text is missing between the known text of a call and a newer piece.
     """
 
     def __init__(self, run_id: UUID) -> None:
@@ -149,7 +149,7 @@ class PartialCompletions:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the newest event about model calls of each task whose events were not seen."""
+        """Process the newest event about model calls of each task of which no event was seen."""
         for row in rows:
             if row["task_id"] not in self._open:
                 self.see(row)
@@ -203,7 +203,7 @@ Key = tuple[UUID | None, str]
 
 @dataclass(slots=True, eq=False)
 class ReportedProgress:
-    """The newest report of a tool call; ``number`` grows with each one, 0: none."""
+    """The newest report of a tool call; ``number`` grows with each report; 0: no report yet."""
 
     task_id: UUID | None
     parent_task_id: UUID | None
@@ -226,7 +226,7 @@ class OpenToolCalls:
         return bool(self._open)
 
     def reported(self) -> Iterable[tuple[Key, ReportedProgress, Frame]]:
-        """Return the calls with a report, and its frame."""
+        """Return the calls that have a report, each with its report and the report's frame."""
         return [(key, call, call.frame) for key, call in self._open.items() if call.frame]
 
     def see(self, row: Row) -> None:
@@ -281,10 +281,10 @@ class RunStream:
 
     Attributes:
         last: ``seq`` of the newest event read.
-        over: whether that event is the final one.
-        gone: whether the run was deleted.
-        went_back: the log no longer has the last event that was read.
-        losses: losses of signals until the last comparison of the log with what was read.
+        over: true if the event ``last`` is the final event.
+        gone: true if the run was deleted.
+        went_back: true if the log no longer has the event ``last``.
+        losses: losses of signals until the log was last compared with the events that were read.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new ``asyncio.Event``, at every change of the stream.
         watchers: number of subscribers.
@@ -293,7 +293,7 @@ class RunStream:
         text_id: id of the newest piece of live text added.
         text_at: time from which live text is read again, or asked for.
         text_seen_at: time when live text was last read.
-        text_wanted: workers are to repeat the text of open calls.
+        text_wanted: true if workers are to repeat the text of open calls.
         event_at: time when this process got the newest event or wake-up.
         unwatch: ends the wake-ups about this run.
     """
@@ -336,16 +336,16 @@ class RunStream:
         return self._ring[-1] if self._ring else None
 
     def compare(self, new: NewEvents) -> None:
-        """End the stream if the first of these events is not the last one that was read."""
+        """End the stream if the first of these events is not the event ``last``."""
         same = new.rows and of_row(self.cursor.run_id, new.rows[0]) == self.newest
         if not (same or new.gone):
             self.went_back = True
             self.wake()
 
     def since(self, after: int) -> list[Frame] | None:
-        """Return some events after ``after``; ``None``: they are only in the log."""
+        """Return events after ``after`` from memory; ``None``: memory no longer has all of them."""
         if self._failure is not None:
-            # Many subscribers raise this error; without a reset, each lengthens its traceback.
+            # Many subscribers raise this error, and each would lengthen its traceback.
             raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
@@ -413,7 +413,7 @@ class RunStream:
         self.text_id = rows[-1]["id"]
 
     def push_text(self, rows: Sequence[Row]) -> bool:
-        """Add text that was not read; return false if the log must be read before it is shown."""
+        """Add text that NATS brought; return false if the log must be read before it is shown."""
         self._pushed += rows
         if self._text or self._is_behind or self.ended or not self._knows_calls(self._pushed):
             return False
@@ -471,14 +471,14 @@ HEARTBEAT_S = 15.0
 
 
 class Subscriber:
-    """A reader of a run's events: a place in the log, and a filter.
+    """A reader of a run's events: a position in the log, and a filter.
 
     Args:
         after: ``seq`` of the last event that the client has.
 
     Attributes:
         place: all events up to this ``seq`` were returned or filtered out.
-        stopped: no more events are returned, even if there are some.
+        stopped: true if no more events are to be returned, even if the run has more.
     """
 
     def __init__(self, stream: RunStream, after: int, only: Filter) -> None:
@@ -497,7 +497,7 @@ class Subscriber:
 
     @property
     def went_back(self) -> bool:
-        """True if the client has events that the log has no more."""
+        """True if the client has events that the log no longer has."""
         return self._stream.went_back
 
     @property
@@ -511,7 +511,7 @@ class Subscriber:
         self._stream.wake()
 
     async def next(self) -> list[Frame] | None:
-        """Return the next frames; an empty list: send a heartbeat; ``None``: the stream is over."""
+        """Return the next frames; empty: a heartbeat is due; ``None``: the stream is over."""
         stream = self._stream
         due = monotonic() + HEARTBEAT_S
         while not (stream.closed.is_set() or stream.gone or stream.went_back or self.stopped):
@@ -547,8 +547,8 @@ class Subscriber:
     def _text(self) -> list[Frame]:
         """Return new live text, if all earlier events were returned.
 
-        After a page from the log, the subscriber may be ahead of the stream, which then does not
-        know all open calls. The subscriber gets no text in that case.
+        After a page from the log, the subscriber may be ahead of the stream. The stream then does
+        not know all open calls, and the subscriber gets no text.
         """
         if self.place > self._stream.last:
             return []
@@ -581,14 +581,14 @@ class Subscriber:
 
 
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
-"""Least and most time between two reads of the runs that are awake, if the reads are quick."""
+"""Least and most seconds between two reads of the runs that are awake, if the reads are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
-"""Least time between two reads of a run's live text: after a read with text, and without."""
+"""Least seconds between two reads of a run's live text: after a read with text, and without."""
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
 _ASK_EVERY_S = 1.0
-"""Least time between two requests to repeat a run's live text."""
+"""Least seconds between two requests to repeat a run's live text."""
 
 logger = structlog.get_logger(__name__)
 
@@ -598,20 +598,20 @@ def pause_of(awake: int, quiet: int, streaming: int) -> float:
 
     Args:
         awake: number of runs that are awake.
-        quiet: number of those that have had no new event for a moment.
-        streaming: number of those that receive a model's text. They may be read less often, because
-            their next event follows only at the text's end.
+        quiet: number of awake runs that have had no new event for a moment.
+        streaming: number of awake runs that receive a model's text. They may be read less often,
+            because their next event follows only at the text's end.
     """
     text_s = (TEXT_S - POLL_S) * streaming / max(1, awake)
     return min(LONGEST_POLL_S, POLL_S + text_s + quiet * _PER_QUIET_S)
 
 
 class RunStreams:
-    """The streams by run.
+    """The streams of this process, by run.
 
     Args:
         poll_s: longest delay of an event by a lost wake-up, in seconds.
-        nats: brings live text, which is not read then.
+        nats: brings live text; ``None``: it is read from the database.
     """
 
     def __init__(
@@ -689,7 +689,7 @@ class RunStreams:
         return end
 
     def _on_text(self, stream: RunStream, data: bytes | None, reply: str) -> None:
-        """Show a message of live text; after lost ones, ask for all text so far."""
+        """Show a message of live text; if messages were lost, ask for all text so far."""
         if data is None:
             stream.text_wanted = True
             self._ask_for_text(stream)
@@ -728,7 +728,7 @@ class RunStreams:
         self._news.set()
 
     async def run(self) -> None:
-        """Read until cancelled. A new start begins with all streams."""
+        """Read until cancelled. If this is started again, it first reads all streams."""
         took_s = self._all_at = 0.0
         while True:
             await self._rest(took_s)
@@ -737,7 +737,7 @@ class RunStreams:
             took_s = monotonic() - began
 
     async def _rest(self, took_s: float) -> None:
-        """Wait for the next read: at least twice as long as the last one took."""
+        """Wait for the next read, at least twice as long as the last read took."""
         least = min(_MOST_S, max(_LEAST_S, 2 * took_s, self._woken * _PER_WOKEN_S))
         await asyncio.sleep(least)
         self._woken = 0
@@ -746,7 +746,7 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams to read now; end the time awake of streams that are quiet."""
+        """Return the streams to read now; mark streams that were quiet long enough as not awake."""
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
@@ -777,8 +777,8 @@ class RunStreams:
     async def _compare_logs(self, due: Sequence[RunStream]) -> None:
         """End streams whose log went back.
 
-        A standby that takes over may lack the last commits. All connections are lost then, and the
-        listening one is made again.
+        A standby that takes over may lack the last commits. Then all connections are lost, and a
+        new connection listens, which counts as a loss of wake-ups.
         """
         losses = self._wakeups.losses
         read = [
@@ -802,11 +802,11 @@ class RunStreams:
             if len(due) == 1:
                 due[0].fail(error)
                 return
-            for stream in due:  # only the streams that cause the error must fail
+            for stream in due:  # one by one, so that only the streams with an error fail
                 await self._read_logs([stream])
             return
         for stream, new in zip(due, found, strict=True):
-            if new.rows and stream.last >= stream.cursor.last_seq:  # not events from before
+            if new.rows and stream.last >= stream.cursor.last_seq:  # not older events
                 latency_s = (self._clock() - new.rows[-1]["at"]).total_seconds()
                 metrics.wakeup_latency.observe(max(0.0, latency_s))
             stream.take(new)

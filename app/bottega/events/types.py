@@ -1,8 +1,8 @@
 """Types of the events in a run's log, and their envelope. Pure.
 
-Data that several modules read or write have a class here. Its method ``of`` knows the optional
-fields and their defaults; without a default, an absent field is ``None``. ``of`` neither copies nor
-parses values, so that it can be called for each event of a running agent.
+If several modules read or write an event's data, this module has a class for it. The method ``of``
+of a class knows the optional fields and their defaults; without a default, an absent field is
+``None``. ``of`` does not copy or parse values, so that each event of a running agent may call it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
-"""Reasons of waits that stop the run's clock: for a person's decision, or the client's tools."""
+"""Reasons of waits in which the run's clock stands still: a person's decision, a client's tool."""
 
 FINAL_EVENT = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,
@@ -154,7 +154,7 @@ Data = Mapping[str, Any]
 """The data of an event, as it is stored."""
 
 _new = tuple.__new__
-"""Builds the tuples of frequent events; it takes half the time of a call of their class."""
+"""Builds the tuples of frequent events in half the time of a call of their class."""
 
 
 class EventError(NamedTuple):
@@ -231,17 +231,17 @@ class LlmCompleted(NamedTuple):
 
     @property
     def tool_calls(self) -> Sequence[Data]:
-        """The tool calls that the model asked for."""
+        """The tool calls in the model's answer."""
         calls: Sequence[Data] = self.message.get("tool_calls", ())
         return calls
 
 
 class MessageDelivered(NamedTuple):
-    """Data of ``message.delivered``: a user's message, given before a model call.
+    """Data of ``message.delivered``: a user's message that the agent got before a model call.
 
     Attributes:
         content: a text, or parts.
-        answered: true if the agent had given an answer that would have been its last.
+        answered: true if the agent had given its last answer, and goes on because of the message.
     """
 
     message_id: str
@@ -485,13 +485,13 @@ def tool_call_of(data: Data) -> tuple[int, str]:
 
 
 def tool_name_of(data: Data) -> str:
-    """Return the name of the tool whose start or end an event is."""
+    """Return the name of the tool in the event of its start or end."""
     name: str = data["name"]
     return name
 
 
 def is_repeated(failed: Data) -> bool:
-    """Return true if ``llm.failed`` is about one try, and another follows."""
+    """Return true if another try follows the try that ``llm.failed`` is about."""
     return "try" in failed
 
 
