@@ -322,7 +322,7 @@ def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
     if answer == "pending":
         return PendingRequestError(f"run {step.run_id} has an unread message or a cancellation")
     return FencedError(
-        f"run {step.run_id} is no longer at attempt {step.attempt}, event {step.after}"
+        f"run {step.run_id} is not at attempt {step.attempt}, event {step.after} any more"
     )
 
 

@@ -225,7 +225,7 @@ class LogReader:
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
         """Return the events of each run after a ``seq``.
 
-        The total size is bounded, so the last runs may get only a part of their events; see ``more``.
+        The total size is bounded, so the last runs may get only a part; see ``more``.
         """
         found = [NewEvents(after) for _, after in places]
         total = 0
