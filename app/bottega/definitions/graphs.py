@@ -54,8 +54,7 @@ _OF_TYPES = {
     **dict.fromkeys(("tool", "arguments"), ("tool",)),
     **dict.fromkeys(("ask", "schema", "who", "expires_s"), ("human",)),
     **dict.fromkeys(("graph", "version", "loop"), ("graph",)),
-    "timeout_s": ("agent", "tool"),
-    **dict.fromkeys(("retry", "for_each"), ("agent", "tool", "graph")),
+    **dict.fromkeys(("timeout_s", "retry", "for_each"), ("agent", "tool", "graph")),
 }
 """Types of nodes on which a field has an effect. Other fields have an effect on all types."""
 _KINDS = {

@@ -430,6 +430,7 @@ class ElementRuns:
         self._run = run
         self._began = monotonic()
         self._day = set(map(id, recorder.accounts.day))  # the child run itself uses the day's
+        self._under_way: set[Path] = set()
 
     def are_limited(self, path: Path) -> bool:
         """Return true if budgets bound the elements of the node at a path."""
@@ -483,15 +484,22 @@ class ElementRuns:
             ending = self._children.end_of(
                 parent, run_id, text, on_stored=note_stored, on_ended=note_ended
             )
+            self._under_way.add(path)
             try:
                 end = await asyncio.shield(ending)
             finally:
+                self._under_way.discard(path)
                 ending.cancel()
         recorder.accounts.paid_before(end.usage)
-        recorder.spent += end.usage
+        recorder.count(path, end.usage)
         for account in recorder.accounts_of(path):
             account.spend(end.usage)
         return end
+
+    def cancel_below(self, path: Path) -> None:
+        """Cancel the child runs of all elements of a node, and of nodes of its graph."""
+        for each in [each for each in self._under_way if each[: len(path)] == path]:
+            self.cancel(each)
 
     def cancel(self, path: Path) -> None:
         """Cancel the child run of an element, if it is under way."""

@@ -37,7 +37,7 @@ from bottega.agents.query import CurrentCall, Path, current_call, next_query
 from bottega.agents.tool_calls import answer_calls
 from bottega.engine.build_agents import Team
 from bottega.engine.child_runs import ElementRuns
-from bottega.engine.journal import CANCELLED, End, is_answered
+from bottega.engine.journal import CANCELLED, End, is_answered, name_of
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import NodeReplay
 from bottega.engine.waiting import AwaitedRuns
@@ -165,6 +165,7 @@ class GraphRun:
         turns: turns of the conversation in the run's input, before the question.
         path, name: path and name of this graph in the run; the name ends with a slash.
         at_work: queries of all levels that have not ended, by path.
+        begun: names in the log of the nodes of all levels that have not ended, by path.
         parts: count of elements and turns at all levels.
         elements: executes elements as child runs; ``None``: child runs are not supported.
         given: texts that nodes publish without being executed, by name.
@@ -182,6 +183,7 @@ class GraphRun:
     path: Path = ()
     name: str = ""
     at_work: dict[Path, Query] = field(default_factory=dict)
+    begun: dict[Path, str] = field(default_factory=dict)
     parts: PartCount = field(default_factory=PartCount)
     elements: ElementRuns | None = None
     given: Mapping[str, str] = field(default_factory=dict)
@@ -211,7 +213,8 @@ class GraphRun:
                     await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
                     for task in [task for task in self._under_way if task.done()]:
                         name = self._under_way.pop(task)
-                        del self.at_work[self._queries[name].path]
+                        path = self._queries[name].path
+                        del self.at_work[path], self.begun[path]
                         self._follow(course.end(self._ended(name, task.result())), group)
                     self.recorder.looks_if_it_waits()
         except BaseExceptionGroup as errors:
@@ -263,6 +266,7 @@ class GraphRun:
                 name = decision.name
                 query = self._queries[name] = self._query(name)
                 self.at_work[query.path] = query
+                self.begun[query.path] = self.name + name
                 if self.name:
                     self.recorder.memory.names[query.path] = self.name + name
                 kind = self._rules.nodes[name].type
@@ -384,12 +388,7 @@ class GraphRun:
 
     def _graph_ended_at(self, work: _Work) -> datetime | None:
         """Return the time of a sub-graph's last event in its present try, of earlier attempts."""
-        at = None
-        for turn in range(1, _most_turns(work.node) + 1):
-            if not (found := self._replayed_in(work, turn, work.query.tries)):
-                break
-            at = max(node.at for node in found)
-        return at
+        return max((node.at for node in self._replayed_try(work)), default=None)
 
     def _replayed_in(self, work: _Work, turn: int, tries: int) -> Sequence[NodeReplay]:
         """Return the nodes of a sub-graph that earlier attempts recorded, in a turn and a try."""
@@ -408,8 +407,9 @@ class GraphRun:
     async def _try(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
         query = work.query
         if work.kind in ("agent", "graph"):
-            execute = self._ask if work.kind == "agent" else self._run_graph
-            response = self._known_failure(query) or await execute(work)
+            is_graph = work.kind == "graph"
+            known = self._known_stop(work) if is_graph else self._known_failure(query)
+            response = known or await self._ask(work)
             if response.error is None:
                 checks = work.node.get("success_check", ())
                 if (reason := await unmet_check(checks, response.content)) is not None:
@@ -619,7 +619,8 @@ class GraphRun:
         assert published is not None
         text = replay.texts[published.seq] or ""
         usage = self._spread[name] = AgentUsage.from_dict(node.usage)
-        self.recorder.repeat(usage, usage if node.seq > replay.carried_seq else Usage())
+        is_paid = node.seq > replay.carried_seq
+        self.recorder.repeat(usage, usage if is_paid else Usage(), work.query.path)
         for account in self.recorder.accounts_of(work.query.path):
             account.spend(usage)
         return AssistantResponse(content=text, output_json=from_json(text), usage=usage)
@@ -717,6 +718,7 @@ class GraphRun:
             path,
             _graph_name(work, turn, tries),
             self.at_work,
+            self.begun,
             self.parts,
             self.elements,
             long_lists=self.long_lists,
@@ -728,7 +730,7 @@ class GraphRun:
         text = "" if end.output is None else as_text(end.output)
         return AssistantResponse(content=text, output_json=end.output_json, usage=usage)
 
-    # Agents
+    # Tries
 
     def _known_failure(self, query: Query) -> AssistantResponse | None:
         """Return the failure of this try if an earlier attempt recorded it; else ``None``."""
@@ -744,36 +746,136 @@ class GraphRun:
         failed = AgentFailed.of(event.data)
         usage = AgentUsage.from_dict(failed.usage)
         is_paid = event.seq > replay.carried_seq
-        self.recorder.repeat(usage, usage if is_paid else Usage())
+        self.recorder.repeat(usage, usage if is_paid else Usage(), query.path)
         for account in self.recorder.accounts_of(query.path):
             account.spend(usage)
         query.model_calls += usage.model_calls
         return _failed(failed.error["code"], failed.error["message"], usage)
 
     async def _ask(self, work: _Work) -> AssistantResponse:
-        query, node = work.query, work.node
+        """Ask an agent, or run a graph, within the node's time and budgets."""
+        query, limit_s = work.query, work.node.get("timeout_s")
+        execute = self._answer if work.kind == "agent" else self._run_graph
         accounts = self.recorder.accounts_of(query.path)
-        if not accounts and "timeout_s" not in node:
-            return await self._answer(work)
-        asked = asyncio.ensure_future(self._answer(work))
+        if not accounts and limit_s is None:
+            return await execute(work)
+        self.recorder.spent_below[query.path] = AgentUsage()
+        asked = asyncio.ensure_future(execute(work))
         try:
-            while not asked.done():
-                await asyncio.wait([asked], timeout=node.get("timeout_s"))
-                if not asked.done() and not self._waits_for_people(query):
-                    text = f"'{work.name}' has not answered within {node['timeout_s']:g} s"
-                    return await self._stop(asked, query, TIMEOUT, text)
-            return asked.result()
+            if limit_s is not None and not await self._is_in_time(asked, work, limit_s):
+                return await self._stop(asked, work, TIMEOUT, _too_slow(work))
+            return await asked
         except BudgetExhaustedError as error:
             if not any(error.detail.startswith(account.name) for account in accounts):
                 raise
-            return await self._stop(asked, query, error.code, error.detail)
+            return await self._stop(asked, work, error.code, error.detail)
         finally:
+            del self.recorder.spent_below[query.path]
             asked.cancel()
             await asyncio.wait([asked])
 
-    def _waits_for_people(self, query: Query) -> bool:
-        """Return true if a query cannot go on without people, so that its timeout stands still."""
-        return any(each is query and needs for each, needs in self.recorder.loops.needing_people())
+    async def _is_in_time(
+        self, asked: "asyncio.Task[AssistantResponse]", work: _Work, limit_s: float
+    ) -> bool:
+        """Wait for the end of a try; return false if its time is over first."""
+        path = work.query.path
+        with self.recorder.loops.timed(path, limit_s - self._passed_s(work)) as clock:
+            expired = asyncio.ensure_future(clock.expired.wait())
+            try:
+                await asyncio.wait([asked, expired], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                expired.cancel()
+        while not (asked.done() or work.kind == "agent" or self._may_stop(path)):
+            await asyncio.wait([asked], timeout=0.001)
+        return asked.done()
+
+    def _may_stop(self, path: Path) -> bool:
+        """Return true if all nodes below can be stopped, and there are any.
+
+        None has ended in an earlier attempt, so that it is only replayed.
+        """
+        known, below = self.recorder.journal.replay.nodes, self._begun_below(path).values()
+        is_open = (name not in known or known[name].status == "running" for name in below)
+        return bool(below) and all(is_open)
+
+    def _passed_s(self, work: _Work) -> float:
+        """Return the seconds of the present try in earlier attempts, without waits for people."""
+        recorder, query = self.recorder, work.query
+        replay, task_id = recorder.journal.replay, recorder.tasks.id_of(query)
+        if work.kind == "graph":
+            found = self._replayed_try(work)
+            began_at = min((node.began_at for node in found if node.began_at), default=None)
+            ids = {node.task_id for node in found}
+        else:
+            task = replay.task(task_id)
+            began_at, ids = task.began_at, {task_id}
+            if len(task.tries) != query.tries - 1:
+                return 0.0
+            if task.tries and (began_at is None or began_at < task.tries[-1].at):
+                return 0.0  # the try had not begun
+        if began_at is None:
+            return 0.0
+        people_s = replay.people_s(ids, began_at, recorder.claimed_at)
+        return max(0.0, recorder.seconds_since(began_at) - people_s)
+
+    def _replayed_try(self, work: _Work) -> list[NodeReplay]:
+        """Return the nodes of a sub-graph that earlier attempts recorded in the present try."""
+        found: list[NodeReplay] = []
+        for turn in range(1, _most_turns(work.node) + 1):
+            if not (replayed := self._replayed_in(work, turn, work.query.tries)):
+                break
+            found += replayed
+        return found
+
+    def _known_stop(self, work: _Work) -> AssistantResponse | None:
+        """Return the failure of a graph's try whose time was over in an earlier attempt.
+
+        The record is the end of the nodes that had begun: they name the node that stopped them.
+        """
+        found = self._replayed_try(work)
+        if all(node.stopped_by != work.name for node in found):
+            return None
+        replay, path = self.recorder.journal.replay, work.query.path
+        tasks = [replay.task(each) for each in replay.tasks_below({n.task_id for n in found})]
+        used = [AgentUsage.from_dict(n.usage) for n in found if n.usage is not None]
+        usage = sum((task.usage for task in tasks), sum(used, AgentUsage()))
+        paid = sum((task.paid for task in tasks), sum(used, Usage()))
+        self.recorder.repeat(usage, paid, path)
+        for account in self.recorder.accounts_of(path):
+            account.spend(usage)
+        return _failed(TIMEOUT, _too_slow(work), usage)
+
+    def _begun_below(self, path: Path) -> dict[Path, str]:
+        """Return the nodes below a path that have begun and not ended, deepest first."""
+        paths = sorted((each for each in self.begun if _is_below(each, path)), key=len)
+        return {each: self.begun[each] for each in reversed(paths)}
+
+    async def _stop(
+        self, asked: "asyncio.Task[AssistantResponse]", work: _Work, code: str, text: str
+    ) -> AssistantResponse:
+        """Cancel a try, record the error, and return it as the response."""
+        query, recorder, error = work.query, self.recorder, {"code": code, "message": text}
+        if work.kind == "agent":
+            asked.cancel()
+            await asyncio.wait([asked])
+            recorder.tasks.stopped(query.path, error)
+            return _failed(code, text, query.usage)
+        # In one step, before anything else happens: what is recorded here is the try's end.
+        for path, name in self._begun_below(query.path).items():
+            recorder.tasks.stopped(path, error)
+            place = recorder.tasks.place_at(path, name_of(self.at_work[path].agent))
+            ended = {"node": name, "error": error, "stopped_by": work.name}
+            recorder.tasks.write(place, EventType.NODE_FAILED, ended)
+        if self.elements is not None:
+            self.elements.cancel_below(query.path)
+        asked.cancel()
+        await asyncio.wait([asked])
+        for at in (self.at_work, self.begun):
+            for path in [each for each in at if _is_below(each, query.path)]:
+                del at[path]
+        return _failed(code, text, recorder.spent_below[query.path])
+
+    # Agents
 
     async def _answer(self, work: _Work) -> AssistantResponse:
         query, agent = work.query, _agent_of(work.query)
@@ -785,15 +887,6 @@ class GraphRun:
         return found or AssistantResponse(
             error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
         )
-
-    async def _stop(
-        self, asked: "asyncio.Task[AssistantResponse]", query: Query, code: str, text: str
-    ) -> AssistantResponse:
-        """Cancel a query, record the error, and return it as the response."""
-        asked.cancel()
-        await asyncio.wait([asked])
-        self.recorder.tasks.stopped(query.path, {"code": code, "message": text})
-        return _failed(code, text, query.usage)
 
     # Tools and people
 
@@ -938,6 +1031,14 @@ def json_or_text(text: str) -> Any:
         return from_json(text)
     except ValueError:
         return text
+
+
+def _too_slow(work: _Work) -> str:
+    return f"'{work.name}' has not answered within {work.node['timeout_s']:g} s"
+
+
+def _is_below(path: Path, above: Path) -> bool:
+    return len(path) > len(above) and path[: len(above)] == above
 
 
 def _failed(code: str, text: str, usage: AgentUsage = AgentUsage()) -> AssistantResponse:

@@ -678,7 +678,8 @@ class Tasks:
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED
-            self._write_stopped(query.path, query.agent, query.usage, why, query.tries)
+            if name_of(query.agent):  # else it is a node that is no agent
+                self._write_stopped(query.path, query.agent, query.usage, why, query.tries)
             del self.open[query]
         return bool(below)
 

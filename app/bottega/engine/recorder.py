@@ -280,6 +280,7 @@ class JournalRecorder(Recorder):
         accounts: budgets of the run and of its tenant's day.
         node_accounts: budgets of a graph's nodes, by the paths of their queries.
         spent: usage of all agents of the run, in all its attempts.
+        spent_below: the part of ``spent`` of some nodes with graphs, by the nodes' paths.
         memory: writes what agents publish and receive.
         claimed_at: time of this attempt's claim.
         lessons: memory that helps the root after failures; ``None``: the run has no memory.
@@ -300,6 +301,7 @@ class JournalRecorder(Recorder):
         self._fair = fair
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
+        self.spent_below: dict[Path, AgentUsage] = {}
         self.lessons: FailureMemory | None = None
         self._failed_tasks = FailedTasks()
         journal.observers.append(self._failed_tasks)
@@ -375,12 +377,12 @@ class JournalRecorder(Recorder):
         known = self.journal.replay.model_call(self.tasks.id_of(query), query.model_calls)
         if known.lost is not None:
             super().answer_lost(query, known.lost)
-            self.repeat(AgentUsage().plus(known.lost), known.lost)
+            self.repeat(AgentUsage().plus(known.lost), known.lost, query.path)
         if known.answer is not None:
             if not known.is_carried:  # a copied answer was paid by the run that this one repeats
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
-            self.spent += usage_of(known.answer)
+            self.count(query.path, usage_of(known.answer))
             self._said[query] = known.answer.content, known.seq
             return known.answer
         if known.failure is not None:
@@ -446,7 +448,7 @@ class JournalRecorder(Recorder):
             },
         )
         self._spend(query, message.metadata.get("model", ""), message.usage)
-        self.spent += usage_of(message)
+        self.count(query.path, usage_of(message))
         self._said[query] = message.content, seq
         for observer in self._observers:
             observer.model_call_ended(query, message)
@@ -479,7 +481,14 @@ class JournalRecorder(Recorder):
         call = self._calls[query]
         call.lost = usage
         self._spend(query, "" if call.target is None else call.target.model, usage)
+        self.count(query.path, AgentUsage().plus(usage))
+
+    def count(self, path: Path, usage: AgentUsage) -> None:
+        """Count usage at a path in the run's usage, and in that of the nodes above it."""
         self.spent += usage
+        for above in self.spent_below:
+            if path[: len(above)] == above:
+                self.spent_below[above] += usage
 
     def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
         # The live text of an asynchronous task is also its output.
@@ -490,10 +499,10 @@ class JournalRecorder(Recorder):
         listeners = (observer.delta_listener(query) for observer in self._observers)
         return next(filter(None, listeners), None)
 
-    def repeat(self, usage: AgentUsage, paid: Usage) -> None:
+    def repeat(self, usage: AgentUsage, paid: Usage, path: Path = ()) -> None:
         """Count the usage of tasks that do not run again; this run paid ``paid`` of it."""
         self.accounts.paid_before(paid)
-        self.spent += usage
+        self.count(path, usage)
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
         call = self._calls[query]

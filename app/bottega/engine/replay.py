@@ -11,7 +11,7 @@ While a task waits for people, its clock and the clocks of waits for it stand st
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -206,6 +206,7 @@ class TaskReplay:
         is_received: its parent has read its outcome.
         tries: events ``agent.completed`` and ``agent.failed`` of its tries.
         status: the status in its row; ``None``: it has no status yet.
+        began_at: time at which its present try began.
     """
 
     agent: str | None = None
@@ -234,6 +235,7 @@ class TaskReplay:
     is_received: bool = False
     tries: list[Event] = field(default_factory=list)
     status: str | None = None
+    began_at: datetime | None = None
 
     def use(self, usage: Usage, *, is_paid: bool) -> None:
         self.usage += usage
@@ -248,6 +250,8 @@ class NodeReplay:
         reason: reason for which it was skipped.
         usage: usage of its child runs.
         at, seq: time and ``seq`` of its last event.
+        began_at: time of its first event.
+        stopped_by: the node above it whose time was over.
     """
 
     task_id: UUID | None
@@ -256,6 +260,8 @@ class NodeReplay:
     reason: str | None = None
     usage: Mapping[str, Any] | None = None
     seq: int = 0
+    began_at: datetime | None = None
+    stopped_by: str | None = None
 
 
 _NO_TASK = TaskReplay()
@@ -278,6 +284,7 @@ class RunReplay:
         analysis: a model's analysis of the task, as JSON.
         asked: number of the model call that the root started last; 0: it has started none.
         asked_people: true if any tool call has waited for people.
+        asks: (task, beginning, end or ``None``) of each wait for people, by interrupt.
         questions: ids of the interrupts for questions of MCP servers.
         messages_read: number of users' messages that the root got, except copied messages.
         writes: (task or ``None``, path, content) of written files, in order.
@@ -298,6 +305,7 @@ class RunReplay:
         self.analysis: str | None = None
         self.asked = 0
         self.asked_people = False
+        self.asks: dict[str, tuple[UUID | None, datetime, datetime | None]] = {}
         self.questions: set[str] = set()
         self.messages_read = 0
         self.writes: list[tuple[UUID | None, str, str]] = []
@@ -349,6 +357,20 @@ class RunReplay:
             line.append(task_id)
             task_id = self.task(task_id).parent_id
         return line
+
+    def tasks_below(self, ids: Collection[UUID | None]) -> Iterator[UUID | None]:
+        """Yield these tasks, and all tasks below them."""
+        return (each for each in self.tasks if not set(self.line(each)).isdisjoint(ids))
+
+    def people_s(self, ids: Collection[UUID | None], since: datetime, now: datetime) -> float:
+        """Return the seconds since a time in which these tasks, or some below, asked people."""
+        below = set(self.tasks_below(ids))
+        asks = [(began, end or now) for of, began, end in self.asks.values() if of in below]
+        total, until = 0.0, since
+        for began, end in sorted(asks):
+            total += seconds(max(began, until), end)
+            until = max(until, end)
+        return total
 
     def child_runs(self) -> dict[UUID, UUID | None]:
         """Return the ids of the child runs of finished tasks, by task.
@@ -493,6 +515,7 @@ def _message_delivered(replay: RunReplay, task: TaskReplay, event: Event) -> Non
 
 def _people_asked(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     replay.asked_people = True
+    replay.asks[event.data["interrupt_id"]] = event.task_id, event.at, None
     if event.data["server"] is not None:
         replay.questions.add(event.data["interrupt_id"])
 
@@ -501,6 +524,8 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     decision = event.data["interrupt_id"], event.data["resolution"]
     call = task.tools[tool_call_of(event.data)]
     call.decisions[event.data["kind"]], call.ended_at = decision, event.at
+    of, began, _ = replay.asks.get(decision[0], (event.task_id, event.at, None))
+    replay.asks[decision[0]] = of, began, event.at
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -516,6 +541,8 @@ def _run_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 def _agent_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     waits = event.type == EventType.AGENT_WAITING
     task.status = RunStatus.WAITING if waits else RunStatus.RUNNING
+    if event.type == EventType.AGENT_STARTED:
+        task.began_at = event.at
 
 
 def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -533,9 +560,17 @@ def _agent_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 
 def _node_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    status, reason = NODE_STATES[EventType(event.type)], event.data.get("reason")
-    replay.nodes[event.data["node"]] = NodeReplay(
-        event.task_id, status, event.at, reason, event.data.get("usage"), event.seq
+    name, data = event.data["node"], event.data
+    before = replay.nodes.get(name)
+    replay.nodes[name] = NodeReplay(
+        event.task_id,
+        NODE_STATES[EventType(event.type)],
+        event.at,
+        data.get("reason"),
+        data.get("usage"),
+        event.seq,
+        event.at if before is None else before.began_at,
+        data.get("stopped_by"),
     )
 
 

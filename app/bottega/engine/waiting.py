@@ -190,6 +190,38 @@ class AwaitedRuns:
         return 1 if self.left else min(self.most, self.unended)
 
 
+class NodeClock:
+    """The time that the present try of a node has left; it stands still in waits for people.
+
+    Attributes:
+        path: the node's; its own queries are at or below it.
+        expired: set once no time is left.
+    """
+
+    def __init__(self, path: Path, left_s: float) -> None:
+        self.path = path
+        self.expired = asyncio.Event()
+        self._left_s = left_s
+        self._timer: tuple[float, asyncio.Handle] | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left; ``None``: the clock stands still."""
+        if self._timer is None:
+            return None
+        return self._timer[0] - asyncio.get_running_loop().time()
+
+    def stand(self, is_still: bool) -> None:
+        """Stop the clock, or let it go on."""
+        if not is_still and self._timer is None:
+            loop, left_s = asyncio.get_running_loop(), max(0.0, self._left_s)
+            self._timer = loop.time() + left_s, loop.call_later(left_s, self.expired.set)
+        elif is_still and self._timer is not None:
+            ends_at, timer = self._timer
+            timer.cancel()
+            self._left_s, self._timer = ends_at - asyncio.get_running_loop().time(), None
+
+
 class Loops:
     """The loops of a run's agents: whether each is at work, and for what it waits.
 
@@ -216,6 +248,7 @@ class Loops:
         self._decided: set[tuple[Query, int]] = set()
         self._delegated: dict[tuple[Path, int], tuple[Path, SubAgentWrapper]] = {}
         self._pauses: dict[Query, float] = {}
+        self._clocks: list[NodeClock] = []
         self._awaits_children_since: float | None = None
 
     @contextmanager
@@ -282,6 +315,28 @@ class Loops:
         finally:
             del self._pauses[query]
 
+    @contextmanager
+    def timed(self, path: Path, left_s: float) -> Iterator[NodeClock]:
+        """Run the clock of a node's try in the block."""
+        clock = NodeClock(path, left_s)
+        clock.stand(False)
+        self._clocks.append(clock)
+        try:
+            yield clock
+        finally:
+            self._clocks.remove(clock)
+            clock.stand(True)
+
+    def look_at_clocks(self) -> None:
+        """Stop the clocks of nodes that cannot go on without people; let the others go on."""
+        if not self._clocks:
+            return
+        needing = {query for query, needs in self.needing_people() if needs}
+        for clock in self._clocks:
+            below = [each for each in self._queries if each.path[: len(clock.path)] == clock.path]
+            own = [each for each in below if each.path == clock.path] or below
+            clock.stand(bool(own) and needing.issuperset(own))
+
     @property
     def needs_a_model(self) -> bool:
         """True if all open model calls wait and no tool is at work, so the run cannot end soon."""
@@ -292,6 +347,10 @@ class Loops:
     def wait(self) -> Wait | None:
         """The wait of the run; ``None``: one of its loops is at work."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
+        left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
+        if wait is not None and wait.reason not in ("person", "client") and left:
+            until_s = min(left) if wait.until_s is None else min(*left, wait.until_s)
+            wait = replace(wait, until_s=until_s)
         if wait is None or wait.children is None:
             self._awaits_children_since = None
             return wait
@@ -494,6 +553,7 @@ class WaitingTasks:
 
     def show(self) -> None:
         """Write an event for each task that has begun to wait for people or goes on again."""
+        self._loops.look_at_clocks()
         if not (self._loops.any_asks or self._waiting):
             return
         self._waiting &= self._tasks.open.keys()

@@ -199,7 +199,8 @@ class Node(Part):
     """If the node fails: `fail` ends the run; with `continue` the run goes on along the outgoing
     edges, whose conditions may test `status`."""
     timeout_s: Annotated[float, Field(gt=0, le=604_800)] | None = _Absent
-    """Seconds for each try, without the time that people take."""
+    """Seconds for each try, of a graph with all turns of its loop; without the time that people
+    take. Then the node fails with the code `timeout`."""
     retry: NodeRetry | None = _Absent
     """Retries after a failure; null: none."""
     memory: MemoryMode | None = _Absent

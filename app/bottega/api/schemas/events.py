@@ -479,6 +479,8 @@ class NodeFailedData(NodeData):
 
     error: Failure
     """Why the node failed."""
+    stopped_by: str | None = None
+    """Name of the node above it whose `timeout_s` ended it; null: it failed by itself."""
 
 
 class NodeSkippedData(NodeData):
