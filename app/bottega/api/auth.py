@@ -160,10 +160,7 @@ class Acting:
         return self.principal.tenant_id
 
     def refuse_other(self, owner: str | None, what: str) -> None:
-        """Check that a changed resource belongs to the request's user, if the request has a user.
-
-        Args:
-            what: the resource, for the error.
+        """Check that the changed resource belongs to the request's user, if the request has a user.
 
         Raises:
             ConflictError: ``session_user``.

@@ -213,9 +213,7 @@ class BatchQuery(BaseModel):
     ] = None
     on_error: Annotated[str | None, Query(description="`continue` or `fail`.")] = None
     priority: Annotated[int | None, Query(description="1 is the most urgent.")] = None
-    webhook_url: Annotated[str | None, Query(description="URL that gets a request at the end.")] = (
-        None
-    )
+    webhook_url: Annotated[str | None, Query(description="URL to call at the end.")] = None
     budget: Annotated[Json[dict[str, Any]] | None, Query(description="As JSON.")] = None
 
 

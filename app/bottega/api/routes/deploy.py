@@ -506,9 +506,7 @@ async def apply(
     service: ServiceDep, principal: PrincipalDep, tenant: DefineTenant, body: Apply
 ) -> Any:
     if body.prune and body.source is None:
-        raise InvalidInputError(
-            "'prune' needs 'source': it deletes definitions of this source", pointer="/source"
-        )
+        raise InvalidInputError("'prune' needs the 'source' to prune", pointer="/source")
     for number, provider in enumerate(body.providers):
         try:
             await check_address_of(service, tenant, provider)

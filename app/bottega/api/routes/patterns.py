@@ -230,7 +230,7 @@ class PatternRelations(Body):
     """Ids of patterns that a run never gets together with this pattern. It is enough that one of
     two patterns names the other."""
     complements: Ids = Field(default_factory=list)
-    """Ids of patterns that help this pattern."""
+    """Ids of patterns that are useful together with this pattern."""
 
 
 _HEURISTIC: dict[str, JsonValue] = {
@@ -919,9 +919,7 @@ async def record(
 ) -> Any:
     now = service.patterns.clock()
     if body.at is not None and body.at > now + CLOCK_SKEW:
-        raise InvalidInputError(
-            "this is in the future: send the time of the application", pointer="/at"
-        )
+        raise InvalidInputError("this is in the future: send a time in the past", pointer="/at")
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 

@@ -352,9 +352,7 @@ def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) ->
         acting.principal.need("approve")
     if who == "user":
         if acting.user is None or acting.user != user:
-            raise ForbiddenError(
-                "only the end user of the run may answer for this node", code="not_the_user"
-            )
+            raise ForbiddenError("only the run's end user may decide", code="not_the_user")
     elif token is not None:
         raise ForbiddenError(
             "a token of an end user may not answer for a node: use a key",

@@ -556,8 +556,7 @@ def _times(since: datetime, until: datetime, width: timedelta) -> list[datetime]
 def _check_bound(number: int, most: int) -> None:
     if number > most:
         raise InvalidInputError(
-            f"the answer has more than {MOST_POINTS} points: ask for a longer step, or a shorter "
-            "time",
+            f"more than {MOST_POINTS} points in all: ask for a longer step, or a shorter time",
             pointer="/step",
         )
 

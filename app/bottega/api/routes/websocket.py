@@ -124,9 +124,7 @@ router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 async def nowhere(socket: WebSocket) -> None:
     """Refuse a WebSocket at any other path."""
-    detail = (
-        f"there is no WebSocket at this path: the WebSocket of a run is {router.prefix}/{{id}}/ws"
-    )
+    detail = f"there is no WebSocket at this path: a run's path is {router.prefix}/{{id}}/ws"
     with contextlib.suppress(ClientDisconnected):
         await socket.send_denial_response(problem_response(404, "not_found", detail))
 

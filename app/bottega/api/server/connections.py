@@ -116,8 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         beyond = self._addresses.enter(self.client)
         if len(self.connections) > self._bounds.connections:
-            why = "this server has reached its limit of connections: close a connection"
-            self._refuse_at_once(why)
+            self._refuse_at_once("this server has reached its limit of connections: close some")
             return
         if beyond > 0:
             why = f"your address has {self._addresses.each} connections to this server: close some"

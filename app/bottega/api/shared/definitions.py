@@ -64,12 +64,9 @@ DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Paging = Annotated[ViewQuery, Query()]
 IfMatch = Annotated[
-    str | None,
-    Header(description='Version, such as `"3"`: refuse the change unless it is the current one.'),
+    str | None, Header(description='Version that must be the current version, such as `"3"`.')
 ]
-IfNoneMatch = Annotated[
-    str | None, Header(description="`*`: store the body only if the name is new.")
-]
+IfNoneMatch = Annotated[str | None, Header(description="`*`: store only if the name is new.")]
 
 ETAG = "The version, for `If-Match`."
 

@@ -55,10 +55,7 @@ class PageQuery(BaseModel):
         return self.order == "desc"
 
     def place(self, kind: Any) -> Any:
-        """Return the position in the list, from the cursor; ``None``: no cursor was sent.
-
-        Args:
-            kind: type of the position.
+        """Return the cursor's position, of type ``kind``; ``None``: no cursor was sent.
 
         Raises:
             InvalidInputError: ``invalid_cursor``: the cursor is malformed, or of another list.

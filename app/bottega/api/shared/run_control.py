@@ -51,9 +51,7 @@ async def decide(
     if interrupt["kind"] == "approval" or interrupt["who"] == "approve":
         principal.need("approve")
     if interrupt["who"] == "user" and (acting.user is None or acting.user != interrupt["user"]):
-        raise ForbiddenError(
-            "only the end user of the run may answer this interrupt", code="not_the_user"
-        )
+        raise ForbiddenError("only the run's end user may decide", code="not_the_user")
     by: dict[str, Any] = {"key_id": None, "name": principal.actor}
     if principal.person is not None:
         by = {"key_id": None, "name": principal.person.user}
