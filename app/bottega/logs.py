@@ -1,4 +1,4 @@
-"""Logs: readable lines on a terminal, JSON elsewhere. They go to stderr, not stdout."""
+"""Logs: readable lines on a terminal, otherwise JSON. They go to stderr, not stdout."""
 
 import logging
 import sys

@@ -27,7 +27,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class NameLookups:
-    """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` at a time for a tenant; further ones wait.
+    """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` of a tenant at a time; its others wait.
 
     A look-up counts until it ends, even if its caller no longer waits for it.
 

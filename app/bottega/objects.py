@@ -169,7 +169,7 @@ class _Pieces:
         return b"".join(pieces) if pieces else None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, each in a transaction of its own, as large ones have many rows."""
+        """Delete objects, each in a transaction of its own, as large objects have many rows."""
         for tenant_id, some in itertools.groupby(sorted(keys), _tenant_of):
             async with acting_as(self._pool, tenant_id) as connection:
                 stored = await connection.fetch(_STORED, tenant_id, list(some))
@@ -351,7 +351,7 @@ ALL_PARTS = ("trace", "input", "output")
 async def copied(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID, ids: Sequence[UUID], parts: Sequence[str]
 ) -> str:
-    """Copy those bodies of episodes that are still in the database to the object store.
+    """Copy bodies of episodes that are still in the database to the object store.
 
     Returns:
         JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each body.

@@ -437,7 +437,7 @@ def _result(
 async def _note_source(
     caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
 ) -> list[dict[str, Any]]:
-    """Store the definitions' source; with ``prune`` delete those missing in the document now."""
+    """Store the definitions' source; with ``prune`` delete its definitions that are missing now."""
     here = [(each["kind"], each["name"]) for each in results]
     mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
     deleted = []

@@ -322,7 +322,7 @@ class MaintenanceJob(Answer):
     tick: datetime | None
     """Scheduled time; null: on request."""
     status: Literal["pending", "running", "done", "failed"]
-    """Status of the job. After `failed`, the next job continues where this one stopped."""
+    """Status of the job. After `failed`, the next job continues where this job stopped."""
     stage: int
     """Number of finished stages, of six."""
     error: str | None

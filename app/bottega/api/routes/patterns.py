@@ -366,7 +366,7 @@ class NewApplication(Body):
     """True if the task went well."""
     arm: Literal["with", "without"] = "with"
     """`with`: the pattern was applied. `without`: the task was drawn at random to go without the
-    pattern. The results of both are compared."""
+    pattern. The results of both arms are compared."""
     version: Version | None = None
     """Version that was applied; null: the current version."""
     at: Moment | None = None
@@ -879,7 +879,7 @@ async def change(
     operation_id="list_similar_patterns",
     summary="Find similar patterns",
     description="Returns patterns of the same category with similar advice and conditions, without "
-    "deprecated ones.",
+    "deprecated patterns.",
     response_model=SimilarPatterns,
     responses=problems(404),
     dependencies=[Turn],

@@ -814,7 +814,7 @@ async def graph(
 @router.get(
     "/{run_id}/context/{agent}",
     operation_id="get_run_context",
-    summary="List the answers that an agent received from others",
+    summary="List the answers that an agent received from other agents",
     description=(
         "Shows what an agent knew when it answered: the texts, and the edges along which they came."
     ),

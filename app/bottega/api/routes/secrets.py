@@ -44,7 +44,7 @@ def _can_be_sent(value: SecretStr) -> SecretStr:
         raise PydanticCustomError(
             "secret",
             "is shorter than {shortest} characters, not counting a first word such as Bearer: use "
-            "a longer secret, because shorter ones cannot be redacted from logs and answers",
+            "a longer secret, because a shorter secret cannot be redacted from logs and answers",
             {"shortest": SHORTEST},
         )
     return value

@@ -290,7 +290,7 @@ class MemoryEffect(Answer):
     """Number of compared versions of patterns, with runs on both sides. A version counts once on
     trial, and once validated."""
     complete: bool
-    """False: there are more applications in this time than those that were read."""
+    """False: there are more applications in this time than the answer has read."""
 
 
 class SpanQuery(BaseModel):

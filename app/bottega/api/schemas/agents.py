@@ -378,7 +378,7 @@ class AgentContent(Body):
     agent_comment: bool = True
     """True: the model is asked again after its tools have answered."""
     on_length: OnLength = "continue"
-    """Reaction to a text that the model's limit cuts off: `continue` asks once for the rest, `fail`
+    """Reaction to a text that the model's limit cuts off: `continue` asks for the rest once, `fail`
     fails with `model_length`, `accept` takes the text as the answer."""
     params: Parameters | None = None
     """Parameters of the agent's model calls."""

@@ -132,7 +132,7 @@ class Parameters(Body):
     temperature: Annotated[float | None, Field(ge=0, le=2, allow_inf_nan=False)] = None
     """Randomness of the answer; 0 is the least."""
     top_p: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
-    """Tokens are chosen from the most probable ones, which together have this probability."""
+    """Tokens are chosen from the most probable tokens, which together have this probability."""
     max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = None
     """Most output tokens of one model call; a budget may set a lower limit."""
     reasoning_effort: Effort | None = None

@@ -84,7 +84,7 @@ class Usage(Answer):
     reasoning: int
     """Output tokens that were reasoning."""
     estimated: bool
-    """True: the server did not report all tokens; the rest is estimated at 4 bytes per token."""
+    """True: the server did not report all tokens; missing tokens are estimated at 4 bytes each."""
     cost: Cost
 
 

@@ -452,7 +452,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if its client does not read; the application closes all others."""
+        """Abort the connection if its client does not read; else the application closes it."""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:

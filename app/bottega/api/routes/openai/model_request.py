@@ -1,7 +1,7 @@
 """Conversion of requests of OpenAI's API to runs. Pure.
 
 Chat completions and responses are first parsed into a :class:`ModelRequest`. Then this module
-decides for both: the fields of the run, the messages that its history keeps, and the names of the
+decides for both forms: the run's fields, the messages that its history keeps, and the names of the
 client's fields in errors.
 """
 
