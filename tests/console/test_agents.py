@@ -181,7 +181,7 @@ async def test_the_difference_of_two_texts(console: Console) -> None:
     page = await console.open("agents")
     found: Any = await page.evaluate(
         """async () => {
-            const { lineDiff } = await import("/console/js/parts/diff.js");
+            const { lineDiff } = await import("/console/js/parts/line_diff.js");
             const many = (word) => Array.from({ length: 500 }, (_, i) => word + i).join("\\n");
             const signs = (a, b) => lineDiff(a, b).map((each) => each.kind[0] + each.line);
             return [signs("a\\nb\\nc", "a\\nx\\nc\\nd"), signs("", "a"), signs("a", "a"),

@@ -77,20 +77,20 @@ const Calls = ({ task, onPrompt }) => task.calls.length === 0
           || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table>
             </div>`;
 
-/** More calls than these are closed at first. */
+/** More calls than these are folded. */
 const FEW = 6;
 
-const Tools = ({ task, state }) => task.tools.length === 0
-  ? html`<${Empty} title="No tool call." />`
-  : task.tools.map((tool) => html`<details class="tool" key=${`${tool.call}:${tool.id}`}
-      open=${task.tools.length < FEW}>
-      <summary><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">
-        ${duration(tool.to && tool.to - tool.from)}</span></summary>
-      ${Object.keys(tool.arguments ?? {}).length > 0 && html`<h4>Arguments</h4><${Readable} value=${tool.arguments} />`}
-      <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Readable}
-        value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq })
-          : "–")} />
-    </details>`);
+function Tools({ task, state }) {
+  if (!task.tools.length) return html`<${Empty} title="No tool call." />`;
+  const [box, head] = task.tools.length < FEW ? ["div", "p"] : ["details", "summary"];
+  return task.tools.map((tool) => html`<${box} class="tool" key=${`${tool.call}:${tool.id}`}>
+    <${head}><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">
+      ${duration(tool.to && tool.to - tool.from)}</span></${head}>
+    ${Object.keys(tool.arguments ?? {}).length > 0 && html`<h4>Arguments</h4><${Readable} value=${tool.arguments} />`}
+    <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Readable}
+      value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq })
+        : "–")} /></${box}>`);
+}
 
 const Received = ({ task, state }) => task.received.length === 0
   ? html`<${Empty} title="Nothing from other agents or memory." />`
