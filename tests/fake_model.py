@@ -255,6 +255,7 @@ class FakeModel:
         decide: answers requests without a script; a pure function of the request's body.
         token_delay_s: seconds between the pieces of a stream; 0 sends it whole.
         port: 0 picks one; see :func:`free_port`.
+        host: address that it listens on.
         embed: computes the vectors that it answers with.
 
     Attributes:
@@ -273,9 +274,10 @@ class FakeModel:
         *,
         token_delay_s: float = 0.0,
         port: int = 0,
+        host: str = "127.0.0.1",
         embed: Vectorise = BuiltinEmbedder().embed,
     ) -> None:
-        self.port = port
+        self.port, self._host = port, host
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.embedded: list[dict[str, Any]] = []
@@ -322,8 +324,8 @@ class FakeModel:
         await self._until(lambda: self.disconnects, count, "disconnects")
 
     async def __aenter__(self) -> Self:
-        listener = socket.create_server(("127.0.0.1", self.port))
-        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        listener = socket.create_server((self._host, self.port))
+        self.base_url = f"http://{self._host}:{listener.getsockname()[1]}/v1"
         await self._stack.enter_async_context(serving(self._app, listener))
         return self
 

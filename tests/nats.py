@@ -21,12 +21,14 @@ class NatsServer:
 
     Args:
         options: of its command.
+        host: address that it listens on.
     """
 
-    def __init__(self, *options: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
+    def __init__(self, *options: str, host: str = "127.0.0.1") -> None:
+        with socket.create_server((host, 0)) as free:
             self.port: int = free.getsockname()[1]
-        self.url = f"nats://127.0.0.1:{self.port}"
+        self.host = host
+        self.url = f"nats://{host}:{self.port}"
         self._options = options
         self._process: Process
 
@@ -34,7 +36,7 @@ class NatsServer:
         program = _program()
         assert program is not None
         self._process = await asyncio.create_subprocess_exec(
-            *(program, "-a", "127.0.0.1", "-p", str(self.port), *self._options),
+            *(program, "-a", self.host, "-p", str(self.port), *self._options),
             stdout=DEVNULL,
             stderr=DEVNULL,
         )
@@ -54,7 +56,7 @@ class NatsServer:
 
     async def _listens(self) -> bool:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection(self.host, self.port)
         except OSError:
             return False
         hello = await reader.read(4)

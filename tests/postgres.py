@@ -129,6 +129,12 @@ class Server:
                 process.send_signal(number)
 
 
+def make_user() -> None:
+    """Create the user of the servers, if they need one."""
+    if USER is not None:
+        ensure_user_exists(USER)
+
+
 @contextmanager
 def servers(folder: Path) -> Iterator[Server]:
     """Yield a server that is not created yet, in a folder in which others may be put beside it.
