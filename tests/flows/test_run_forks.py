@@ -83,6 +83,15 @@ async def test_a_node_and_those_that_follow_it_are_done_again(
     assert asked_of(model) == ["a", "b", "c", "d"]
     model.decide = says(b=text("another b"), d=text("another d"))
     second, log = await forked(bottega, first["id"], node="b")
+    graph = await graph_of(bottega, second["id"])
+    assert {name: node["taken_over"] for name, node in graph.items()} == {
+        "a": True,
+        "b": False,
+        "c": True,
+        "d": False,
+    }
+    graph = await graph_of(bottega, first["id"])
+    assert not any(node["taken_over"] for node in graph.values())
     assert (second["status"], second["output"]) == ("completed", "another d")
     assert asked_of(model) == ["b", "d"]
     assert second["usage"]["model_calls"] == 4

@@ -117,6 +117,7 @@ async def graph(
             "name": name,
             "status": states.statuses.get(name, "pending"),
             "reason": states.reasons.get(name),
+            "taken_over": states.ends.get(name, seq + 1) <= run["carried_seq"],
             "published": None if name in states.reasons else rows.get(name),
         }
         for name in to_graph(definition).get_topological_order()
@@ -135,11 +136,13 @@ class _NodeStates(NamedTuple):
 
     Attributes:
         reasons: the reason of each skipped node, by name.
+        ends: ``seq`` of the last event of each node that has ended, by name.
     """
 
     statuses: Mapping[str, str]
     reasons: Mapping[str, str]
     taken: Mapping[tuple[str, str], bool]
+    ends: Mapping[str, int]
 
 
 async def _node_states(
@@ -160,7 +163,12 @@ async def _node_states(
     )
     replay = await asyncio.to_thread(replay_run, events)  # a log may be long
     if not decides:
-        return _NodeStates(_statuses_by_agent(replay), {}, {})
+        ends = {
+            task.agent: task.tries[-1].seq
+            for task in replay.tasks.values()
+            if task.agent is not None and task.tries
+        }
+        return _NodeStates(_statuses_by_agent(replay), {}, {}, ends)
     # The nodes of a sub-graph come after the node that contains it, and begin with its name.
     statuses: dict[str, str] = {}
     waiting_below: set[str] = set()
@@ -173,7 +181,8 @@ async def _node_states(
             parts = name.split("/")
             waiting_below.update("/".join(parts[:end]) for end in range(1, len(parts)))
     reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
-    return _NodeStates(statuses, reasons, replay.edges)
+    ends = {name: node.seq for name, node in replay.nodes.items() if node.status != "running"}
+    return _NodeStates(statuses, reasons, replay.edges, ends)
 
 
 def _unended(replay: RunReplay, status: str | None) -> str:

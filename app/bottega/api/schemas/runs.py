@@ -567,6 +567,8 @@ class RunNode(Answer):
     status: NodeStatus
     reason: str | None
     """Why the node was skipped, with the name of the node that decided it; null: not skipped."""
+    taken_over: bool
+    """True: the run is a fork or a retry, and the node had ended in the earlier run."""
     ttl_s: float | None
     published: Published | None
     """Last publication of the node; null: none yet."""
