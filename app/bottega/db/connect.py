@@ -88,7 +88,7 @@ _OF_SESSIONS = {"transaction_isolation": "default_transaction_isolation"}
 _OF_POOLED = {"bottega.tenant": "", "transaction_read_only": "off"}
 """Settings for a pooler's sessions: no stale tenant, and an error if the server is a standby."""
 _STATEMENTS = 100
-"""Prepared statements that a session keeps: the driver's default."""
+"""Most prepared statements that a session keeps, which is the driver's default."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
 _NOT_AS_ASKED = "BT010"
 """SQLSTATE if a session ignored its start-up parameters; the message is the session's role."""

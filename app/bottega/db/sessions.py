@@ -1,4 +1,4 @@
-"""Connections that end when the server falls silent; the only code that changes the driver's own.
+"""Connections that end when the server falls silent. Only this module changes the driver's code.
 
 Packets may vanish without an error, because a load balancer drops an idle connection or a network
 fails. On TCP, the kernel detects the silence. If a proxy between us and the server still answers

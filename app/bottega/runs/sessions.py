@@ -301,7 +301,7 @@ class SessionFilter:
     Attributes:
         metadata: as in :class:`bottega.runs.read.RunFilter`.
         text: words, each of which is in the title, in a question or in the user's name, whatever
-            its case and accents; at most ``MOST_WORDS``, what follows belongs to the last.
+            its case and accents; after ``MOST_WORDS`` words, the rest belongs to the last word.
         agent: agent or graph of one of its runs.
         state: see the schema of a session.
         active_after, active_before: one of its runs was created in this time.
