@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import get_args
 from urllib.parse import urlsplit
 
@@ -18,10 +19,14 @@ from bottega import metrics
 from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
 from bottega.events.types import WaitReason
+from bottega.memory.episodes.episode import Outcome, StorageState
+from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.settings import Settings
 from bottega.tenants.keys import KeyCache
 
-_GAUGES = "SELECT queued, oldest_s, alive, waiting FROM service_gauges()"
+_GAUGES = """
+SELECT queued, oldest_s, alive, waiting, episodes, patterns FROM service_gauges(), memory_gauges()
+"""
 _TEXTS = {
     "bottega_queue_depth": "Queued runs of all tenants.",
     "bottega_queue_oldest_seconds": (
@@ -91,17 +96,51 @@ class Scraping:
                 log.exception("metrics.not_read")
             return []
         assert row is not None
-        *values, by_reason = row.values()
-        waiting = GaugeMetricFamily(
-            "bottega_runs_waiting", "Runs that wait, by the reason.", labels=["reason"]
-        )
-        counts = from_json(by_reason)
-        for reason in get_args(WaitReason):
-            waiting.add_metric([reason], float(counts.get(reason, 0)))
-        return [waiting] + [
-            GaugeMetricFamily(name, text, float(value))
-            for (name, text), value in zip(_TEXTS.items(), values, strict=True)
+        *values, waiting, episodes, patterns = row.values()
+        return [
+            *(
+                GaugeMetricFamily(name, text, float(value))
+                for (name, text), value in zip(_TEXTS.items(), values, strict=True)
+            ),
+            _runs_waiting(from_json(waiting)),
+            _by_state(
+                *("bottega_episodes", "Episodes of all tenants.", "tier", "outcome"),
+                *(StorageState, Outcome, from_json(episodes)),
+            ),
+            _by_state(
+                *("bottega_patterns", "Patterns of all tenants.", "state", "category"),
+                *(PatternState, Category, from_json(patterns)),
+            ),
         ]
+
+
+def _runs_waiting(counts: Mapping[str, int]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(
+        "bottega_runs_waiting", "Runs that wait, by the reason.", labels=["reason"]
+    )
+    for reason in get_args(WaitReason):
+        gauge.add_metric([reason], float(counts.get(reason, 0)))
+    return gauge
+
+
+def _by_state(
+    name: str,
+    text: str,
+    state_label: str,
+    kind_label: str,
+    states: Iterable[str],
+    kinds: Iterable[str],
+    counts: Mapping[str, Mapping[str, int]],
+) -> GaugeMetricFamily:
+    """Return a gauge with two labels that has a value for each pair, also for pairs without rows.
+
+    Args:
+        counts: numbers of rows by state, then by kind.
+    """
+    gauge = GaugeMetricFamily(name, text, labels=[state_label, kind_label])
+    for state, kind in product(states, kinds):
+        gauge.add_metric([state, kind], float(counts.get(state, {}).get(kind, 0)))
+    return gauge
 
 
 async def refresh_regularly(operators: Iterable[str]) -> None:

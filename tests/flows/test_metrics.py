@@ -59,6 +59,8 @@ PINNED = {
     "bottega_wakeup_latency_seconds": set(),
     "bottega_db_pool_connections": {"state"},
     "bottega_db_statement_duration_seconds": set(),
+    "bottega_episodes": {"tier", "outcome"},
+    "bottega_patterns": {"state", "category"},
     "bottega_episodes_stored": set(),
     "bottega_episode_searches": {"mode"},
     "bottega_recalls": {"result"},
@@ -225,6 +227,32 @@ async def test_the_queue_is_read_at_the_time_of_a_scrape(
         assert of(found, "bottega_queue_depth") == 2
         assert of(found, "bottega_queue_oldest_seconds") > 0
         assert of(found, "bottega_workers") == 0
+
+
+async def test_what_memory_holds_is_read_at_the_time_of_a_scrape(
+    watched: Running, model: FakeModel
+) -> None:
+    await define(watched.client)
+    before = await scraped(watched.client)
+    await ended(watched)
+    run_id = await start(watched.client)
+    await watched.watch(run_id)
+    judged = {"outcome": "FAILURE"}
+    (await watched.client.post(f"/v1/runs/{run_id}/feedback", json=judged)).raise_for_status()
+    content = {"kind": "HEURISTIC", "fields": {"condition": "always", "action": "ask once"}}
+    advice = {"name": "Ask once", "category": "domain", "content": content}
+    (await watched.client.post("/v1/patterns", json=advice)).raise_for_status()
+    after = await scraped(watched.client)
+    counted = {"UNKNOWN": 1, "FAILURE": 1, "SUCCESS": 0, "PARTIAL": 0, "CANCELLED": 0}
+    for outcome, count in counted.items():
+        labels = {"tier": "active", "outcome": outcome}
+        name = "bottega_episodes"
+        assert of(after, name, **labels) - of(before, name, **labels) == count, outcome
+    named = [labels for name, labels in after if name == "bottega_patterns"]
+    assert len(named) == 4 * 8, "each pair is there, also without patterns"
+    candidate = {"state": "CANDIDATE", "category": "domain"}
+    assert of(after, "bottega_patterns", **candidate) == 1
+    assert of(after, "bottega_patterns", **candidate | {"category": "recovery"}) == 0
 
 
 async def test_no_key_opens_metrics_once_there_are_keys(

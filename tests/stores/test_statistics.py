@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from bottega.db.connect import connect
 from bottega.db.engine import Database
@@ -229,6 +229,26 @@ async def test_a_page_of_vectors_is_read_and_stored_by_key(
     await acting.execute(embedding_worker._INSERT, DEFAULT_TENANT, "two", ids, *vectors)
     assert await read(acting, "episodes") <= 200
     assert await read(acting, "episode_search") <= 200
+
+
+async def test_the_size_of_a_large_memory_is_estimated_from_a_sample(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    (other,) = await tenants(owner, 1)
+    for tenant in (other, DEFAULT_TENANT):
+        await filled(owner, _EPISODES, 20_000, tenant)
+    await owner.execute(
+        "UPDATE episode_state SET label = 'PARTIAL', label_source = 'check'"
+        " WHERE hashtext(episode_id::text) % 4 = 0"
+    )
+    query = "SELECT episodes FROM memory_gauges()"
+    counted = from_json(await acting.fetchval(query))
+    assert await read(acting, "episode_state") <= 20_000
+    assert await read(acting, "episodes") <= 20_000
+    found = counted["mature"]
+    assert found["SUCCESS"] + found["PARTIAL"] == pytest.approx(40_000, rel=0.3)
+    assert found["PARTIAL"] / found["SUCCESS"] == pytest.approx(1 / 3, rel=0.1)
+    assert from_json(await acting.fetchval(query)) == counted, "the same pages each time"
 
 
 async def test_applications_are_recorded_by_key(

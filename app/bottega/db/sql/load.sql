@@ -73,3 +73,41 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
                SELECT reason, count(*) AS n FROM (SELECT reason FROM run_waits LIMIT 100000) AS w
                GROUP BY reason) AS g)
 $$;
+
+-- Called for metrics. Return the numbers of episodes by state and outcome, and of patterns by state
+-- and category: {state: {outcome or category: number}}. They are exact while a table is small. Of a
+-- larger one, they are estimates from a sample of its pages, the same pages each time.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION memory_gauges() RETURNS TABLE (episodes jsonb, patterns jsonb)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_episodes double precision := sample_share('episode_state', 128);  -- about 9,000 rows
+    v_patterns double precision := sample_share('patterns', 512);  -- about 2,000 rows
+BEGIN
+    RETURN QUERY SELECT (
+        SELECT coalesce(jsonb_object_agg(state, counts), '{}') FROM (
+            SELECT state, jsonb_object_agg(outcome, n) AS counts FROM (
+                SELECT s.state, coalesce(s.label, e.outcome) AS outcome,
+                       round(count(*) / v_episodes) AS n
+                FROM episode_state s TABLESAMPLE SYSTEM (100 * v_episodes) REPEATABLE (0)
+                CROSS JOIN LATERAL (
+                    SELECT o.outcome FROM episodes o
+                    WHERE o.tenant_id = s.tenant_id AND o.id = s.episode_id LIMIT 1) AS e
+                GROUP BY 1, 2) AS counted
+            GROUP BY state) AS states
+    ), (
+        SELECT coalesce(jsonb_object_agg(state, counts), '{}') FROM (
+            SELECT state, jsonb_object_agg(category, n) AS counts FROM (
+                SELECT p.state, p.category, round(count(*) / v_patterns) AS n
+                FROM patterns p TABLESAMPLE SYSTEM (100 * v_patterns) REPEATABLE (0)
+                GROUP BY 1, 2) AS counted
+            GROUP BY state) AS states
+    );
+END $$;
+
+-- Return the share of a table's pages that a sample of p_pages has, at most 1.
+CREATE OR REPLACE FUNCTION sample_share(p_table regclass, p_pages integer) RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT least(1, p_pages * current_setting('block_size')::double precision
+                    / greatest(1, pg_relation_size(p_table)))
+$$;
