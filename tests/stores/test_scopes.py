@@ -141,8 +141,8 @@ NOT_READERS = {
     # Definitions of scopes, and background work, which shows nothing to a run or a client.
     *("episode_scope", "erase_episodes", "episode_nearest"),
     *("due_retention", "expire_episodes"),
-    # The number of episodes that have each word of the query.
-    "episode_word_shares",
+    # The number of episodes that have each word of the query; the numbers for metrics.
+    *("episode_word_shares", "memory_gauges"),
 }
 
 
