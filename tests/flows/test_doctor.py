@@ -155,11 +155,41 @@ def test_a_login_that_only_serves_passes_once_it_has_its_roles(
     url = f"{database_url}&user={login}"
     status, checks = examined(tmp_path, DATABASE_URL=url)
     assert failed(checks).keys() == {"schema", "roles", "rights"}
+    code, said = command("migrate", "--check", DATABASE_URL=url)
+    assert (code, "GRANT bottega_app" in said) == (1, True)
     grant = checks["roles"]["hint"].removeprefix("run ")
     asyncio.run(execute(server, grant))
     status, checks = examined(tmp_path, DATABASE_URL=url)
     assert (status, failed(checks)) == (0, {})
     assert "may serve" in checks["rights"]["detail"]
+    for options in (("migrate", "--check"), ("migrate",)):
+        code, said = command(*options, DATABASE_URL=url)
+        assert (code, "up to date" in said) == (0, True)
+
+
+def test_only_migrate_uses_the_owner_s_address(
+    server: str, database_url: str, login: str, tmp_path: Path
+) -> None:
+    roles = "bottega_app, bottega_user, bottega_maintenance"
+    asyncio.run(execute(server, f"GRANT {roles} TO {login} WITH INHERIT FALSE, SET TRUE"))
+    asyncio.run(execute(database_url, "DROP POLICY of_tenant ON runs"))
+    serving = {"DATABASE_URL": f"{database_url}&user={login}"}
+    code, said = command("migrate", **serving)
+    assert (code, "DATABASE_ADMIN_URL" in said) == (1, True)
+    both = {**serving, "DATABASE_ADMIN_URL": database_url, "BOTTEGA_BOOTSTRAP_KEY": "k" * 40}
+    for options in (("migrate", "--check"), ("migrate",)):
+        code, said = command(*options, **both)
+        assert (code, "up to date" in said) == ((1, False) if len(options) > 1 else (0, True))
+    assert command("migrate", "--check", **serving)[0] == 0
+    code, said = command("keys", "list", **both)
+    assert (code, "bottega_system" in said) == (1, True)
+    _, checks = examined(tmp_path, **both)
+    assert f"as {login}" in checks["database"]["detail"]
+
+
+def test_the_owner_s_address_needs_the_service_s(database_url: str) -> None:
+    code, said = command("migrate", DATABASE_ADMIN_URL=database_url)
+    assert (code, "DATABASE_ADMIN_URL needs DATABASE_URL" in said) == (2, True)
 
 
 def command(*arguments: str, **environment: str) -> tuple[int, str]:

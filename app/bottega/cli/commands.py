@@ -276,6 +276,9 @@ def migrate(
         sys.stdout.buffer.write(migrations.whole_script().encode())
         return
     settings = start()
+    if settings.database_admin_url is not None:
+        owner = {"database_url": settings.database_admin_url, "listen_url": None}
+        settings = settings.model_copy(update=owner)
     if check:
         with database_as_it_is(settings) as url:
             asyncio.run(migrations.check(url))

@@ -120,8 +120,7 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
     from bottega.db import embedded, migrate
 
     with embedded.used(settings.data_dir) as (url, folder, lock):
-        if not asyncio.run(migrate.is_current(url)):
-            migrate.upgrade(url)
+        migrate.upgrade(url)
         store_bootstrap_key(settings, url)
         yield url, (str(folder), lock)
 

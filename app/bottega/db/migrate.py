@@ -17,6 +17,7 @@ The lines that begin with ``--`` above a table, a column, a view or a function a
 comment in the database.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -32,7 +33,7 @@ import bottega
 from bottega.db.connect import connect
 from bottega.db.failures import driver_error
 from bottega.db.sessions import run_script
-from bottega.errors import UnavailableError
+from bottega.errors import DatabaseAwayError, UnavailableError
 
 _FOLDER = Path(__file__).with_name("sql")
 _CLOSED_FUNCTION = re.compile(
@@ -319,6 +320,8 @@ def alembic_config(url: str) -> "Config":
 def upgrade(url: str) -> None:
     """Create missing tables, and create or repair their functions, policies, roles and grants.
 
+    If nothing is to do, the login needs no rights but those of the service.
+
     Blocks: call it outside of an event loop.
 
     Raises:
@@ -326,7 +329,8 @@ def upgrade(url: str) -> None:
     """
     from alembic import command
 
-    command.upgrade(alembic_config(url), "head")
+    if not asyncio.run(is_current(url)):
+        command.upgrade(alembic_config(url), "head")
 
 
 def whole_script() -> str:
@@ -411,8 +415,9 @@ def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             f"the database {database!r}"
         )
         hint = (
-            f'run ALTER DATABASE "{database}" OWNER TO "{login}", or GRANT ALL ON SCHEMA public '
-            f'TO "{login}" WITH GRANT OPTION, or use the login that owns the database'
+            "set DATABASE_ADMIN_URL to the address with the login that owns the database; or, if "
+            f'{login!r} shall own it, run ALTER DATABASE "{database}" OWNER TO "{login}", or '
+            f'GRANT ALL ON SCHEMA public TO "{login}" WITH GRANT OPTION'
         )
         found["rights"] = (problem, hint)
     if version is not None and server["vector_schema"] != "public":
@@ -479,17 +484,23 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
 
 
 async def is_current(url: str) -> bool:
-    """Tell if the database at ``url`` needs no migration and no repair."""
+    """Tell if the database at ``url`` needs no migration and no repair.
+
+    Raises:
+        DatabaseAwayError: it cannot be reached.
+    """
     try:
         await check(url)
+    except DatabaseAwayError:
+        raise
     except UnavailableError:
         return False
     return True
 
 
 async def check(url: str) -> None:
-    """Check the database at ``url`` as the login that migrates; see :func:`require_intact`."""
-    connection = await connect(url, role=None)
+    """Check the database at ``url`` with any login that may serve; see :func:`require_intact`."""
+    connection = await connect(url)
     try:
         await require_intact(connection)
     finally:

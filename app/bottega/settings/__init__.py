@@ -387,6 +387,14 @@ class Settings(BaseSettings):
             ),
         ),
     ] = None
+    database_admin_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias="DATABASE_ADMIN_URL",
+            description="The same database with the login that owns it, which only `bottega "
+            "migrate` uses. Unset: it uses DATABASE_URL.",
+        ),
+    ] = None
     listen_url: Annotated[
         SecretStr | None,
         Field(
@@ -837,6 +845,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _owner_s_database_serves(self) -> Self:
+        if self.database_admin_url is not None and self.database_url is None:
+            raise ValueError("DATABASE_ADMIN_URL needs DATABASE_URL, the service's address")
+        return self
+
+    @model_validator(mode="after")
     def _fit_together(self) -> Self:
         for least, most in (
             ("subagent_min_workers", "subagent_max_workers"),
@@ -1007,14 +1021,16 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: see :class:`TenantSecrets`.
     """
-    addresses = ("database_url", "listen_url", "nats_url")  # only parts of them are secret
+    addresses = (  # only parts of them are secret
+        *("database_url", "database_admin_url", "listen_url", "nats_url"),
+    )
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
     hidden += [secret for each in settings.mcp_stdio.values() for secret in each.secrets]
     hidden += (settings.secrets_key.get_secret_value() if settings.secrets_key else "").split(",")
     hidden += [os.environ.get(name, "") for name in _OF_OBJECT_STORES]
-    urls = (settings.database_url, settings.listen_url)
+    urls = (settings.database_url, settings.database_admin_url, settings.listen_url)
     known = [url.get_secret_value() for url in urls if url is not None]
     known += [settings.openai_base_url or "", settings.embedding_base_url or ""]
     if settings.nats_url is not None:
