@@ -1,6 +1,7 @@
 """Runs outlive the loss of their database: a standby takes over, or a backup is restored."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -131,6 +132,7 @@ async def test_a_restore_brings_back_what_an_accident_removed(
         secret = {"value": "kept by nobody else", "hosts": ["models.example"]}
         assert (await client.put("/v1/secrets/TOKEN", json=secret)).status_code == 201
         primary.drill("Take a backup", **backups)
+        (base,) = (folder / "backups").glob("base-*")
         ended = await start(client, session_id="s")
         before = await watch(bottega.port, ended)
         asked = len(model.requests)
@@ -145,7 +147,7 @@ async def test_a_restore_brings_back_what_an_accident_removed(
         later = await start(client)
         await watch(bottega.port, later)
         asked = len(model.requests)
-    primary.drill("Restore", WHEN=when, **backups)
+    primary.drill("Restore", WHEN=when, BASE=str(base), **backups)
     async with (
         command("serve", "--port", "0", **service) as bottega,
         client_of(bottega.port) as client,
@@ -158,7 +160,45 @@ async def test_a_restore_brings_back_what_an_accident_removed(
         assert (await client.get("/v1/secrets/TOKEN")).json()["version"] == 1
         again = await start(client)
         assert (await watch(bottega.port, again))[-1]["type"] == "run.completed"
-    primary.drill("Take a backup", BACKUPS=str(folder / "new"))
+    # The next day's backup is restored with all that followed it; the first is too old.
+    os.utime(base, (0, 0))
+    primary.drill("Take a backup", **backups)
+    (base,) = (folder / "backups").glob("base-*")
+    await _execute(primary.url, "CREATE TABLE after_the_backup ()")
+    (folder / "first.before").rename(folder / "older")
+    primary.drill("Restore", WHEN="", BASE=str(base), **backups)
+    await _execute(primary.url, "TABLE after_the_backup")
+
+
+@pytest.mark.deep
+def test_a_dump_loads_on_another_server_whole(folder: Path) -> None:
+    (folder / "dumps").mkdir()
+    (folder / "dumps").chmod(0o777)
+    dumps = {"DUMPS": str(folder / "dumps"), "OWNER": "keeper"}
+    with servers(folder) as first:
+        first.create()
+        first.start()
+        url = first.url.removesuffix("/postgres") + "/bottega"
+        owner = "CREATE ROLE keeper LOGIN CREATEROLE"
+        asyncio.run(_execute(first.url, owner, "CREATE DATABASE bottega OWNER keeper"))
+        asyncio.run(_execute(url, "CREATE EXTENSION vector SCHEMA public"))
+        migrate.upgrade(url.replace("postgres@", "keeper@"))
+        first.drill("Dump and load", **dumps)
+        second = Server(folder / "second")
+        second.create()
+        second.start()
+        second.drill("Load a dump", **dumps)
+        loaded = second.url.removesuffix("/postgres") + "/bottega"
+        assert asyncio.run(migrate.is_current(loaded.replace("postgres@", "keeper@")))
+
+
+async def _execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 async def _now(primary: Server) -> str:
