@@ -449,6 +449,26 @@ CREATE TABLE user_erasures (
 );
 CREATE INDEX ix_user_erasures_due ON user_erasures (tenant_id, next_at);
 
+-- Facts about end users, which people or runs have set. Runs that begin with an agent that reads
+-- facts have the confirmed ones of their user in their prompts.
+CREATE TABLE user_facts (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    user_id text NOT NULL,
+    text text NOT NULL,
+    -- Who set the fact.
+    kind text NOT NULL,
+    -- The run that set the fact; it may be deleted.
+    source_run uuid,
+    -- False: a run set the fact after it had read outside content.
+    confirmed boolean NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_user_facts PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_user_facts_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_user_facts_kind CHECK (kind IN ('message', 'run', 'person'))
+);
+CREATE INDEX ix_user_facts_user ON user_facts (tenant_id, user_id, id);
+
 -- --- Runs and their log --------------------------------------------------------------------------
 
 -- Runs: what was asked, the state, and the result. Batches are rows, too (mode batch).

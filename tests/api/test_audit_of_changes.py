@@ -71,6 +71,7 @@ CHANGES: dict[str, tuple[str, str, Any, str]] = {
     ),
     "create_pattern": ("POST", "/v1/patterns", PATTERN, "pattern.create"),
     "rotate_webhook_secret": ("POST", "/v1/webhook-secret", {}, "webhook_secret.rotate"),
+    "create_user_fact": ("POST", "/v1/users/bob/facts", {"text": "x"}, "fact.create"),
     "maintain_memory": ("POST", "/v1/memory/maintenance", {}, "memory.maintain"),
     "delete_user": ("DELETE", "/v1/users/ada", None, "user.delete"),
     "delete_session": ("DELETE", "/v1/sessions/m", None, "session.delete"),
@@ -78,7 +79,15 @@ CHANGES: dict[str, tuple[str, str, Any, str]] = {
 ELSEWHERE = {
     # proven with what they need: tests/flows/test_audit_of_work.py, and the tests of each part
     *("create_mcp_server", "replace_mcp_server", "delete_mcp_server", "refresh_mcp_server"),
-    *("put_secret", "delete_secret", "revoke_key", "revoke_token", "delete_episode"),
+    *(
+        "put_secret",
+        "delete_secret",
+        "change_user_fact",
+        "delete_user_fact",
+        "revoke_key",
+        "revoke_token",
+        "delete_episode",
+    ),
     *("change_pattern", "record_pattern_application", "validate_pattern", "deprecate_pattern"),
     *("merge_patterns", "prune_patterns", "learn_from_episode", "give_run_feedback"),
     *(

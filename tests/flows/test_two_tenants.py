@@ -67,6 +67,7 @@ class Stage:
     pattern_id: str
     file_id: str
     batch_id: str
+    fact_id: str
     document: dict[str, Any]
 
     @property
@@ -81,6 +82,7 @@ class Stage:
             "file_id": self.file_id,
             "interrupt_id": INTERRUPT,
             "batch_id": self.batch_id,
+            "fact_id": self.fact_id,
             "session_id": SESSION,
             "user": USER,
             "key_id": str(self.victim.key_id),
@@ -105,6 +107,7 @@ class Stage:
             self.report_id,
             self.pattern_id,
             self.file_id,
+            self.fact_id,
             INTERRUPT,
             SESSION,
             USER,
@@ -169,7 +172,8 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             # Background work has ended, so that nothing else changes a row.
             await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
             document = (await mine.get("/openapi.json")).json()
-            made = (tasks[0], episode, report, pattern, file, batch)
+            fact = (await mine.post(f"/v1/users/{USER}/facts", json={"text": "nightly"})).json()
+            made = (tasks[0], episode, report, pattern, file, batch, fact)
             ids: Any = (run_id, *(each["id"] for each in made), document)
             yield Stage(server, victim, mine, theirs, intruder, *ids)
 
@@ -252,6 +256,8 @@ BODIES: dict[str, Any] = {
     "change_schedule": {"paused": True},
     "apply": {"agents": [{"name": "applied", "system_message": "x"}], "source": "s", "prune": True},
     "create_session": {"id": "own"},
+    "create_user_fact": {"text": "own"},
+    "change_user_fact": {"text": "own"},
     "fork_session": {},
     "change_session": {"metadata": {}},
     "create_ws_ticket": {},
@@ -346,6 +352,11 @@ async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> 
         is_draft = operation["operationId"] == "create_draft_run"  # of any name
         if "{" not in path or is_draft or creates(method, operation):
             continue
+        if operation["operationId"] in OF_ANY_USER:
+            answer = await ask(stage.intruder, method, filled(path, stage.values), operation)
+            assert answer.status_code < 300
+            assert not [mark for mark in stage.marks if mark in answer.text]
+            continue
         forged = filled(path, {**stage.values, **{n: str(uuid4()) for n in IDS}})
         answer = await ask(stage.intruder, method, filled(path, stage.values), operation)
         assert answer.status_code == 404, (method, path, answer.text)
@@ -357,7 +368,10 @@ async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> 
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
+OF_ANY_USER = ("list_user_facts", "create_user_fact")
+"""Operations that accept names of users without data."""
 IDS = (
+    "fact_id",
     "run_id",
     "task_id",
     "key_id",

@@ -141,6 +141,13 @@ user_erasures = _table(
     json="removed",
     time="requested_at next_at",
 )
+user_facts = _table(
+    "user_facts",
+    uuid="tenant_id id source_run",
+    text="user_id text kind",
+    flag="confirmed",
+    time="created_at",
+)
 runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root parent_run_id root_run_id conversation_id",

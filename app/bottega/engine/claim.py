@@ -201,6 +201,16 @@ class ClaimedRun:
         return self.parent_task is None and bool(defined.get("success_check"))
 
     @property
+    def facts_mode(self) -> str:
+        """``read`` or ``write`` if the root agent uses facts about the user, else ``off``.
+
+        A run without a user, a DAG and a child run use none.
+        """
+        if self.user is None or self.parent_task is not None:
+            return "off"
+        return str(self.agents.get(self.agent or "", {}).get("facts", "off"))
+
+    @property
     def own_task(self) -> UUID | None:
         """The task that it does, if it is a child run."""
         return None if self.parent_task is None else UUID(self.parent_task["task_id"])

@@ -29,7 +29,7 @@ from bottega.engine.graph_run import GraphRun
 from bottega.engine.journal import End, Journal, RunEpisode
 from bottega.engine.live_text import LiveText
 from bottega.engine.mcp import McpSessions
-from bottega.engine.memory import facts_of, use_memory
+from bottega.engine.memory import facts_of, use_facts, use_memory
 from bottega.engine.recorder import FairQueue, JournalRecorder
 from bottega.engine.replay import replay_run
 from bottega.engine.retrieval import MemorySources
@@ -445,8 +445,10 @@ class Executor:
                 agent = agent_of_task(agent, run, self.teams.helped)
             if run.memory != "off":
                 await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)
-            if conversation is not None:
+            if conversation is not None or run.facts_mode != "off":
                 agent.memory = agent.memory or RunMemory(limit=self.prompt_tokens)
+                await use_facts(agent, run, recorder.journal, self.pool)
+            if conversation is not None:
                 conversation.begin({run.first: agent})
             response = await agent.execute_query_async(query, recorder=recorder)
             end = end_of(response, recorder.answer_seq)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import structlog
 from pydantic_core import from_json, to_json
 
@@ -38,6 +39,7 @@ from bottega.events.types import ContextReceived, EventType, context_recalled, w
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import NO_USER, Scope, memory_used, scope_of_run
 from bottega.memory.episodes.store import Hit
+from bottega.memory.facts import FACTS, UserFacts, fact_tools
 from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
 from bottega.memory.learning.insights import insights_in
@@ -138,6 +140,28 @@ async def use_memory(
             recorder.journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
     lessons.take(given)
     recorder.lessons = lessons
+
+
+async def use_facts(
+    agent: BaseAgent, run: ClaimedRun, journal: Journal, pool: asyncpg.Pool
+) -> None:
+    """Give a run's root agent the facts about the run's user, as its definition says.
+
+    The facts are written into the log, so a resumed run has the same prompts.
+    """
+    if run.facts_mode == "off" or run.user is None:
+        return
+    facts = UserFacts(pool, run.tenant_id, run.user, run.run_id)
+    memory = agent.memory
+    assert isinstance(memory, RunMemory)
+    if run.facts_mode == "write":
+        memory.tools = [*memory.tools, *fact_tools(facts)]
+    text = journal.replay.facts
+    if text is None and not journal.replay.asked:
+        text = await facts.text()
+        data = context_recalled(FACTS, text)
+        journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
+    memory.facts = text or ""
 
 
 def _goals(

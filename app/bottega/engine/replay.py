@@ -59,6 +59,7 @@ from bottega.events.types import (
     tool_call_of,
 )
 from bottega.graph.shared_memory import Publication
+from bottega.memory.facts import FACTS
 from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.child import ANONYMOUS, first_message
@@ -282,6 +283,7 @@ class RunReplay:
         helped: data of the memory that the root got after failed calls, in order, by model call and
             tool call.
         analysis: a model's analysis of the task, as JSON.
+        facts: text with facts about the user; ``None``: they were not read yet.
         asked: number of the model call that the root started last; 0: it has started none.
         asked_people: true if any tool call has waited for people.
         asks: (task, beginning, end or ``None``) of each wait for people, by interrupt.
@@ -303,6 +305,7 @@ class RunReplay:
         self.recalled: list[Mapping[str, Any]] = []
         self.helped: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
         self.analysis: str | None = None
+        self.facts: str | None = None
         self.asked = 0
         self.asked_people = False
         self.asks: dict[str, tuple[UUID | None, datetime, datetime | None]] = {}
@@ -498,6 +501,8 @@ def _context_received(replay: RunReplay, task: TaskReplay, event: Event) -> None
             replay.recalled.append(event.data)
     elif context.source.startswith(ANALYSIS):
         replay.analysis = context.content
+    elif context.source == FACTS and event.task_id is None:
+        replay.facts = context.content
 
 
 def _message_delivered(replay: RunReplay, task: TaskReplay, event: Event) -> None:

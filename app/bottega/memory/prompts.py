@@ -196,6 +196,9 @@ class RunMemory:
     block stay. After the shared context, one fenced message has the task, retrieved memory and the
     list of removed messages.
 
+    Attributes:
+        facts: text with facts about the user, at the beginning of the fenced message.
+
     Args:
         working: has the task and retrieved memory before the query; receives the answers of tools
             and sub-agents as ``m1``, ``m2`` …
@@ -210,6 +213,7 @@ class RunMemory:
         tools: Iterable[ToolBase] = (),
     ) -> None:
         self.working = working or WorkingMemory()
+        self.facts = ""
         self._opening = ""
         self._turns = 0
         self._read_turn: TurnReader | None = None
@@ -283,7 +287,7 @@ class RunMemory:
         if schemas is not self._schemas:
             self._schemas, self._schema_tokens = schemas, schema_tokens(schemas, count)
         base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
-        self._base = "\n".join(filter(None, (self._opening, base)))
+        self._base = "\n".join(filter(None, (self._opening, self.facts, base)))
         note = self._noting(self._base, self._index)
         if self._with(note) > self.limit:
             self._prune()

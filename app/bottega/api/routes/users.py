@@ -1,20 +1,30 @@
 """Routes of end users, whose names may be any text."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote
+from uuid import UUID
 
-from fastapi import APIRouter, Header, Path, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from starlette.routing import Match
 from starlette.types import Scope
 
 from bottega.api.errors import headers, problems
-from bottega.api.schemas.base import Answer, UserName
-from bottega.api.shared.deps import Actor, AdminTenant, ServiceDep, Transaction
-from bottega.api.shared.pages import escaped_lines, storable
+from bottega.api.schemas.base import Answer, Body, Page, UserName
+from bottega.api.shared.deps import (
+    Actor,
+    AdminTenant,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
+from bottega.api.shared.pages import LINK, PageQuery, escaped_lines, storable
+from bottega.db.sessions import driver_of
+from bottega.memory import facts
 from bottega.tenants import audit
 from bottega.users import erasure
 from bottega.users.export import UserExport, as_array
@@ -31,6 +41,45 @@ class User(Answer):
     """Time at which the erasure was requested; null: not requested."""
     removed: Annotated[dict[str, int], Field(examples=[{"runs": 300, "run_steps": 2410}])]
     """Number of rows removed so far, by table."""
+
+
+class FactSource(Answer):
+    """Who set a fact."""
+
+    kind: Literal["message", "run", "person"]
+    """`run`: an agent, by its tool `remember_fact`; `person`: a person, by the API or the console;
+    `message`: reserved."""
+    run_id: UUID | None
+    """Id of the run that set the fact; null: a person set it."""
+    message_id: UUID | None
+    """Id of the message that the fact was taken from; null: none is known."""
+
+
+class Fact(Answer):
+    """A fact about an end user."""
+
+    id: UUID
+    text: str
+    source: FactSource
+    """Who set the fact."""
+    confirmed: bool
+    """False: a run set the fact after it had read outside content. Models get the fact only after a
+    person has set its text."""
+    created_at: datetime
+
+
+FactText = Annotated[str, StringConstraints(min_length=1, max_length=facts.LONGEST_FACT)]
+
+
+class FactToSet(Body):
+    """The text of a fact."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"text": "Prefers answers in Italian."}]}
+    )
+
+    text: FactText
+    """One sentence. Line feeds become spaces."""
 
 
 class EncodedPathRoute(APIRoute):
@@ -139,3 +188,101 @@ async def export(
     if _JSON in accept and _NDJSON not in accept:
         return StreamingResponse(as_array(found.lines()), media_type=_JSON)
     return StreamingResponse(escaped_lines(found.lines()), media_type=_NDJSON)
+
+
+FactId = Annotated[UUID, Path(description="The fact's id.")]
+
+
+def _shown_fact(row: Mapping[str, Any]) -> dict[str, Any]:
+    source = {"kind": row["kind"], "run_id": row["source_run"], "message_id": None}
+    return {**row, "source": source}
+
+
+@router.get(
+    "/{user}/facts",
+    operation_id="list_user_facts",
+    summary="List the facts about a user by age",
+    description=(
+        "Facts are short sentences that people, or agents by the tool `remember_fact`, have set. "
+        "Runs of the user that begin with an agent whose `facts` is `read` or `write` have them in "
+        "their prompts, as data, up to 500 tokens, the newest first. Rules never derive a fact. "
+        "For an unknown user the list is empty."
+    ),
+    response_model=Page[Fact],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_facts(
+    tx: Transaction,
+    tenant: Tenant,
+    user: UserPath,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await facts.page(await driver_of(tx), tenant, user, **query.window(UUID))
+    page = query.page(request, response, found, lambda fact: fact["id"])
+    return {**page, "items": [*map(_shown_fact, page["items"])]}
+
+
+@router.post(
+    "/{user}/facts",
+    operation_id="create_user_fact",
+    summary="Set a fact about a user",
+    description=(
+        f"A user has at most {facts.MOST_FACTS} facts; one more is refused with 409 "
+        "`too_many_facts`. A text that the user has already is stored once."
+    ),
+    status_code=201,
+    response_model=Fact,
+    responses=problems(400, 409, 413, 415),
+)
+async def create_fact(
+    tx: Transaction,
+    tenant: Tenant,
+    actor: Actor,
+    user: UserPath,
+    body: FactToSet,
+) -> Any:
+    fact = await facts.add(await driver_of(tx), tenant, user, body.text)
+    await audit.note(tx, tenant, actor, "fact.create", str(fact["id"]))
+    return _shown_fact(fact)
+
+
+@router.patch(
+    "/{user}/facts/{fact_id}",
+    operation_id="change_user_fact",
+    summary="Change the text of a fact, or confirm it",
+    description="The fact counts as set by a person from now on. Send the same text to confirm it.",
+    response_model=Fact,
+    responses=problems(400, 404, 413, 415),
+)
+async def change_fact(
+    tx: Transaction,
+    tenant: Tenant,
+    actor: Actor,
+    user: UserPath,
+    fact_id: FactId,
+    body: FactToSet,
+) -> Any:
+    fact = await facts.change(await driver_of(tx), tenant, user, fact_id, body.text)
+    await audit.note(tx, tenant, actor, "fact.change", str(fact_id))
+    return _shown_fact(fact)
+
+
+@router.delete(
+    "/{user}/facts/{fact_id}",
+    operation_id="delete_user_fact",
+    summary="Delete a fact about a user",
+    description="No prompt of a later run has the fact.",
+    status_code=204,
+    responses=problems(404),
+)
+async def delete_fact(
+    tx: Transaction,
+    tenant: Tenant,
+    actor: Actor,
+    user: UserPath,
+    fact_id: FactId,
+) -> None:
+    await facts.remove(await driver_of(tx), tenant, user, fact_id)
+    await audit.note(tx, tenant, actor, "fact.delete", str(fact_id))

@@ -34,6 +34,7 @@ from bottega.api.schemas.params import (
 from bottega.definitions.agents import TASK_TOOLS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryMode, MemoryScope
+from bottega.memory.facts import FACT_TOOLS, FactsMode
 from bottega.runs.read import OutcomeSource, OutcomeValue
 from bottega.tools.mcp import McpToolDefinition
 from bottega.tools.people import ApprovalField
@@ -398,6 +399,10 @@ class AgentContent(Body):
     and session. `session`: episodes of the run's session. `agent`: as `user`, but only episodes of
     runs that began with this agent. `run`: no episodes. `tenant`: as `user`; and if the operator
     has set BOTTEGA_SHARED_MEMORY, also episodes of all sessions without a user. Null: `user`."""
+    facts: FactsMode = "off"
+    """Facts about the run's user, in runs that begin with this agent. `read`: prompts have the
+    facts; `write`: the agent also has the tools `remember_fact` and `forget_fact`; `off`: neither.
+    A run without a user has no facts."""
     expose: Expose = Field(default_factory=usual)
     metadata: Metadata = Field(default_factory=dict)
 
@@ -405,6 +410,7 @@ class AgentContent(Body):
     def _tools_fit(self) -> Self:
         names = [name for tool in self.tools for name in _names(tool)]
         names += self.subagents.tools if self.subagents else []
+        names += FACT_TOOLS if self.facts == "write" else ()
         whole = [tool for tool in self.tools if isinstance(tool, McpToolDefinition)]
         counts = Counter(names) + Counter(
             f"all of {tool.server}" for tool in whole if tool.tools is None
@@ -487,6 +493,7 @@ class AgentSummary(Answer):
     tool_choice_scope: ToolChoiceScope = "first"
     memory: MemoryMode = "full"
     memory_scope: MemoryScope | None = None
+    facts: FactsMode = "off"
     expose: list[Facade] = Field(default_factory=usual)
     metadata: Metadata
     created_at: datetime

@@ -19,12 +19,42 @@ CREATE OR REPLACE FUNCTION user_lock(p_tenant uuid, p_user text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS
 $$ SELECT hashtextextended(jsonb_build_array('user', p_tenant, p_user)::text, 0) $$;
 
+-- Store a fact about a user, unless the user has it; return its id. Null: the user is being erased;
+-- a nil UUID: the user has p_most facts. A person's word confirms a fact that a run has set.
+CREATE OR REPLACE FUNCTION add_user_fact(
+    p_tenant uuid, p_user text, p_text text, p_kind text, p_run uuid, p_confirmed boolean,
+    p_most integer
+) RETURNS uuid
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_id uuid;
+BEGIN
+    IF NOT hold_user(p_tenant, p_user) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_advisory_xact_lock(
+        hashtextextended(jsonb_build_array('facts', p_tenant, p_user)::text, 0));
+    UPDATE user_facts SET confirmed = confirmed OR p_kind = 'person'
+    WHERE tenant_id = p_tenant AND user_id = p_user AND text = p_text RETURNING id INTO v_id;
+    IF FOUND THEN
+        RETURN v_id;
+    END IF;
+    IF (SELECT count(*) FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user)
+        >= p_most THEN
+        RETURN '00000000-0000-0000-0000-000000000000';
+    END IF;
+    INSERT INTO user_facts (tenant_id, user_id, text, kind, source_run, confirmed)
+    VALUES (p_tenant, p_user, p_text, p_kind, p_run, p_confirmed) RETURNING id INTO v_id;
+    RETURN v_id;
+END $$;
+
 -- Return true if any row names a user.
 CREATE OR REPLACE FUNCTION knows_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND user_id = p_user)
         OR EXISTS (SELECT FROM sessions WHERE tenant_id = p_tenant AND user_id = p_user)
         OR EXISTS (SELECT FROM episodes WHERE tenant_id = p_tenant AND user_id = p_user)
+        OR EXISTS (SELECT FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user)
         OR EXISTS (SELECT FROM schedules_of_user(p_tenant, p_user))
 $$;
 

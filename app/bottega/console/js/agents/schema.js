@@ -4,7 +4,7 @@ const GROUPS = {
   "What it does": ["description", "system_message", "model", "tools", "subagents"],
   "How it answers": ["params", "tool_choice_scope", "output_schema", "max_iterations", "on_length", "agent_comment",
     "tool_policy", "exit_on_success", "stateless"],
-  "Memory, people and success": ["memory", "memory_scope", "recall", "approval", "success_check"],
+  "Memory, people and success": ["memory", "memory_scope", "facts", "recall", "approval", "success_check"],
 };
 
 /** Names of the fields in groups; those that no group names come last: `[[title, [name, …]], …]`. */

@@ -1,0 +1,253 @@
+"""Facts about end users: short sentences that a person, or an agent by its tools, has set.
+
+Rules never derive a fact. A run that begins with an agent that reads facts has those of its user in
+the fenced block of its prompts, as data. A fact that a run sets after it has read outside content
+is not confirmed: people see it, and no model gets it until a person confirms it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from bottega.agents.messages import ToolCall, ToolMessage, ToolResult
+from bottega.agents.parts import tokens_in
+from bottega.agents.query import Query, current_call
+from bottega.agents.tools import ToolBase, error_result, success_result
+from bottega.db.engine import acting_as
+from bottega.db.pages import PageItems
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
+from bottega.memory.working_memory import schema_of
+
+FactsMode = Literal["off", "read", "write"]
+"""Use of facts by runs that begin with an agent: none, in prompts, in prompts and by tools."""
+FACTS = "facts"
+"""Source of ``context.recalled`` with facts."""
+MOST_FACTS, LONGEST_FACT = 50, 200
+_MOST_TOKENS = 500
+_TITLE = "## Facts about the user, which people or earlier tasks have set"
+REMEMBER_FACT, FORGET_FACT = "remember_fact", "forget_fact"
+FACT_TOOLS = (REMEMBER_FACT, FORGET_FACT)
+
+_READ = """
+SELECT text FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND confirmed ORDER BY id DESC
+"""
+_OLDEST = """
+SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND ($3::uuid IS NULL OR id > $3)
+ORDER BY id LIMIT $4
+"""
+_NEWEST = """
+SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND ($3::uuid IS NULL OR id < $3)
+ORDER BY id DESC LIMIT $4
+"""
+_ADD = "SELECT add_user_fact($1, $2, $3, $4, $5, $6, $7)"
+_GET = "SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND id = $3"
+_CHANGE = """
+UPDATE user_facts SET text = $4, kind = 'person', source_run = NULL, confirmed = true
+WHERE tenant_id = $1 AND user_id = $2 AND id = $3 RETURNING *
+"""
+_REMOVE = "DELETE FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND id = $3 RETURNING id"
+_FORGET = "DELETE FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND text = $3 RETURNING id"
+
+
+def fact_text(text: str) -> str:
+    """Return a fact's text as one line, without spaces around it.
+
+    Raises:
+        InvalidInputError: the text is empty or longer than :data:`LONGEST_FACT` characters.
+    """
+    line = " ".join(text.replace("\x00", " ").split())
+    if not 0 < len(line) <= LONGEST_FACT:
+        raise InvalidInputError(
+            f"a fact is one sentence of 1 to {LONGEST_FACT} characters: shorten it",
+            pointer="/text",
+        )
+    return line
+
+
+async def page(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    user: str,
+    *,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[asyncpg.Record]:
+    """Return a page of a user's facts by age, also those that are not confirmed."""
+    rows = await connection.fetch(
+        _NEWEST if descending else _OLDEST, tenant_id, user, after, limit + 1
+    )
+    return PageItems(rows[:limit], more=len(rows) > limit)
+
+
+async def add(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    user: str,
+    text: str,
+    *,
+    run_id: UUID | None = None,
+    confirmed: bool = True,
+) -> asyncpg.Record:
+    """Store a fact, and return it. A text that the user has already is stored once.
+
+    Args:
+        run_id: the run that sets the fact; ``None``: a person sets it.
+
+    Raises:
+        ConflictError: ``too_many_facts``.
+        UserErasingError: the user's data is being erased.
+    """
+    kind = "person" if run_id is None else "run"
+    stored = await connection.fetchval(
+        _ADD, tenant_id, user, fact_text(text), kind, run_id, confirmed, MOST_FACTS
+    )
+    if stored is None:
+        raise UserErasingError
+    if stored == UUID(int=0):
+        raise ConflictError(
+            f"a user has at most {MOST_FACTS} facts: remove one first", code="too_many_facts"
+        )
+    row: asyncpg.Record = await connection.fetchrow(_GET, tenant_id, user, stored)
+    return row
+
+
+async def change(
+    connection: asyncpg.Connection, tenant_id: UUID, user: str, fact_id: UUID, text: str
+) -> asyncpg.Record:
+    """Replace a fact's text; a person has said it from now on, so it is confirmed.
+
+    Raises:
+        NotFoundError: the user has no such fact.
+    """
+    row: asyncpg.Record | None = await connection.fetchrow(
+        _CHANGE, tenant_id, user, fact_id, fact_text(text)
+    )
+    if row is None:
+        raise NotFoundError("this user has no such fact")
+    return row
+
+
+async def remove(connection: asyncpg.Connection, tenant_id: UUID, user: str, fact_id: UUID) -> None:
+    """Delete a fact.
+
+    Raises:
+        NotFoundError: the user has no such fact.
+    """
+    if await connection.fetchval(_REMOVE, tenant_id, user, fact_id) is None:
+        raise NotFoundError("this user has no such fact")
+
+
+class UserFacts:
+    """The facts about one run's user, for its prompts and its tools.
+
+    Args:
+        user: the integrator's name for the end user.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, tenant_id: UUID, user: str, run_id: UUID) -> None:
+        self._pool = pool
+        self._tenant_id = tenant_id
+        self._user = user
+        self._run_id = run_id
+
+    async def text(self) -> str:
+        """Return the confirmed facts as lines, the newest first; empty if there is none.
+
+        Facts beyond :data:`_MOST_TOKENS` tokens are left out, the oldest first.
+        """
+        async with acting_as(self._pool, self._tenant_id) as connection:
+            rows = await connection.fetch(_READ, self._tenant_id, self._user)
+        lines, left = [], _MOST_TOKENS
+        for row in rows:
+            line = f"- {row['text']}"
+            left -= tokens_in(len(line)) + 1
+            if left < 0:
+                break
+            lines.append(line)
+        return "\n".join([_TITLE, *lines]) if lines else ""
+
+    async def remember(self, text: str, *, confirmed: bool) -> None:
+        """Store a fact of this run. Raises as :func:`add`."""
+        async with acting_as(self._pool, self._tenant_id) as connection:
+            who = self._tenant_id, self._user
+            await add(connection, *who, text, run_id=self._run_id, confirmed=confirmed)
+
+    async def forget(self, text: str) -> bool:
+        """Delete the facts with this text; return false if there was none."""
+        async with acting_as(self._pool, self._tenant_id) as connection:
+            gone = await connection.fetch(_FORGET, self._tenant_id, self._user, fact_text(text))
+        return bool(gone)
+
+
+class _FactTool(ToolBase):
+    """A tool with one argument: the fact, as one sentence."""
+
+    idempotent = True
+
+    def __init__(self, act: Callable[[str], Awaitable[str]]) -> None:
+        self._act = act
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of("fact", fact={"type": "string", "minLength": 1, "maxLength": LONGEST_FACT})
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        fact = tool_call.arguments.get("fact")
+        if not isinstance(fact, str):
+            return error_result(tool_call, "give the fact as one sentence")
+        try:
+            return success_result(tool_call, await self._act(fact))
+        except (InvalidInputError, ConflictError) as error:
+            return error_result(tool_call, error.detail, error.code)
+
+
+class RememberFact(_FactTool):
+    """Stores a fact about the run's user."""
+
+    name = REMEMBER_FACT
+    description = (
+        "Stores one lasting fact about the user, such as a preference that the user has told you, "
+        "for later conversations. Only what the user has said; one short sentence."
+    )
+
+
+class ForgetFact(_FactTool):
+    """Deletes a fact about the run's user."""
+
+    name = FORGET_FACT
+    description = "Deletes a stored fact about the user. Give its sentence exactly."
+
+
+def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
+    """Return the tools with which an agent changes the facts about its run's user."""
+
+    async def remember(fact: str) -> str:
+        asking = current_call.get()
+        confirmed = asking is not None and not reads_outside(asking.query)
+        await facts.remember(fact, confirmed=confirmed)
+        return "Stored." if confirmed else "Stored; a person must confirm it before it is used."
+
+    async def forget(fact: str) -> str:
+        if await facts.forget(fact):
+            return "Deleted."
+        raise InvalidInputError("there is no fact with this sentence: give it exactly")
+
+    return RememberFact(remember), ForgetFact(forget)
+
+
+def reads_outside(query: Query) -> bool:
+    """Return true if the query's history has a result of a tool that acts outside the run.
+
+    Sub-agents count as outside, because they may have read outside content.
+    """
+    agent = query.agent
+    tools = [*agent.registered_tools, *(agent.memory.tools if agent.memory else ())]
+    own = {tool.name for tool in tools if tool.local} | {*FACT_TOOLS}
+    return any(
+        result.tool_name not in own
+        for message in agent.conversation_history
+        if isinstance(message, ToolMessage)
+        for result in message.tool_results
+    )
