@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_50e0ce9948ad"
+revision = "0001_ad73e341f072"
 down_revision = None
 branch_labels = None
 depends_on = None

@@ -209,7 +209,7 @@ def _shown_fact(row: Mapping[str, Any]) -> dict[str, Any]:
         "For an unknown user the list is empty."
     ),
     response_model=Page[Fact],
-    responses={**problems(), 200: headers(Link=LINK)},
+    responses={**problems(404), 200: headers(Link=LINK)},
 )
 async def list_facts(
     tx: Transaction,
@@ -234,7 +234,7 @@ async def list_facts(
     ),
     status_code=201,
     response_model=Fact,
-    responses=problems(400, 409, 413, 415),
+    responses=problems(400, 404, 409, 413, 415),
 )
 async def create_fact(
     tx: Transaction,
@@ -273,7 +273,7 @@ async def change_fact(
     "/{user}/facts/{fact_id}",
     operation_id="delete_user_fact",
     summary="Delete a fact about a user",
-    description="No prompt of a later run has the fact.",
+    description="Prompts of later runs do not have the fact any more.",
     status_code=204,
     responses=problems(404),
 )
