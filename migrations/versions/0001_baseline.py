@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_ad73e341f072"
+revision = "0001_1cf6e5b45877"
 down_revision = None
 branch_labels = None
 depends_on = None
