@@ -80,7 +80,19 @@ async def test_settings_show_what_is_kept_limits_and_a_user_s_data(console: Cons
     await page.get_by_role("button", name="Look up").click()
     files = page.get_by_role("region", name="Files of ada")
     await expect(files.get_by_role("row").nth(1)).to_contain_text("note.txt")
+    await page.get_by_label("New fact").fill("Prefers Italian.")
+    await page.get_by_role("button", name="Add").click()
+    fact = page.get_by_role("region", name="Facts about ada").get_by_role("row").nth(1)
+    await expect(fact).to_contain_text("a person")
+    await fact.get_by_label("Fact").fill("Prefers Greek.")
+    await fact.get_by_role("button", name="Save").click()
+    await expect(fact.get_by_role("button", name="Save")).to_have_count(0)
+    stored = (await client.get("/v1/users/ada/facts")).json()["items"]
+    assert [each["text"] for each in stored] == ["Prefers Greek."]
     assert await violations(page) == []
+    await fact.get_by_role("button", name="Delete").click()
+    await fact.get_by_role("group").get_by_role("button", name="Delete").click()
+    await expect(page.get_by_text("There is none.")).to_be_visible()
     async with page.expect_download() as downloading:
         await page.get_by_role("button", name="Export").click()
     lines = (await (await downloading.value).path()).read_text().splitlines()

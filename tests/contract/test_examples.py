@@ -334,7 +334,9 @@ async def _sessions(ask: Recorder) -> None:
     fork = await ask("fork_session", at, json={})
     await ask("delete_session_memory", {"session_id": fork["id"]})
     await ask("delete_session", {"session_id": fork["id"]})
-    fact = await ask("create_user_fact", {"user": "ada"}, json={"text": "Prefers answers in Italian."})
+    fact = await ask(
+        "create_user_fact", {"user": "ada"}, json={"text": "Prefers answers in Italian."}
+    )
     await ask("list_user_facts", {"user": "ada"})
     at = {"user": "ada", "fact_id": fact["id"]}
     await ask("change_user_fact", at, json={"text": "Prefers answers in Italian."})

@@ -163,6 +163,7 @@ SUPPORT = Scenario(
             "system_message": "You help the customers of a shop, in a few sentences. Pay money "
             "back with the tool refund, then tell the customer.",
             **_SHARED,
+            "facts": "write",
             "tools": [
                 {
                     "type": "client",

@@ -91,7 +91,45 @@ function Stored({ name }) {
       <${Button} busy=${isSaving} onClick=${write}>Export<//>
       <${Confirmed} needs="admin" label="Erase" question=${`Erase all that is stored of ${name}? It cannot be undone.`}
         act=${async () => (await call("DELETE", url`/v1/users/${name}`), found.reload())} /></div>
+    <h3>Facts</h3><${UserFacts} name=${name} />
     <h3>Files</h3><${UserFiles} name=${name} /></div>`}<//>`;
+}
+
+/** What agents that use facts know of the user. */
+function UserFacts({ name }) {
+  const path = url`/v1/users/${name}/facts`;
+  const [text, setText] = useState("");
+  const [error, setError] = useState(null);
+  return html`<${Pages} path=${withQuery(path, { order: "desc" })} what="facts">${(facts, reload) => {
+    const add = async (e) => {
+      e.preventDefault();
+      await call("POST", path, { text }).then(() => (setText(""), setError(null), reload()), setError);
+    };
+    return html`${facts.length ? html`<${Table} label=${`Facts about ${name}`} head=${["Fact", "Set by", "Set", ""]}>
+      ${facts.map((each) => html`<${FactRow} key=${`${each.id} ${each.text} ${each.confirmed}`} fact=${each}
+        path=${path} reload=${reload} />`)}<//>` : html`<p class="small soft">There is none.</p>`}
+      ${error && html`<${Failure} error=${error} />`}
+      <form class="filters" onSubmit=${add}><label class="grow">New fact <input required maxlength="200" value=${text}
+        onInput=${(e) => setText(e.target.value)} /></label><button class="button">Add</button></form>`;
+  }}<//>`;
+}
+
+function FactRow({ fact, path, reload }) {
+  const [text, setText] = useState(fact.text);
+  const [error, setError] = useState(null);
+  const at = `${path}/${fact.id}`;
+  const keep = () => call("PATCH", at, { text }).then(reload, setError);
+  const isChanged = text !== fact.text;
+  return html`<tr><td><input aria-label="Fact" maxlength="200" value=${text}
+      onInput=${(e) => setText(e.target.value)} />${error && html`<${Failure} error=${error} />`}
+      ${!fact.confirmed && html`<p class="small">Not given to a model: the run had read outside content before.</p>`}
+    </td>
+    <td>${fact.source.run_id ? html`<${Link} path=${["runs", fact.source.run_id]}>a run<//>` : "a person"}</td>
+    <td><${Time} at=${fact.created_at} /></td>
+    <td class="actions">${(isChanged || !fact.confirmed) && html`<${Button} onClick=${keep}>
+        ${isChanged ? "Save" : "Confirm"}<//>`}
+      <${Confirmed} label="Delete" question=${`Delete "${fact.text}"?`}
+        act=${async () => (await call("DELETE", at), reload())} /></td></tr>`;
 }
 
 function UserFiles({ name }) {
