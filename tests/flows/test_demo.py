@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 from bottega.cli.scenarios import SOFTWARE
 from bottega.settings import Settings
@@ -43,3 +44,15 @@ async def test_demo_updates_its_own_agents_and_no_others(
     messages = [each["system_message"] for each in found]
     assert messages == ["I am mine.", SOFTWARE.agents[1]["system_message"]]
     assert [each["version"] for each in found] == [1, 2]
+
+
+async def test_the_demo_s_embedded_database_is_not_the_service_s(
+    folder: Path, model: FakeModel
+) -> None:
+    model.decide = lambda request: text("done")
+    (folder / "postgres").mkdir()
+    (folder / "postgres/PG_VERSION").write_text("9.1\n")
+    variables = {"BOTTEGA_DATA_DIR": str(folder), "OPENAI_BASE_URL": model.base_url}
+    ended = await asyncio.to_thread(forks.run, ["demo"], {**os.environ, **variables})
+    assert ended.returncode == 0, ended.stderr
+    assert (folder / "demo/postgres").is_dir()

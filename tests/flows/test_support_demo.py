@@ -76,7 +76,7 @@ async def test_a_refund_waits_over_ctrl_c_and_kill(environment: dict[str, str]) 
         return at.ends()
 
     def die(at: Terminal) -> int:
-        at.says("under way", "Approve?", within=60)
+        at.says("not over", "Approve?", within=60)
         at.kill()
         return at.ends()
 

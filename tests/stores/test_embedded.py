@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import psutil
 import pytest
 
 from bottega.db import embedded, migrate
 from bottega.db.connect import connect
 from bottega.db.embedded import DataFolderError
+from tests import forks
 from tests.waiting import until_now
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +230,24 @@ def test_a_start_that_is_killed_at_any_moment_is_made_up_for_by_the_next(folder:
     assert [each.name for each in cut.glob("postgres*")] == ["postgres"]
     with embedded.running(cut) as url:
         assert asyncio.run(migrate.is_current(url))
+
+
+def test_a_database_of_another_version_is_named_by_its_folder(folder: Path) -> None:
+    environment = {**os.environ, "BOTTEGA_DATA_DIR": str(folder), "COLUMNS": "1000"}
+    assert forks.run(["migrate"], environment).returncode == 0
+    with embedded.running(folder) as url:
+        asyncio.run(_execute(url, "UPDATE alembic_version SET version_num = 'ffffffffffff'"))
+        for options in ((), ("--check",)):
+            ended = forks.run(["migrate", *options], environment)
+            assert (ended.returncode, f"in the folder {folder})" in ended.stderr) == (1, True)
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 def test_an_impossible_folder_is_an_error_with_advice() -> None:

@@ -316,6 +316,10 @@ def demo(
     log = open(path, "w")  # noqa: SIM115 (until the end)
     settings = start(log, port=port)
     from bottega.cli import demo
+    from bottega.db.embedded import data_folder
+
+    own = {"data_dir": data_folder(settings.data_dir) / "demo"}
+    settings = settings.model_copy(update=own)
 
     if resume:
         scenario = "support"

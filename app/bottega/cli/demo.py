@@ -371,7 +371,8 @@ def _start(
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
     database = settings.pooler_url or url
     more = {"DATABASE_URL": database, "BOTTEGA_MODEL_PATIENCE_S": str(patience_s)}
-    more |= {"BOTTEGA_SHARED_MEMORY": "true", **variables}
+    more |= {"BOTTEGA_DATA_DIR": str(settings.data_dir), "BOTTEGA_SHARED_MEMORY": "true"}
+    more |= variables
     ends = ("--listener", str(listener), "--parent", str(link))
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", "bottega.cli.commands", "serve", "--host", settings.host, *ends],

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
@@ -104,7 +105,7 @@ def database_as_it_is(settings: "Settings") -> Iterator[str]:
         raise UnavailableError(
             f"there is no database in {folder}: run `bottega migrate`", code="migrations_pending"
         )
-    with embedded.running(settings.data_dir) as url:
+    with embedded.running(settings.data_dir) as url, _with_folder(folder):
         yield url
 
 
@@ -119,10 +120,23 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
         signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate
 
-    with embedded.used(settings.data_dir) as (url, folder, lock):
+    with embedded.used(settings.data_dir) as (url, folder, lock), _with_folder(folder):
         migrate.upgrade(url)
         store_bootstrap_key(settings, url)
         yield url, (str(folder), lock)
+
+
+@contextmanager
+def _with_folder(folder: Path) -> Iterator[None]:
+    """Add the embedded server's folder to an error that asks for another database."""
+    try:
+        yield
+    except UnavailableError as error:
+        if error.code != "database_incompatible":
+            raise
+        raise UnavailableError(
+            f"{error.detail} (the database is embedded, in the folder {folder})", code=error.code
+        ) from error
 
 
 def store_bootstrap_key(settings: "Settings", url: str) -> None:

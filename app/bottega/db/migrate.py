@@ -563,8 +563,8 @@ def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
     if not _is_newer(revision):
         raise UnavailableError(
             f"the database has the schema of another version ({revision}, this version needs "
-            f"{head()}) and cannot be migrated: recreate the database (an embedded one: remove "
-            "the folder BOTTEGA_DATA_DIR), then run `bottega migrate`",
+            f"{head()}) and cannot be migrated: recreate the database (an embedded one: move "
+            "its folder away), then run `bottega migrate`",
             code="database_incompatible",
         )
     if _number(head()) < stored.get(_SERVES, revision):
