@@ -17,6 +17,7 @@ from tests import forks
 from tests.processes import command
 from tests.service import client_of
 from tests.tenants import holder
+from tests.terminals import terminal
 from tests.waiting import until
 
 KEY = r"btg_[a-z0-9]{8}_[A-Za-z0-9_-]{43}"
@@ -78,13 +79,26 @@ async def test_a_key_is_printed_once_and_works_until_it_is_revoked(bottega: Any,
     assert "acme" in bottega("keys", "list", "--tenant", "acme").stdout
     assert prefix not in bottega("keys", "list", "--tenant", "umbrella").stdout
     tenants = bottega("tenants", "list").stdout
-    assert re.search(r"acme\W+1 ", tenants)
-    assert re.search(r"default\W+0 ", tenants)
+    assert re.search(r"^acme\t1\t", tenants, re.MULTILINE)
+    assert re.search(r"^default\t0\t", tenants, re.MULTILINE)
     ended = bottega("keys", "revoke", prefix)
     assert (ended.returncode, ended.stdout) == (0, "")
     assert prefix in ended.stderr
     await until(lambda: status(api, key), lambda seen: seen == 401)
     assert bottega("keys", "revoke", "btg_nothing").returncode == 1
+
+
+def test_a_list_is_whole_in_a_pipe_and_in_a_narrow_terminal(
+    bottega: Any, database_url: str
+) -> None:
+    name = "reports " * 12
+    prefix = create(bottega, "--name", name.strip(), "--scope", "define")[:12]
+    row = bottega("keys", "list", COLUMNS="80").stdout.splitlines()[-1].split("\t")
+    assert row[:4] == ["acme", prefix, "run, define", name.strip()]
+    assert len(row) == 9
+    with terminal("keys", "list", DATABASE_URL=database_url, COLUMNS="80") as at:
+        at.says(prefix, "run,", name.strip(), row[4], row[-1])
+        assert at.ends() == 0
 
 
 def test_a_key_may_have_several_scopes(bottega: Any) -> None:

@@ -23,10 +23,9 @@ from bottega.cli.terminal import (
     console,
     database,
     print_json,
-    print_table,
+    print_rows,
     run,
     start,
-    table_of,
 )
 from bottega.errors import ConflictError, NotFoundError
 
@@ -182,10 +181,8 @@ def _show(names: Sequence[str], found: Iterable[Any], *, as_json: bool) -> None:
     if as_json:
         print_json([{name: row[name] for name in names} for row in found])
         return
-    table = table_of(names, prose=("scopes",))
-    for row in found:
-        table.add_row(*(_cell(row[name]) for name in names))
-    print_table(table)
+    rows = ([_cell(row[name]) for name in names] for row in found)
+    print_rows(names, rows, prose=("scopes",))
 
 
 @keys.command("revoke")
@@ -198,7 +195,7 @@ def revoke_key(
 
     with database(settings) as url:
         row = run(operator.revoke_key(url, key))
-    console.print("Revoked:", row["prefix"], _cell(row["name"]), highlight=False)
+    console.print("Revoked:", row["prefix"], Text(_cell(row["name"])), highlight=False)
 
 
 @tenants.command("list")
@@ -228,13 +225,11 @@ def delete_tenant(
         typer.confirm(f"Permanently delete everything of {name}?", abort=True, err=True)
     with database(settings) as url:
         removed = run(operator.delete_tenant(url, name))
-    table = table_of(("table", "rows removed"))
-    for kind, count in sorted(removed.items()):
-        table.add_row(kind, str(count))
-    print_table(table)
+    rows = ((kind, str(count)) for kind, count in sorted(removed.items()))
+    print_rows(("table", "rows removed"), rows)
 
 
-def _cell(value: object) -> Text:
+def _cell(value: object) -> str:
     """Return a value as text, without control characters, which a terminal would obey."""
     match value:
         case None:
@@ -245,9 +240,7 @@ def _cell(value: object) -> Text:
             text = ", ".join(value)
         case _:
             text = str(value)
-    return Text(
-        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-    )
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def _at(moment: datetime) -> str:
@@ -296,11 +289,12 @@ def prune(
     if not removed:
         console.print("There is nothing to remove.", highlight=False)
         return
-    table = table_of(("tenant", "table", "rows to remove" if dry_run else "rows removed"))
-    for name, counts in removed.items():
-        for each, count in sorted(counts.items()):
-            table.add_row(name, each, str(count))
-    print_table(table)
+    rows = (
+        (name, each, str(count))
+        for name, counts in removed.items()
+        for each, count in sorted(counts.items())
+    )
+    print_rows(("tenant", "table", "rows to remove" if dry_run else "rows removed"), rows)
 
 
 @tenants.command("retain")
@@ -327,12 +321,12 @@ def retain(
 
     with database(settings) as url:
         own = run(operator.retain(url, name, changes, reset))
-    table = table_of(("what", "kept", "by"))
+    rows = []
     for kind, days in settings.retention_days.items():
         kept = own.get(kind, days)
         shown = "for ever" if kept is None else f"{kept:g} days"
-        table.add_row(kind, shown, "the tenant" if kind in own else "the settings")
-    print_table(table)
+        rows.append((kind, shown, "the tenant" if kind in own else "the settings"))
+    print_rows(("what", "kept", "by"), rows)
 
 
 if TYPE_CHECKING:
@@ -430,7 +424,7 @@ async def _show_probes(
     tenant_id, own = await operator.provider_of(url, tenant, name)
     if own is None and name not in settings.operator_providers:
         raise NotFoundError(f"there is no provider '{name}'")
-    table = table_of(("call", "works", "seconds", "problem"), prose=("problem",))
+    tried = []
     works = True
     async with open_database(url, limits=settings.run_limits) as db:
         hosts = ModelHosts(settings.egress_allow, folder_of(url, settings.data_dir), is_open)
@@ -443,6 +437,6 @@ async def _show_probes(
             async for probed in probes(provider):
                 works &= probed.problem is None
                 said = "yes" if probed.problem is None else "no"
-                table.add_row(probed.kind, said, f"{probed.seconds:.1f}", probed.problem or "")
-    print_table(table)
+                tried.append((probed.kind, said, f"{probed.seconds:.1f}", probed.problem or ""))
+    print_rows(("call", "works", "seconds", "problem"), tried, prose=("problem",))
     return works

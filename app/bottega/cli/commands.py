@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.text import Text
 
 from bottega import __version__
 from bottega.cli import daily, doctor
@@ -33,11 +32,10 @@ from bottega.cli.terminal import (
     database_as_it_is,
     listen,
     print_json,
-    print_table,
+    print_rows,
     run,
     start,
     store_bootstrap_key,
-    table_of,
     used_database,
 )
 from bottega.errors import InvalidInputError
@@ -400,11 +398,10 @@ def show_settings(as_json: AsJson = False) -> None:
 def _print_settings(heading: str, found: Sequence[Mapping[str, Any]]) -> None:
     if not found:
         return
-    table = table_of(("variable", "value", "meaning"), prose=("value", "meaning"))
-    for each in found:
-        table.add_row(each["variable"], Text(each["value"]), Text(each["meaning"]))
     Console().print(f"\n{heading}", style="bold")
-    print_table(table)
+    names = ("variable", "value", "meaning")
+    rows = ([each[name] for name in names] for each in found)
+    print_rows(names, rows, prose=("value", "meaning"))
 
 
 def _odd_line(path: Path) -> int | None:

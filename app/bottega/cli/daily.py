@@ -25,9 +25,8 @@ from bottega.cli.terminal import (
     console,
     one_line,
     print_json,
-    print_table,
+    print_rows,
     safe,
-    table_of,
 )
 
 if TYPE_CHECKING:
@@ -350,17 +349,10 @@ def _list(wanted: dict[str, Any], *, as_json: bool) -> None:
         return
     columns = ("id", "kind", "status", "agent", "tool", "created_at", "about")
     rows = [[str(each[name] or "") for name in columns[:-1]] + [_about(each)] for each in found]
-    if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(row))  # noqa: T201 (a script reads it)
-        return
-    if not rows:
+    if not rows and sys.stdout.isatty():
         Console().print("Nothing waits for people.")
         return
-    table = table_of(columns, prose=("about",))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    print_table(table)
+    print_rows(columns, rows, prose=("about",))
 
 
 def _about(interrupt: dict[str, Any]) -> str:

@@ -6,16 +6,19 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
+import sys
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 from pydantic_core import to_json
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
+from rich.text import Text
 
 from bottega.clock import stamp
 from bottega.environment import ENCODING
@@ -158,17 +161,31 @@ def print_json(found: object) -> None:
     print(to_json(found).decode())  # noqa: T201
 
 
-def table_of(names: Sequence[str], *, prose: Sequence[str] = ()) -> Table:
-    """Return a table; only the columns in ``prose`` are wrapped, others stay whole for copying."""
-    return Table(*(Column(name, no_wrap=name not in prose, overflow="fold") for name in names))
+def print_rows(
+    names: Sequence[str], rows: Iterable[Sequence[str]], *, prose: Sequence[str] = ()
+) -> None:
+    """Print rows as a table; in a pipe, tabs separate the columns, and there is no header.
 
+    A table is wider than the terminal if its words need more room.
 
-def print_table(table: Table) -> None:
-    """Print a table, wider than the terminal if its words need more room."""
-    narrow = Console()
-    options = narrow.options.update(max_width=10_000)
-    least = Measurement.get(narrow, options, table).minimum
-    Console(width=max(narrow.width, least)).print(table)
+    Args:
+        names: header of each column.
+        prose: names of the columns that are wrapped; others stay whole for copying.
+    """
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(" ".join(cell.split()) for cell in row))  # noqa: T201 (a script reads it)
+        return
+    table = Table(*(Column(name, no_wrap=name not in prose, overflow="fold") for name in names))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    for column in table.columns:
+        texts = [str(cell) for cell in (column.header, *column.cells)]
+        words = texts if column.no_wrap else " ".join(texts).split()
+        column.min_width = max(map(cell_len, words))
+    terminal = Console()
+    least = Measurement.get(terminal, terminal.options.update(max_width=10_000), table).minimum
+    Console(width=max(terminal.width, least)).print(table)
 
 
 _UNSAFE = re.compile(
