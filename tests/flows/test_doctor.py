@@ -226,6 +226,14 @@ def test_errors_of_the_database_are_one_sentence(
     assert name_of(url) in sentences[0] or options == "empty"
 
 
+def test_a_migration_that_fails_does_not_advise_to_repeat_it(database_url: str) -> None:
+    ambiguous = "CREATE FUNCTION keys_required(p int) RETURNS int LANGUAGE sql AS 'SELECT p'"
+    asyncio.run(execute(database_url, ambiguous, "DELETE FROM sql_files"))
+    code, said = command("migrate", DATABASE_URL=database_url)
+    assert (code, "not unique" in said) == (1, True)
+    assert "fails itself, it has changed nothing: report its error" in " ".join(said.split())
+
+
 def test_a_traceback_is_shown_on_demand(database_url: str) -> None:
     asyncio.run(execute(database_url, "DROP TABLE api_keys CASCADE"))
     listing = ("keys", "list")

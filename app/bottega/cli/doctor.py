@@ -108,7 +108,8 @@ def explain(error: BaseException) -> tuple[str, str | None]:
             return f"the database failed: {said}", (
                 "try again; if the error stays, run `bottega doctor`"
                 if passes
-                else "run `bottega migrate`, then `bottega doctor`"
+                else "run `bottega migrate`, then `bottega doctor`; if `bottega migrate` fails "
+                "itself, it has changed nothing: report its error"
             )
         case OSError():
             place = "" if cause.filename is None else f": {cause.filename}"
