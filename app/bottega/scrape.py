@@ -20,12 +20,14 @@ from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
 from bottega.events.types import WaitReason
 from bottega.memory.episodes.episode import Outcome, StorageState
+from bottega.memory.learning.lessons import LessonState
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.settings import Settings
 from bottega.tenants.keys import KeyCache
 
 _GAUGES = """
-SELECT queued, oldest_s, alive, waiting, episodes, patterns FROM service_gauges(), memory_gauges()
+SELECT queued, oldest_s, alive, waiting, episodes, patterns, lessons
+FROM service_gauges(), memory_gauges()
 """
 _TEXTS = {
     "bottega_queue_depth": "Queued runs of all tenants.",
@@ -96,13 +98,16 @@ class Scraping:
                 log.exception("metrics.not_read")
             return []
         assert row is not None
-        *values, waiting, episodes, patterns = row.values()
+        *values, waiting, episodes, patterns, lessons = row.values()
         return [
             *(
                 GaugeMetricFamily(name, text, float(value))
                 for (name, text), value in zip(_TEXTS.items(), values, strict=True)
             ),
-            _runs_waiting(from_json(waiting)),
+            _by_label(
+                *("bottega_runs_waiting", "Runs that wait, by the reason.", "reason"),
+                *(get_args(WaitReason), from_json(waiting)),
+            ),
             _by_state(
                 *("bottega_episodes", "Episodes of all tenants.", "tier", "outcome"),
                 *(StorageState, Outcome, from_json(episodes)),
@@ -111,15 +116,20 @@ class Scraping:
                 *("bottega_patterns", "Patterns of all tenants.", "state", "category"),
                 *(PatternState, Category, from_json(patterns)),
             ),
+            _by_label(
+                *("bottega_lessons", "Lessons of all tenants.", "state"),
+                *(get_args(LessonState), from_json(lessons)),
+            ),
         ]
 
 
-def _runs_waiting(counts: Mapping[str, int]) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(
-        "bottega_runs_waiting", "Runs that wait, by the reason.", labels=["reason"]
-    )
-    for reason in get_args(WaitReason):
-        gauge.add_metric([reason], float(counts.get(reason, 0)))
+def _by_label(
+    name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]
+) -> GaugeMetricFamily:
+    """Return a gauge that has a value for each value of a label, also for values without rows."""
+    gauge = GaugeMetricFamily(name, text, labels=[label])
+    for value in values:
+        gauge.add_metric([value], float(counts.get(value, 0)))
     return gauge
 
 

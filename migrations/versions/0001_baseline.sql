@@ -1054,6 +1054,35 @@ CREATE TABLE episode_reflections (
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
 );
 
+-- Lessons of episodes, for prompts of later runs. People may edit, pin and remove them.
+CREATE TABLE lessons (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    episode_id uuid NOT NULL,
+    -- Those of the episode.
+    run_id uuid,
+    session_id text,
+    user_id text,
+    agent text,
+    text text NOT NULL,
+    -- Author: of the reflection, of the verdict whose reason it is, or of the last edit.
+    "by" text NOT NULL,
+    -- True for the reason of a verdict; a person's edit makes it false.
+    of_verdict boolean NOT NULL DEFAULT false,
+    state text NOT NULL DEFAULT 'active',
+    -- Runs get it whatever their task is.
+    pinned boolean NOT NULL DEFAULT false,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT pk_lessons PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_lessons_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_lessons_state CHECK (state IN ('active', 'removed')),
+    CONSTRAINT ck_lessons_pinned CHECK (state = 'active' OR NOT pinned)
+);
+CREATE INDEX ix_lessons_episode ON lessons (tenant_id, episode_id, id);
+CREATE INDEX ix_lessons_user ON lessons (tenant_id, user_id, id);
+CREATE INDEX ix_lessons_pinned ON lessons (tenant_id, user_id, id) WHERE pinned;
+
 -- A person's feedback about a run's outcome.
 CREATE TABLE episode_feedback (
     tenant_id uuid NOT NULL,

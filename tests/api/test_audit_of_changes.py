@@ -99,7 +99,7 @@ ELSEWHERE = {
         "resolve_interrupt",
         "delete_file",
     ),
-    "delete_session_memory",
+    *("delete_session_memory", "change_lesson", "delete_lesson"),
 }
 WORK = {
     # runs, sessions and files are records themselves; runs name who started them

@@ -177,6 +177,7 @@ class Attacker:
         schedule = {"name": "morning", "cron": "0 5 * * 1", "run": {"agent": "a", "input": "x"}}
         await self.client.post("/v1/schedules", json=schedule)
         done = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
+        done |= {"reflection": {"insights": ["x"]}}
         episode = await self.client.post("/v1/episodes", json=done)
         rule = {"kind": "HEURISTIC", "fields": {"condition": "x", "action": "x"}}
         known = {"name": "x", "category": "domain", "content": rule}
@@ -190,6 +191,7 @@ class Attacker:
             "/v1/sessions": "todo",
             "/v1/runs": run.json()["id"],
             "/v1/episodes": episode.json()["id"],
+            "/v1/lessons": (await self.client.get("/v1/lessons")).json()["items"][0]["id"],
             "/v1/patterns": pattern.json()["id"],
         }
 
@@ -199,7 +201,7 @@ class Attacker:
         for name in re.findall(r"{(\w+)}", path):
             good = (
                 self.known.get(start, NOBODY)
-                if name in ("name", "run_id", "session_id", "episode_id", "pattern_id")
+                if name in ("name", "run_id", "session_id", "episode_id", "pattern_id", "lesson_id")
                 else None
             )
             filling = {"version": "1", "agent": "designer"}.get(name, good or NOBODY)

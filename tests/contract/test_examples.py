@@ -355,6 +355,10 @@ async def _memory(ask: Recorder) -> None:
     for name in ("search_episodes", "find_similar_failures", "find_context", "learn_from_episode"):
         await ask.send_examples(name)
     (pattern,) = await ask.send_examples("create_pattern")
+    lesson = (await ask("list_lessons"))["items"][0]
+    at = {"lesson_id": lesson["id"]}
+    await ask.send_examples("change_lesson", at)
+    await ask("delete_lesson", at)
     at = {"pattern_id": pattern["id"]}
     await ask("get_pattern", at)
     await ask("list_patterns")

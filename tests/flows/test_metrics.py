@@ -61,6 +61,7 @@ PINNED = {
     "bottega_db_statement_duration_seconds": set(),
     "bottega_episodes": {"tier", "outcome"},
     "bottega_patterns": {"state", "category"},
+    "bottega_lessons": {"state"},
     "bottega_episodes_stored": set(),
     "bottega_episode_searches": {"mode"},
     "bottega_recalls": {"result"},
@@ -237,7 +238,7 @@ async def test_what_memory_holds_is_read_at_the_time_of_a_scrape(
     await ended(watched)
     run_id = await start(watched.client)
     await watched.watch(run_id)
-    judged = {"outcome": "FAILURE"}
+    judged = {"outcome": "FAILURE", "comment": "It is late."}
     (await watched.client.post(f"/v1/runs/{run_id}/feedback", json=judged)).raise_for_status()
     content = {"kind": "HEURISTIC", "fields": {"condition": "always", "action": "ask once"}}
     advice = {"name": "Ask once", "category": "domain", "content": content}
@@ -248,6 +249,7 @@ async def test_what_memory_holds_is_read_at_the_time_of_a_scrape(
         labels = {"tier": "active", "outcome": outcome}
         name = "bottega_episodes"
         assert of(after, name, **labels) - of(before, name, **labels) == count, outcome
+    assert of(after, "bottega_lessons", state="active") == 1
     named = [labels for name, labels in after if name == "bottega_patterns"]
     assert len(named) == 4 * 8, "each pair is there, also without patterns"
     candidate = {"state": "CANDIDATE", "category": "domain"}

@@ -47,6 +47,7 @@ LARGER = [
     """UPDATE graph_versions SET definition = definition
        || jsonb_build_object('ttl_s', 5, 'x', repeat('x', 50000))""",
     "UPDATE schedules SET run = jsonb_set(run, '{metadata,k}', to_jsonb(repeat('x', 50000)))",
+    "UPDATE lessons SET text = repeat('x', 50000)",
     "UPDATE patterns SET document = document || jsonb_build_object('detail', repeat('x', 50000))",
     "UPDATE runs SET metadata = jsonb_build_object('k', repeat('x', 50000))",
     *(
@@ -115,7 +116,7 @@ async def fill(server: Running) -> dict[str, str]:
     await client.delete("/v1/agents/a0")
     for _ in range(20):
         task = {"original_input": "x", "context": {"k": "y" * 7_500}}
-        await remember(client, task=task)
+        await remember(client, task=task, reflection={"insights": ["x"]})
     assert (await client.post("/v1/memory/maintenance")).is_success
     for statement in LARGER:
         await server.owner.execute(statement)
@@ -134,6 +135,7 @@ async def fill(server: Running) -> dict[str, str]:
         "list_batches": "/v1/batches",
         "list_batch_events": f"{batch_path}/events",
         "list_episodes": "/v1/episodes",
+        "list_lessons": "/v1/lessons",
         "list_sessions": "/v1/sessions",
         "list_session_messages": "/v1/sessions/chat/messages",
         "list_keys": "/v1/keys",

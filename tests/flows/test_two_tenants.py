@@ -68,6 +68,7 @@ class Stage:
     file_id: str
     batch_id: str
     fact_id: str
+    lesson_id: str
     document: dict[str, Any]
 
     @property
@@ -83,6 +84,7 @@ class Stage:
             "interrupt_id": INTERRUPT,
             "batch_id": self.batch_id,
             "fact_id": self.fact_id,
+            "lesson_id": self.lesson_id,
             "session_id": SESSION,
             "user": USER,
             "key_id": str(self.victim.key_id),
@@ -108,6 +110,7 @@ class Stage:
             self.pattern_id,
             self.file_id,
             self.fact_id,
+            self.lesson_id,
             INTERRUPT,
             SESSION,
             USER,
@@ -155,7 +158,9 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             await server.owner.execute(ASKED, victim.tenant_id, INTERRUPT, run_id)
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
             done = EPISODE | {"session_id": SESSION, "user": USER}
+            done |= {"reflection": {"insights": ["nightly"]}}
             episode = (await mine.post("/v1/episodes", json=done)).json()
+            (lesson,) = (await mine.get(f"/v1/lessons?user={USER}")).json()["items"]
             report = (await mine.post("/v1/memory/maintenance")).json()
             await until(
                 lambda: mine.get(f"/v1/memory/reports/{report['id']}"),
@@ -173,7 +178,7 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
             document = (await mine.get("/openapi.json")).json()
             fact = (await mine.post(f"/v1/users/{USER}/facts", json={"text": "nightly"})).json()
-            made = (tasks[0], episode, report, pattern, file, batch, fact)
+            made = (tasks[0], episode, report, pattern, file, batch, fact, lesson)
             ids: Any = (run_id, *(each["id"] for each in made), document)
             yield Stage(server, victim, mine, theirs, intruder, *ids)
 
@@ -267,6 +272,7 @@ BODIES: dict[str, Any] = {
     "find_similar_failures": {"error": {"type": "Error", "message": "designer nightly"}},
     "create_pattern": OWN_PATTERN,
     "change_pattern": {"version": 1, "name": "own"},
+    "change_lesson": {"text": "own"},
     "match_patterns": {"features": {"domain": "todo"}, "k": 50},
     "merge_patterns": MERGED,
     "record_pattern_application": {"good": True},
@@ -380,6 +386,7 @@ IDS = (
     "pattern_id",
     "file_id",
     "batch_id",
+    "lesson_id",
     "interrupt_id",
 )
 

@@ -47,6 +47,7 @@ LISTS = {
     "list_schedules": "/v1/schedules",
     "list_webhook_deliveries": "/v1/webhook-deliveries",
     "list_episodes": "/v1/episodes",
+    "list_lessons": "/v1/lessons",
     "sum_usage": "/v1/usage",
 }
 """Lists of what users have."""
@@ -65,6 +66,7 @@ OF_TENANT = {
     *("get_user", "delete_user", "export_user", "list_user_facts", "create_user_fact"),
     *("change_user_fact", "delete_user_fact", "create_file", "get_file", "get_file_content"),
     *("get_interrupt", "get_episode", "delete_episode", "list_audit_log"),
+    *("change_lesson", "delete_lesson"),
     *("DELETE /mcp", "DELETE /mcp/", "GET /mcp", "GET /mcp/"),
     # batches and drafts act for nobody
     "create_draft_run",
@@ -231,6 +233,8 @@ async def _filled(
     response = (await client.post("/openai/v1/responses", json=body)).json()["id"]
     await until(lambda: server.owner.fetchval("SELECT NOT EXISTS (SELECT FROM episode_work)"))
     episode = (await client.get("/v1/episodes?user=ada")).json()["items"][0]["id"]
+    told = {**EPISODE, "user": "ada", "reflection": {"insights": ["Heat it first."]}}
+    assert (await client.post("/v1/episodes", json=told)).is_success
     ids = (over, asks, his, pending["id"], sent.json()["id"], response, episode)
     return Stage(server, client, careful, *ids)
 

@@ -225,6 +225,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "apply": f"{_AGENTS} {_GRAPHS} {_RUNS} unknown_command unknown_reference",
     "cancel_run": _OWNED,
     "cancel_run_task": _OWNED,
+    "change_lesson": "removed too_many_pinned",
     "change_pattern": "invalid_condition stale_version",
     "change_schedule": _OWNED,
     "change_session": f"{_OWNED} storage_quota",

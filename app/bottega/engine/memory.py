@@ -30,9 +30,11 @@ from bottega.engine.retrieval import (
     episode_event,
     insight_events,
     patterns_for,
+    pinned_events,
     render_episode,
     tells_a_topic,
     with_cures_once,
+    without_repeated_insights,
 )
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import ContextReceived, EventType, context_recalled, warning
@@ -43,6 +45,7 @@ from bottega.memory.facts import FACTS, UserFacts, fact_tools
 from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
 from bottega.memory.learning.insights import insights_in
+from bottega.memory.learning.lessons import pinned_for
 from bottega.memory.learning.mining import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined
@@ -250,13 +253,22 @@ class MemoryRetriever:
         return "given" if any(data.get("content") for data in given) else "nothing"
 
     async def found(self) -> list[dict[str, Any]]:
-        """Retrieve memory that may help this run, as event data: patterns, then episodes."""
+        """Retrieve memory that may help this run, as event data: patterns, lessons, episodes."""
         if self._sources is None:
             return []
         patterns = partial(
             patterns_for, self._sources, self._journal.tenant_id, self._features, self._assignment
         )
-        return await self._both(patterns, partial(self._episodes, self._sources))
+        asks = (
+            patterns,
+            partial(self._pinned, self._sources),
+            partial(self._episodes, self._sources),
+        )
+        return without_repeated_insights(await self._both(*asks))
+
+    async def _pinned(self, sources: MemorySources) -> list[dict[str, Any]]:
+        tenant_id = self._journal.tenant_id
+        return pinned_events(await pinned_for(sources.episodes.pool, tenant_id, self._scope))
 
     async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
         if not tells_a_topic(self._about.question):

@@ -16,6 +16,7 @@ from bottega.memory.episodes.episode import IMPORTED, Outcome
 from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.insights import INSIGHT, FoundInsight, rendered
+from bottega.memory.learning.lessons import Lesson
 from bottega.memory.learning.mining import is_call
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
@@ -34,6 +35,7 @@ TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # parts of an episode; all below 2 KB
 _LONGEST_NAME = 120
+_PINNED = "[lesson, pinned by a person]"  # the first line of its text
 _LEAST_WORDS = 3  # content words of a question; with fewer, memory is not searched
 CURE = f"Worked after this failure in an {EARLIER}: "
 """Beginning of the first line of help: the call that worked."""
@@ -180,6 +182,27 @@ def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
         | {"episodes": [str(one.id) for one in each.episodes]}
         for each in found
     ]
+
+
+def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
+    """Return pinned lessons as event data."""
+    return [
+        context_recalled(
+            f"{INSIGHT}{each['id']}", f"{_PINNED}\n  {without_identities(each['text'])}", score=1.0
+        )
+        | {"episodes": [str(each["episode_id"])]}
+        for each in pinned
+    ]
+
+
+def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return event data without insights whose sentence an insight before them has."""
+    kept: dict[str, dict[str, Any]] = {}
+    for data in found:
+        is_insight = data["source"].startswith(INSIGHT)
+        sentence = data["content"].partition("\n")[2]
+        kept.setdefault(sentence if is_insight else data["source"], data)
+    return [*kept.values()]
 
 
 def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:

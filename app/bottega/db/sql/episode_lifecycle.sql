@@ -299,6 +299,8 @@ BEGIN
     IF v_id IS NULL THEN
         RETURN;
     END IF;
+    PERFORM learn_from_verdict(p_tenant, v_id, s.verdict)
+    FROM episode_state s WHERE s.tenant_id = p_tenant AND s.episode_id = v_id;
     DELETE FROM episode_failures
     WHERE tenant_id = p_tenant AND episode_id = v_id AND starts_with(signature, 'check:')
       AND signature <> ALL (coalesce(v_signatures, '{}'));

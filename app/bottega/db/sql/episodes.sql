@@ -152,6 +152,17 @@ BEGIN
     WHERE s.state <> 'deleted';
 END $$;
 
+-- Return what an episode's reflection says now: {"insights"} as people left them, the oldest first.
+-- If some are not by the reflection's author, "by" says so.
+CREATE OR REPLACE FUNCTION lessons_of(p_tenant uuid, p_episode uuid, p_by text) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_object('insights', coalesce(jsonb_agg(l.text ORDER BY l.id), '[]'))
+        || CASE WHEN bool_and(l."by" IS NOT DISTINCT FROM p_by) IS FALSE
+               THEN '{"by": "several"}'::jsonb ELSE '{}' END
+    FROM lessons l
+    WHERE l.tenant_id = p_tenant AND l.episode_id = p_episode AND l.state = 'active'
+$$;
+
 -- Return episodes within the scope, without their bodies. There is no plan for each array of ids,
 -- which would add half to the cost.
 CREATE OR REPLACE FUNCTION read_episodes(
@@ -177,7 +188,7 @@ BEGIN
               WHERE f.tenant_id = v_tenant AND f.episode_id = e.id
               ORDER BY f.signature <> e.failure_signature, f.signature),
         e.trust, e.origin, e.task, e.execution, e.result,
-        e.metadata, e.summary, r.reflection,
+        e.metadata, e.summary, r.reflection || lessons_of(v_tenant, s.id, r.reflection ->> 'by'),
         coalesce(x.instances, (e.metadata #>> ARRAY['consolidated', 'instances'])::integer, 1),
         ARRAY(SELECT t.tag FROM episode_tags t
               WHERE t.tenant_id = v_tenant AND t.episode_id = e.id ORDER BY t.tag),
@@ -270,6 +281,54 @@ WHEN (NEW.tenant_id <> OLD.tenant_id OR NEW.episode_id <> OLD.episode_id OR NEW.
       OR NEW.bytes <> OLD.bytes OR NOT (OLD.content IS NOT NULL AND NEW.object_key IS NOT NULL))
 EXECUTE FUNCTION refuse_episode_change();
 
+-- Trigger on new reflections. Make a lesson of each insight.
+CREATE OR REPLACE FUNCTION make_lessons() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO lessons (tenant_id, episode_id, run_id, session_id, user_id, agent, text, "by")
+    SELECT e.tenant_id, e.id, e.run_id, e.session_id, e.user_id, e.agent, said.text,
+           coalesce(NEW.reflection ->> 'by', 'import')
+    FROM (SELECT * FROM episodes
+          WHERE tenant_id = NEW.tenant_id AND id = NEW.episode_id LIMIT 1) AS e
+    CROSS JOIN jsonb_array_elements_text(
+        coalesce(NEW.reflection -> 'insights', '[]')) WITH ORDINALITY AS said(text, n)
+    WHERE said.text <> ''
+    ORDER BY said.n;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
+FOR EACH ROW EXECUTE FUNCTION make_lessons();
+
+-- Called when an episode has a new verdict. Make a lesson of the reason of a bad outcome, and
+-- withdraw the lesson of an earlier verdict, unless a person has edited it.
+CREATE OR REPLACE FUNCTION learn_from_verdict(p_tenant uuid, p_episode uuid, p_verdict jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_text text := CASE WHEN p_verdict ->> 'outcome' IN ('PARTIAL', 'FAILURE') THEN
+        nullif(left(btrim(regexp_replace(p_verdict ->> 'reason', '\s+', ' ', 'g')), 300), '') END;
+BEGIN
+    DELETE FROM lessons
+    WHERE tenant_id = p_tenant AND episode_id = p_episode AND of_verdict
+      AND (text, "by") IS DISTINCT FROM (v_text, p_verdict ->> 'by');
+    INSERT INTO lessons (tenant_id, episode_id, run_id, session_id, user_id, agent, text, "by",
+                         of_verdict)
+    SELECT e.tenant_id, e.id, e.run_id, e.session_id, e.user_id, e.agent, v_text,
+           p_verdict ->> 'by', true
+    FROM (SELECT * FROM episodes WHERE tenant_id = p_tenant AND id = p_episode LIMIT 1) AS e
+    WHERE v_text IS NOT NULL AND NOT EXISTS (
+        SELECT FROM lessons
+        WHERE tenant_id = p_tenant AND episode_id = p_episode AND of_verdict);
+END $$;
+
+-- Called at a run's start. Return the latest pinned lessons within the scope.
+CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb)
+RETURNS TABLE (id uuid, text text, episode_id uuid) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT id, text, episode_id FROM lessons
+        WHERE tenant_id = $1 AND pinned' || episode_scope(p_scope) || ' ORDER BY id DESC LIMIT 10'
+    USING p_tenant;
+END $$;
+
 -- Called when a run, a session or an episode is erased. Delete episodes of the transaction's tenant
 -- and all rows that belong to them. Return the count of deleted rows by table.
 -- owner: bottega_system, execute: bottega_app
@@ -298,8 +357,8 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_removed := jsonb_build_object('run_learning', v_count);
     FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
-        'episode_failures', 'episode_state', 'episode_search', 'episode_vectors', 'episode_work',
-        'pattern_sources', 'episodes']
+        'episode_failures', 'lessons', 'episode_state', 'episode_search', 'episode_vectors',
+        'episode_work', 'pattern_sources', 'episodes']
     LOOP
         EXECUTE format(
             'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,

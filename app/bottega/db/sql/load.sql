@@ -75,14 +75,15 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called for metrics. Return the numbers of episodes by state and outcome, and of patterns by state
--- and category: {state: {outcome or category: number}}. They are exact while a table is small. Of a
+-- and category: {state: {outcome or category: number}}, and of lessons by state. They are exact while a table is small. Of a
 -- larger one, they are estimates from a sample of its pages, the same pages each time.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION memory_gauges() RETURNS TABLE (episodes jsonb, patterns jsonb)
+CREATE OR REPLACE FUNCTION memory_gauges() RETURNS TABLE (episodes jsonb, patterns jsonb, lessons jsonb)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_episodes double precision := sample_share('episode_state', 128);  -- about 9,000 rows
     v_patterns double precision := sample_share('patterns', 512);  -- about 2,000 rows
+    v_lessons double precision := sample_share('lessons', 128);  -- about 4,000 rows
 BEGIN
     RETURN QUERY SELECT (
         SELECT coalesce(jsonb_object_agg(state, counts), '{}') FROM (
@@ -102,6 +103,11 @@ BEGIN
                 FROM patterns p TABLESAMPLE SYSTEM (100 * v_patterns) REPEATABLE (0)
                 GROUP BY 1, 2) AS counted
             GROUP BY state) AS states
+    ), (
+        SELECT coalesce(jsonb_object_agg(state, n), '{}') FROM (
+            SELECT l.state, round(count(*) / v_lessons) AS n
+            FROM lessons l TABLESAMPLE SYSTEM (100 * v_lessons) REPEATABLE (0)
+            GROUP BY 1) AS states
     );
 END $$;
 

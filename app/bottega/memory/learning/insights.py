@@ -17,6 +17,8 @@ INSIGHT = "insight:"
 """Prefix of an insight's source in events; the insight's id follows."""
 MOST = 3
 """Most insights in the prompts of a run."""
+LONGEST = 2000
+"""Most characters of an insight, which is the bound of what a person may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[Foun
 def _sentences(episode: Episode) -> Iterable[str]:
     said = (episode.reflection or {}).get("insights") or ()
     texts = (" ".join(each.split()) for each in said[:20])
-    return [cut(text, 300) for text in texts if text]
+    return [cut(text, LONGEST) for text in texts if text]
 
 
 def rendered(insight: FoundInsight) -> str:

@@ -1,0 +1,154 @@
+"""Routes of lessons."""
+
+from datetime import datetime
+from typing import Annotated, Any, Self
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from bottega.api.auth import acts_for
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import Answer, Body, Page
+from bottega.api.schemas.episodes import Label
+from bottega.api.schemas.runs import SessionName
+from bottega.api.shared.deps import Actor, PrincipalDep, Tenant, Transaction
+from bottega.api.shared.pages import LINK, PageQuery, QueriedUser, storable
+from bottega.db.sessions import driver_of
+from bottega.memory.learning import lessons
+from bottega.tenants import audit
+
+router = APIRouter(prefix="/v1/lessons", tags=["memory"])
+
+LessonId = Annotated[UUID, Path(description="The lesson's id.")]
+Known = Annotated[Label, AfterValidator(storable)]
+
+
+class LessonSource(Answer):
+    """The source of a lesson."""
+
+    run_id: UUID | None
+    """The run that taught it; null: an imported episode did."""
+    episode_id: UUID
+    by: str
+    """Author: `rules`, a model, `check`, `judge`, `feedback`, or the caller that edited the
+    text."""
+
+
+class LessonItem(Answer):
+    """A sentence that later runs of its user or session get."""
+
+    id: UUID
+    text: str
+    state: lessons.LessonState
+    """`removed`: no run gets it."""
+    pinned: bool
+    """True if runs get it whatever their task is."""
+    user: str | None
+    """End user of the run; null: none."""
+    session_id: str | None
+    agent: str | None
+    """Agent that the run began with; null: unknown."""
+    source: LessonSource
+    created_at: datetime
+
+
+class LessonChanges(Body):
+    """Changes of a lesson; absent fields stay as they are."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"text": "Every answer names the VAT.", "pinned": True}],
+        }
+    )
+
+    text: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
+    """The sentence that runs get, on one line."""
+    pinned: bool | None = None
+    """True: runs get it whatever their task is. At most 10 lessons of a user are pinned."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.text is None and self.pinned is None:
+            raise PydanticCustomError("missing", "send `text`, `pinned`, or both")
+        if self.text is not None and not self.text.strip():
+            raise PydanticCustomError("blank", "the text has no visible character")
+        return self
+
+
+class LessonQuery(PageQuery):
+    """Query parameters of the list of lessons."""
+
+    user: QueriedUser = None
+    session_id: SessionName | None = None
+    agent: Annotated[
+        Known | None, Field(description="Only lessons of runs that began with this agent.")
+    ] = None
+    state: lessons.LessonState | None = None
+
+
+def _to_response(row: lessons.Lesson) -> dict[str, Any]:
+    return {**row, "source": {name: row[name] for name in ("run_id", "episode_id", "by")}}
+
+
+@router.get(
+    "",
+    operation_id="list_lessons",
+    summary="List lessons by age",
+    description=(
+        "Lessons are made from what rules or a model found in a finished run, and from the reasons "
+        "of bad outcomes. Without `user` and `session_id`: lessons that name neither."
+    ),
+    response_model=Page[LessonItem],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    query: Annotated[LessonQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    wanted = query.model_dump(include={"session_id", "agent", "state"})
+    wanted["user_id"] = acts_for(principal, query.user, None).user
+    found = await lessons.page(await driver_of(tx), tenant, wanted, **query.window(UUID))
+    items = type(found)(map(_to_response, found), more=found.more)
+    return query.page(request, response, items, lambda item: item["id"])
+
+
+@router.patch(
+    "/{lesson_id}",
+    operation_id="change_lesson",
+    summary="Edit or pin a lesson",
+    description=(
+        "Runs get the new text from now on. 409 `removed`: the lesson is removed; "
+        "`too_many_pinned`: 10 lessons of its user, or of its session without a user, are pinned."
+    ),
+    response_model=LessonItem,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def change(
+    tx: Transaction, tenant: Tenant, actor: Actor, lesson_id: LessonId, body: LessonChanges
+) -> Any:
+    driver = await driver_of(tx)
+    changed = await lessons.change(
+        driver, tenant, lesson_id, actor, text=body.text, pinned=body.pinned
+    )
+    details = {"fields": sorted(body.model_dump(exclude_none=True))}
+    await audit.note(tx, tenant, actor, "lesson.change", str(lesson_id), details)
+    return _to_response(changed)
+
+
+@router.delete(
+    "/{lesson_id}",
+    operation_id="delete_lesson",
+    summary="Remove a lesson",
+    description="No run gets it any more. It stays in the list, with the state `removed`.",
+    status_code=204,
+    responses=problems(404),
+)
+async def delete(tx: Transaction, tenant: Tenant, actor: Actor, lesson_id: LessonId) -> None:
+    if await lessons.remove(await driver_of(tx), tenant, lesson_id):
+        await audit.note(tx, tenant, actor, "lesson.delete", str(lesson_id))

@@ -1,0 +1,138 @@
+"""Lessons of episodes, which people may edit, pin and remove.
+
+A lesson is an insight of a reflection, or the reason of a verdict on a bad outcome. It belongs to
+the user, session and agent of its episode's run.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from bottega.db.pages import PageItems, fetch_rows
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.memory.episodes.scope import Reach, Scope
+from bottega.memory.text.injection import suspicious
+
+LessonState = Literal["active", "removed"]
+MOST_PINNED = 10
+"""Most pinned lessons of a user, or of a session without a user."""
+
+_SHOWN = """
+id, text, "by", state, pinned, user_id AS "user", session_id, agent, run_id, episode_id, created_at
+"""
+_PAGE = f"""
+SELECT {_SHOWN} FROM lessons
+WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id {{than}} $2) AND {{conditions}}
+ORDER BY id {{order}} LIMIT ${{limit}}
+"""  # noqa: S608 (constant texts)
+_HELD = f"SELECT {_SHOWN} FROM lessons WHERE tenant_id = $1 AND id = $2 FOR UPDATE"  # noqa: S608
+_CHANGE = f"""
+UPDATE lessons SET text = coalesce($3, text), "by" = CASE WHEN $3 IS NULL THEN "by" ELSE $5 END,
+    of_verdict = of_verdict AND $3 IS NULL, pinned = coalesce($4, pinned)
+WHERE tenant_id = $1 AND id = $2 RETURNING {_SHOWN}
+"""  # noqa: S608
+_PINNED = """
+SELECT count(*) FROM lessons
+WHERE tenant_id = $1 AND pinned AND id <> $2 AND user_id IS NOT DISTINCT FROM $3
+  AND ($3 IS NOT NULL OR session_id IS NOT DISTINCT FROM $4)
+"""
+_REMOVE = """
+UPDATE lessons SET state = 'removed', pinned = false
+WHERE tenant_id = $1 AND id = $2 AND state = 'active'
+"""
+_PINNED_OF = """
+SELECT * FROM pinned_lessons(set_config('bottega.tenant', $1, true)::uuid, $2::jsonb)
+"""
+
+Lesson = Mapping[str, Any]
+
+
+async def page(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    filters: Mapping[str, str | None],
+    *,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List a page of lessons by age.
+
+    Args:
+        filters: values by column. Without a user and a session: lessons that name neither.
+    """
+    wanted = {name: value for name, value in filters.items() if value is not None}
+    conditions = [f"{name} = ${n}" for n, name in enumerate(wanted, 3)]
+    if wanted.keys().isdisjoint(("user_id", "session_id")):
+        conditions += ["user_id IS NULL", "session_id IS NULL"]
+    query = _PAGE.format(
+        than="<" if descending else ">",
+        order="DESC" if descending else "ASC",
+        conditions=" AND ".join(conditions),
+        limit=len(wanted) + 3,
+    )
+    return await fetch_rows(connection, query, tenant_id, after, *wanted.values(), limit=limit)
+
+
+async def change(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    lesson_id: UUID,
+    actor: str,
+    *,
+    text: str | None,
+    pinned: bool | None,
+) -> Lesson:
+    """Change a lesson's text, or pin it.
+
+    Args:
+        actor: author of the text.
+
+    Raises:
+        NotFoundError: there is no such lesson.
+        ConflictError: ``removed``; ``too_many_pinned``.
+        InvalidInputError: the text that runs would get looks like an order to a model.
+    """
+    now = await _held(connection, tenant_id, lesson_id)
+    if now["state"] == "removed":
+        raise ConflictError(f"lesson {lesson_id} is removed", code="removed")
+    text = None if text is None else " ".join(text.split())
+    given = now["text"] if text is None and pinned else text
+    if given is not None and (why := suspicious(given)):
+        raise InvalidInputError(
+            f"no run would get this text, because {why}: send another text", pointer="/text"
+        )
+    owner = now["user"], now["session_id"]
+    if pinned and await connection.fetchval(_PINNED, tenant_id, lesson_id, *owner) >= MOST_PINNED:
+        raise ConflictError(
+            f"{MOST_PINNED} lessons are pinned already: unpin one first", code="too_many_pinned"
+        )
+    changed: Lesson = await connection.fetchrow(_CHANGE, tenant_id, lesson_id, text, pinned, actor)
+    return changed
+
+
+async def remove(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> bool:
+    """Remove a lesson; return false if it is removed already.
+
+    Raises:
+        NotFoundError: there is no such lesson.
+    """
+    await _held(connection, tenant_id, lesson_id)
+    done: str = await connection.execute(_REMOVE, tenant_id, lesson_id)
+    return done == "UPDATE 1"
+
+
+async def _held(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> Lesson:
+    found: Lesson | None = await connection.fetchrow(_HELD, tenant_id, lesson_id)
+    if found is None:
+        raise NotFoundError(f"there is no lesson {lesson_id}")
+    return found
+
+
+async def pinned_for(pool: asyncpg.Pool, tenant_id: UUID, scope: Scope) -> list[Lesson]:
+    """Return the pinned lessons within a run's scope: ``id``, ``text`` and ``episode_id``."""
+    if scope.reach is Reach.RUN:
+        return []
+    return list(await pool.fetch(_PINNED_OF, str(tenant_id), scope.document))
