@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_ab7a56362a81"
+revision = "0001_541b0cabdbd6"
 down_revision = None
 branch_labels = None
 depends_on = None

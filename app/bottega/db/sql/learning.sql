@@ -1,4 +1,4 @@
--- Jobs that maintain a tenant's memory.
+-- Jobs that maintain a tenant's memory, and its numbers.
 
 -- Called by the nightly job. Return tenants that had episodes before p_tick, had no maintenance job
 -- since p_tick, and have no open maintenance job.
@@ -12,4 +12,49 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
       AND NOT EXISTS (SELECT FROM memory_jobs j WHERE j.tenant_id = t.id
                       AND (j.tick >= p_tick OR j.status IN ('pending', 'running')))
     ORDER BY t.id LIMIT p_limit
+$$;
+
+-- Called for metrics. Return the numbers of episodes by state and outcome, of patterns by state and
+-- category: {state: {outcome or category: number}}, and of lessons by state. If a table is large,
+-- they are estimates from a sample of its pages, always the same pages.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION memory_gauges()
+RETURNS TABLE (episodes jsonb, patterns jsonb, lessons jsonb)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_episodes double precision := sample_share('episode_state', 128);  -- about 9,000 rows
+    v_patterns double precision := sample_share('patterns', 512);  -- about 2,000 rows
+    v_lessons double precision := sample_share('lessons', 128);  -- about 4,000 rows
+BEGIN
+    RETURN QUERY SELECT (
+        SELECT coalesce(jsonb_object_agg(state, counts), '{}') FROM (
+            SELECT state, jsonb_object_agg(outcome, n) AS counts FROM (
+                SELECT s.state, coalesce(s.label, e.outcome) AS outcome,
+                       round(count(*) / v_episodes) AS n
+                FROM episode_state s TABLESAMPLE SYSTEM (100 * v_episodes) REPEATABLE (0)
+                CROSS JOIN LATERAL (
+                    SELECT o.outcome FROM episodes o
+                    WHERE o.tenant_id = s.tenant_id AND o.id = s.episode_id LIMIT 1) AS e
+                GROUP BY 1, 2) AS counted
+            GROUP BY state) AS states
+    ), (
+        SELECT coalesce(jsonb_object_agg(state, counts), '{}') FROM (
+            SELECT state, jsonb_object_agg(category, n) AS counts FROM (
+                SELECT p.state, p.category, round(count(*) / v_patterns) AS n
+                FROM patterns p TABLESAMPLE SYSTEM (100 * v_patterns) REPEATABLE (0)
+                GROUP BY 1, 2) AS counted
+            GROUP BY state) AS states
+    ), (
+        SELECT coalesce(jsonb_object_agg(state, n), '{}') FROM (
+            SELECT l.state, round(count(*) / v_lessons) AS n
+            FROM lessons l TABLESAMPLE SYSTEM (100 * v_lessons) REPEATABLE (0)
+            GROUP BY 1) AS states
+    );
+END $$;
+
+-- Return the share of a table's pages that a sample of p_pages has, at most 1.
+CREATE OR REPLACE FUNCTION sample_share(p_table regclass, p_pages integer) RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT least(1, p_pages * current_setting('block_size')::double precision
+                    / greatest(1, pg_relation_size(p_table)))
 $$;
