@@ -44,7 +44,7 @@ class User(Answer):
 
 
 class FactSource(Answer):
-    """Who set a fact."""
+    """The person or run that set a fact."""
 
     kind: Literal["message", "run", "person"]
     """`run`: an agent, by its tool `remember_fact`; `person`: a person, by the API or the console;

@@ -107,17 +107,17 @@ function UserFacts({ name }) {
     };
     return html`${facts.length ? html`<${Table} label=${`Facts about ${name}`} head=${["Fact", "Set by", "Set", ""]}>
       ${facts.map((each) => html`<${FactRow} key=${`${each.id} ${each.text} ${each.confirmed}`} fact=${each}
-        path=${path} reload=${reload} />`)}<//>` : html`<p class="small soft">There is none.</p>`}
+        user=${name} reload=${reload} />`)}<//>` : html`<p class="small soft">There is none.</p>`}
       ${error && html`<${Failure} error=${error} />`}
       <form class="filters" onSubmit=${add}><label class="grow">New fact <input required maxlength="200" value=${text}
         onInput=${(e) => setText(e.target.value)} /></label><button class="button">Add</button></form>`;
   }}<//>`;
 }
 
-function FactRow({ fact, path, reload }) {
+function FactRow({ fact, user, reload }) {
   const [text, setText] = useState(fact.text);
   const [error, setError] = useState(null);
-  const at = `${path}/${fact.id}`;
+  const at = url`/v1/users/${user}/facts/${fact.id}`;
   const keep = () => call("PATCH", at, { text }).then(reload, setError);
   const isChanged = text !== fact.text;
   return html`<tr><td><input aria-label="Fact" maxlength="200" value=${text}
