@@ -257,7 +257,7 @@ async def test_a_change_makes_a_version_and_a_stale_one_is_refused(server_: Runn
     tagged = await client.patch(path, json={"name": "x"}, headers={"if-match": '"1"'})
     assert problem(tagged, 412)["code"] == "version_conflict"
     unsaid = problem(await client.patch(path, json={"name": "x"}), 422)
-    assert "the current one is 2" in unsaid["detail"]
+    assert "the current version is 2" in unsaid["detail"]
     for tag, version in (('"2"', 3), ("*", 4)):
         named = await client.patch(path, json={"name": f"n{tag}"}, headers={"if-match": tag})
         assert named.json()["version"] == version, named.text

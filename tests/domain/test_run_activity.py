@@ -174,7 +174,7 @@ def test_reason_for_held_tasks_is_shown(run: Run) -> None:
 def test_blocking_sub_agent_is_told_by_its_own_events(run: Run) -> None:
     assert run("agent.started", "designer", depth=1) == "designer starts"
     assert run("memory.injected", "designer", source="requirements", version=1) == (
-        "designer receives what requirements published"
+        "designer receives the answer of requirements"
     )
     run("llm.completed", "designer", call=1, message={}, usage={"input": 5, "output": 2})
     run.later(1)

@@ -221,7 +221,7 @@ class TestLimitsOfTheRoot:
                 lead = coordinator(model, where, helper, limits=SubagentLimits(max_depth=1))
                 await lead.execute_query_async("go")
                 answer = results(lead.conversation_history)[-1]["tasks"][0]["final_output"]
-                assert "nested 1 deep" in answer
+                assert "at most 1 deep" in answer
 
         run_virtual(run())
 

@@ -352,7 +352,7 @@ class TestDispatching:
                 await lead.execute_query_async("go", recorder=recorder)
                 (task,) = results(lead.conversation_history)[-1]["tasks"]
                 assert task["final_output"] == "did it myself"
-                refused = next(m for m in model.requests if "nested 1 deep" in m[-1].content)
+                refused = next(m for m in model.requests if "at most 1 deep" in m[-1].content)
                 assert "without a sub-agent" in refused[-1].content
                 assert heard.data("backpressure")[0]["limit"] == 1
 

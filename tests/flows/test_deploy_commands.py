@@ -77,7 +77,7 @@ async def test_a_refusal_names_the_file_and_the_place(bottega: Running, tmp_path
     assert refused.returncode == 1
     assert f"{bad}, agents[0] at max_iterations: " in refused.stderr
     for text, said in (
-        ("a: [", "is no YAML"),
+        ("a: [", "is not valid YAML"),
         ("- a", "no lists"),
         ("agents: 1", "no lists"),
         ("agent: []", "an unknown section 'agent'"),

@@ -25,7 +25,7 @@ from tests.waiting import until
 
 SMALL = {
     *("list_sessions", "list_keys", "list_audit_log", "list_memory_reports"),
-    *("list_files", "list_providers", "list_provider_versions", "sum_usage"),
+    *("list_files", "list_user_facts", "list_providers", "list_provider_versions", "sum_usage"),
     *(
         "list_interrupts",
         "list_secrets",
@@ -100,6 +100,8 @@ async def fill(server: Running) -> dict[str, str]:
         assert (await client.post("/v1/mcp-servers", json=tools)).status_code == 201
         again = await client.put("/v1/mcp-servers/m0", json=tools | {"name": "m0"})
         assert again.status_code == 200
+        fact = await client.post("/v1/users/ada/facts", json={"text": f"Likes {number}."})
+        assert fact.status_code == 201
         one = {"file": (f"{number}.txt", b"x")}
         assert (await client.post("/v1/files", files=one)).status_code == 201
         schedule = {"name": f"s{number}", "cron": "0 5 * * 1", "run": run}
@@ -136,6 +138,7 @@ async def fill(server: Running) -> dict[str, str]:
         "list_batch_events": f"{batch_path}/events",
         "list_episodes": "/v1/episodes",
         "list_lessons": "/v1/lessons",
+        "list_user_facts": "/v1/users/ada/facts",
         "list_sessions": "/v1/sessions",
         "list_session_messages": "/v1/sessions/chat/messages",
         "list_keys": "/v1/keys",

@@ -92,6 +92,10 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "run_checks (tenant_id, run_id, status) SELECT tenant_id, run_id, 'done'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
         "lessons (tenant_id, episode_id, text, by) SELECT tenant_id, id, 'x', 'x'",
+        (
+            "user_facts (tenant_id, user_id, text, kind, confirmed)"
+            " SELECT tenant_id, 'x', 'x', 'person', true"
+        ),
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
         "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, 'x'",
         # No worker takes it meanwhile.

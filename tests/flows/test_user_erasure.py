@@ -107,6 +107,8 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
     headers = {"idempotency-key": f"l-{number}"}
     answer = await client.post("/v1/memory/learn", json=learnt, headers=headers)
     assert answer.status_code == 200, answer.text
+    path = f"/v1/users/{quote(user, safe='')}/facts"
+    assert (await client.post(path, json={"text": marked})).status_code == 201
     for row in (
         "webhooks (tenant_id, run_id, url, status) SELECT tenant_id, run_id, $2, 'failed'",
         (
