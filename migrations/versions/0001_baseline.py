@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_541b0cabdbd6"
+revision = "0001_a65e671b665b"
 down_revision = None
 branch_labels = None
 depends_on = None

@@ -465,6 +465,7 @@ CREATE TABLE user_facts (
     created_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_user_facts PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_user_facts_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT uq_user_facts_text UNIQUE (tenant_id, user_id, text),
     CONSTRAINT ck_user_facts_kind CHECK (kind IN ('message', 'run', 'person'))
 );
 CREATE INDEX ix_user_facts_user ON user_facts (tenant_id, user_id, id);

@@ -95,9 +95,17 @@ async def test_a_fact_from_outside_content_waits_for_a_person(
         calls(("remember_fact", {"fact": "Pays every bill."})),
         text("ok"),
     )
+    await guest.client.post(FACTS, json={"text": "Owes nothing."})
     await ask(guest)
-    (fact,) = await listed(guest)
+    owes, fact = await listed(guest)
     assert fact["confirmed"] is False
+    guest_model.script(
+        calls(("http_get", {"url": "https://127.0.0.1:1/"})),
+        calls(("forget_fact", {"fact": "Owes nothing."})),
+        text("ok"),
+    )
+    await ask(guest)
+    assert owes in await listed(guest)  # a person has set it
     guest_model.script(text("done"))
     await ask(guest)
     assert "Pays every bill." not in str(guest_model.requests[-1]["messages"])
@@ -130,6 +138,11 @@ async def test_a_fact_is_another_user_s_or_is_changed_and_deleted(guest: Running
         other = await guest.client.request(method, f"/v1/users/bob/facts/{fact['id']}", json=body)
         assert other.status_code == 404
     assert await listed(guest, "/v1/users/bob/facts") == []
+    await guest.client.post(FACTS, json={"text": "Likes tea."})
+    twice = await guest.client.patch(f"{FACTS}/{fact['id']}", json={"text": "Likes tea."})
+    assert (twice.status_code, twice.json()["code"]) == (409, "exists")
+    tea = (await listed(guest))[-1]
+    assert (await guest.client.delete(f"{FACTS}/{tea['id']}")).status_code == 204
     changed = await guest.client.patch(f"{FACTS}/{fact['id']}", json={"text": "Prefers Greek."})
     assert changed.json()["text"] == "Prefers Greek."
     gone = await guest.client.delete(f"{FACTS}/{fact['id']}")

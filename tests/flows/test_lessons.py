@@ -89,6 +89,19 @@ async def test_a_pinned_lesson_reaches_every_run_of_its_user_and_no_other(
         assert lesson["source"] not in [each["source"] for each in found], query
 
 
+async def test_a_deleted_episode_takes_its_pinned_lesson_along(
+    thinker: Running, model: FakeModel
+) -> None:
+    lesson = await taught(thinker)
+    path = f"/v1/lessons/{lesson['id']}"
+    assert (await thinker.client.patch(path, json={"pinned": True})).status_code == 200
+    episode = f"/v1/episodes/{lesson['source']['episode_id']}"
+    assert (await thinker.client.delete(episode)).status_code < 300
+    assert await lessons(thinker, user="alice") == []
+    await done(thinker, input="Sing a song.", user="alice")
+    assert SENTENCE not in prompts(model)
+
+
 async def test_a_new_verdict_withdraws_the_lesson_of_the_old_one(
     thinker: Running, model: FakeModel
 ) -> None:

@@ -188,7 +188,9 @@ def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
     """Return pinned lessons as event data."""
     return [
         context_recalled(
-            f"{INSIGHT}{each['id']}", f"{_PINNED}\n  {without_identities(each['text'])}", score=1.0
+            f"{INSIGHT}{each['id']}",
+            f"{_PINNED}\n  {' '.join(without_identities(each['text']).split())}",
+            score=1.0,
         )
         | {"episodes": [str(each["episode_id"])]}
         for each in pinned

@@ -112,6 +112,7 @@ class NatsSignals:
         self._size = 0
         self._news = asyncio.Event()
         self._is_away = False
+        self._is_refused = False
 
     @property
     def is_connected(self) -> bool:
@@ -187,7 +188,10 @@ class NatsSignals:
         reasons = ["no answer"]
 
         async def note(error: Exception) -> None:
-            reasons.append(str(error) or type(error).__name__)
+            reasons[0] = str(error) or type(error).__name__
+            if client.is_connected and not self._is_refused:  # such as a subject that is forbidden
+                self._is_refused = True
+                logger.warning("nats.lost", error=reasons[0], hint=_HINT)
 
         async def wake() -> None:
             self._news.set()
@@ -212,7 +216,7 @@ class NatsSignals:
                 )
         except Exception:
             if not self._is_away:
-                logger.warning("nats.away", error=reasons[-1], hint=_HINT)
+                logger.warning("nats.away", error=reasons[0], hint=_HINT)
             self._is_away = True
         return client.is_connected
 
@@ -221,7 +225,7 @@ class NatsSignals:
         self._client = client
         if self._is_away:
             logger.info("nats.connected")
-        self._is_away = False
+        self._is_away = self._is_refused = False
         subscriptions: dict[str, Subscription] = {}
         self._changed = dict.fromkeys(self._receivers)
         reason = "the server closed the connection, or does not answer"

@@ -18,6 +18,8 @@ from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
+from bottega.memory.prompts import RunMemory
+from bottega.memory.text.injection import suspicious
 from bottega.memory.working_memory import schema_of
 
 FactsMode = Literal["off", "read", "write"]
@@ -48,7 +50,14 @@ UPDATE user_facts SET text = $4, kind = 'person', source_run = NULL, confirmed =
 WHERE tenant_id = $1 AND user_id = $2 AND id = $3 RETURNING *
 """
 _REMOVE = "DELETE FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND id = $3 RETURNING id"
-_FORGET = "DELETE FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND text = $3 RETURNING id"
+_FORGET = """
+DELETE FROM user_facts
+WHERE tenant_id = $1 AND user_id = $2 AND text = $3 AND (kind <> 'person' OR $4) RETURNING id
+"""
+_HARMLESS = frozenset(
+    ("set_plan", "calculator", "current_time", "ask_user", REMEMBER_FACT, FORGET_FACT)
+)
+"""Tools whose results are the user's own words, or nobody's."""
 
 
 def fact_text(text: str) -> str:
@@ -121,13 +130,16 @@ async def change(
 
     Raises:
         NotFoundError: the user has no such fact.
+        ConflictError: ``exists``: another fact of the user has this text.
     """
-    row: asyncpg.Record | None = await connection.fetchrow(
-        _CHANGE, tenant_id, user, fact_id, fact_text(text)
-    )
+    try:
+        row = await connection.fetchrow(_CHANGE, tenant_id, user, fact_id, fact_text(text))
+    except asyncpg.UniqueViolationError:
+        raise ConflictError("the user has another fact with this text", code="exists") from None
     if row is None:
         raise NotFoundError("this user has no such fact")
-    return row
+    changed: asyncpg.Record = row
+    return changed
 
 
 async def remove(connection: asyncpg.Connection, tenant_id: UUID, user: str, fact_id: UUID) -> None:
@@ -169,16 +181,22 @@ class UserFacts:
             lines.append(line)
         return "\n".join([_TITLE, *lines]) if lines else ""
 
-    async def remember(self, text: str, *, confirmed: bool) -> None:
-        """Store a fact of this run. Raises as :func:`add`."""
+    async def remember(self, text: str, *, confirmed: bool) -> bool:
+        """Store a fact of this run; return true if it is confirmed. Raises as :func:`add`."""
         async with acting_as(self._pool, self._tenant_id) as connection:
             who = self._tenant_id, self._user
-            await add(connection, *who, text, run_id=self._run_id, confirmed=confirmed)
+            fact = await add(connection, *who, text, run_id=self._run_id, confirmed=confirmed)
+        return bool(fact["confirmed"])
 
-    async def forget(self, text: str) -> bool:
-        """Delete the facts with this text; return false if there was none."""
+    async def forget(self, text: str, *, of_people: bool) -> bool:
+        """Delete the fact with this text; return false if there was none.
+
+        Args:
+            of_people: also a fact that a person has set.
+        """
         async with acting_as(self._pool, self._tenant_id) as connection:
-            gone = await connection.fetch(_FORGET, self._tenant_id, self._user, fact_text(text))
+            who = self._tenant_id, self._user
+            gone = await connection.fetch(_FORGET, *who, fact_text(text), of_people)
         return bool(gone)
 
 
@@ -220,33 +238,45 @@ class ForgetFact(_FactTool):
     description = "Deletes a stored fact about the user. Give its sentence exactly."
 
 
-def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
-    """Return the tools with which an agent changes the facts about its run's user."""
+def fact_tools(facts: UserFacts, *, may_read_outside: bool) -> Sequence[ToolBase]:
+    """Return the tools with which an agent changes the facts about its run's user.
+
+    Args:
+        may_read_outside: the run has tools that read outside content.
+    """
+
+    def is_trusted() -> bool:
+        asking = current_call.get()
+        return asking is not None and not _has_read_outside(asking.query, may_read_outside)
 
     async def remember(fact: str) -> str:
-        asking = current_call.get()
-        confirmed = asking is not None and not reads_outside(asking.query)
-        await facts.remember(fact, confirmed=confirmed)
-        return "Stored." if confirmed else "Stored; a person must confirm it before it is used."
+        confirmed = is_trusted() and suspicious(fact) is None
+        if await facts.remember(fact, confirmed=confirmed):
+            return "Stored."
+        return "Stored; a person must confirm it before it is used."
 
     async def forget(fact: str) -> str:
-        if await facts.forget(fact):
+        if await facts.forget(fact, of_people=is_trusted()):
             return "Deleted."
-        raise InvalidInputError("there is no fact with this sentence: give it exactly")
+        raise InvalidInputError(
+            "there is no fact with this sentence that you may delete: give it exactly"
+        )
 
     return RememberFact(remember), ForgetFact(forget)
 
 
-def reads_outside(query: Query) -> bool:
-    """Return true if the query's history has a result of a tool that acts outside the run.
+def _has_read_outside(query: Query, may_read_outside: bool) -> bool:
+    """Return true if the query may have read what neither its user nor its agent has said.
 
-    Sub-agents count as outside, because they may have read outside content.
+    That is memory of other runs; and if there are tools that read outside content, the result of
+    any tool that is not harmless.
     """
     agent = query.agent
-    tools = [*agent.registered_tools, *(agent.memory.tools if agent.memory else ())]
-    own = {tool.name for tool in tools if tool.local} | {*FACT_TOOLS}
-    return any(
-        result.tool_name not in own
+    memory = agent.memory
+    if isinstance(memory, RunMemory) and memory.working.has_retrieved:
+        return True
+    return may_read_outside and any(
+        result.tool_name not in _HARMLESS
         for message in agent.conversation_history
         if isinstance(message, ToolMessage)
         for result in message.tool_results

@@ -276,6 +276,11 @@ class WorkingMemory:
         for key, label, line in new:
             self._put(Area.RETRIEVED, key, label, line)
 
+    @property
+    def has_retrieved(self) -> bool:
+        """True if prompts have memory of other runs."""
+        return bool(self._sections[Area.RETRIEVED].entries)
+
     # Output
 
     def recall(self, reference: str) -> str | None:

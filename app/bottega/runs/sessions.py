@@ -37,7 +37,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import LateralFromClause
 
-from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
 from bottega.db.quota import grew, require_room
 from bottega.db.tables import (
     forked_turns,
@@ -378,9 +378,14 @@ def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
     if wanted.user is not None:
         query = query.where(runs.c.user_id == wanted.user)
     if wanted.active_after is not None:
-        query = query.where(runs.c.created_at >= wanted.active_after)
+        query = query.where(
+            runs.c.created_at >= wanted.active_after, runs.c.id >= first_id(wanted.active_after)
+        )
     if wanted.active_before is not None:
-        query = query.where(runs.c.created_at < wanted.active_before)
+        query = query.where(
+            runs.c.created_at < wanted.active_before,
+            runs.c.id < first_id(wanted.active_before + MOST_SKEW),
+        )
     run = query.order_by(runs.c.id.desc()).limit(RECENT_RUNS).subquery("recent_runs").c
     by_agent: ColumnElement[bool] = true()
     if wanted.agent is not None:

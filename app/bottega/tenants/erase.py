@@ -80,7 +80,7 @@ ORDER BY c.relname
 # Tables whose rows are removed separately: a run's head before all its other rows, episodes after
 # the rows that refer to them, and a session's memory after the lock of the session's row, which is
 # the lock order of a run that publishes.
-_NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
+_NOT_OF_RUNS = {"run_heads", "episodes", "lessons", "session_memory"}
 # Tables without rows of the session at that time, because its episodes and runs are removed before.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # Tables with counts of rows. They are removed last, with the tenant's own row.

@@ -593,7 +593,8 @@ def _only(values: Sequence[str]) -> str | None:
 
 def _several(values: Sequence[str]) -> Sequence[str]:
     """Return the values of a filter that has several values; else no values."""
-    return tuple(values) if len(values) > 1 else ()
+    different = tuple(dict.fromkeys(values))
+    return different if len(different) > 1 else ()
 
 
 def _path(run: Mapping[str, Any]) -> str:

@@ -254,7 +254,7 @@ async def create_fact(
     summary="Change the text of a fact, or confirm it",
     description="The fact counts as set by a person from now on. Send the same text to confirm it.",
     response_model=Fact,
-    responses=problems(400, 404, 413, 415),
+    responses=problems(400, 404, 409, 413, 415),
 )
 async def change_fact(
     tx: Transaction,

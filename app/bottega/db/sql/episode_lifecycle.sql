@@ -347,6 +347,7 @@ BEGIN
     )
     SELECT coalesce(array_agg(episode_id), '{}') INTO v_ids FROM marked;
     PERFORM unsearch_episodes(v_tenant, v_ids);
+    DELETE FROM lessons WHERE tenant_id = v_tenant AND episode_id = ANY (v_ids);
     RETURN CASE WHEN p_id = ANY (v_ids) THEN true
         WHEN EXISTS (SELECT FROM episode_state WHERE tenant_id = v_tenant AND episode_id = p_id)
             THEN false END;

@@ -300,7 +300,7 @@ CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
 -- Called when an episode has a new verdict. Make a lesson of the reason of a bad outcome, and
--- withdraw the lesson of an earlier verdict, unless a person has edited it.
+-- withdraw the lesson of an earlier verdict, unless a person has edited or pinned it.
 CREATE OR REPLACE FUNCTION learn_from_verdict(p_tenant uuid, p_episode uuid, p_verdict jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -308,7 +308,7 @@ DECLARE
         nullif(left(btrim(regexp_replace(p_verdict ->> 'reason', '\s+', ' ', 'g')), 300), '') END;
 BEGIN
     DELETE FROM lessons
-    WHERE tenant_id = p_tenant AND episode_id = p_episode AND of_verdict
+    WHERE tenant_id = p_tenant AND episode_id = p_episode AND of_verdict AND NOT pinned
       AND (text, "by") IS DISTINCT FROM (v_text, p_verdict ->> 'by');
     INSERT INTO lessons (tenant_id, episode_id, run_id, session_id, user_id, agent, text, "by",
                          of_verdict)

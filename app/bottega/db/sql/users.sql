@@ -20,7 +20,7 @@ LANGUAGE sql IMMUTABLE AS
 $$ SELECT hashtextextended(jsonb_build_array('user', p_tenant, p_user)::text, 0) $$;
 
 -- Store a fact about a user, unless the user has it; return its id. Null: the user is being erased;
--- a nil UUID: the user has p_most facts. A person's word confirms a fact that a run has set.
+-- a nil UUID: the user has p_most facts. A confirmed one confirms it.
 CREATE OR REPLACE FUNCTION add_user_fact(
     p_tenant uuid, p_user text, p_text text, p_kind text, p_run uuid, p_confirmed boolean,
     p_most integer
@@ -34,13 +34,14 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock(
         hashtextextended(jsonb_build_array('facts', p_tenant, p_user)::text, 0));
-    UPDATE user_facts SET confirmed = confirmed OR p_kind = 'person'
+    UPDATE user_facts SET confirmed = confirmed OR p_confirmed
     WHERE tenant_id = p_tenant AND user_id = p_user AND text = p_text RETURNING id INTO v_id;
     IF FOUND THEN
         RETURN v_id;
     END IF;
-    IF (SELECT count(*) FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user)
-        >= p_most THEN
+    -- Facts that are not confirmed leave room for those that people set.
+    IF (SELECT count(*) >= p_most OR NOT p_confirmed AND count(*) FILTER (WHERE NOT confirmed) >= 20
+        FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user) THEN
         RETURN '00000000-0000-0000-0000-000000000000';
     END IF;
     INSERT INTO user_facts (tenant_id, user_id, text, kind, source_run, confirmed)
