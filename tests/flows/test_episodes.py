@@ -147,7 +147,7 @@ async def test_deleting_a_session_deletes_its_episodes(
         for table in (
             *("episodes", "episode_bodies", "episode_reflections", "episode_state"),
             *("episode_search", "episode_vectors", "episode_tags", "episode_work"),
-            "episode_failures",
+            *("episode_failures", "lessons"),
             *("idempotency_keys", "run_learning", "run_steps"),
         )
     }

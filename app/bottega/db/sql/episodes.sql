@@ -157,7 +157,7 @@ END $$;
 CREATE OR REPLACE FUNCTION lessons_of(p_tenant uuid, p_episode uuid, p_by text) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('insights', coalesce(jsonb_agg(l.text ORDER BY l.id), '[]'))
-        || CASE WHEN bool_and(l."by" IS NOT DISTINCT FROM p_by) IS FALSE
+        || CASE WHEN bool_and(l."by" = coalesce(p_by, 'import')) IS FALSE
                THEN '{"by": "several"}'::jsonb ELSE '{}' END
     FROM lessons l
     WHERE l.tenant_id = p_tenant AND l.episode_id = p_episode AND l.state = 'active'
