@@ -262,7 +262,7 @@ BODIES: dict[str, Any] = {
     "apply": {"agents": [{"name": "applied", "system_message": "x"}], "source": "s", "prune": True},
     "create_session": {"id": "own"},
     "create_user_fact": {"text": "own"},
-    "change_user_fact": {"text": "own"},
+    "change_user_fact": {"text": "changed"},
     "fork_session": {},
     "change_session": {"metadata": {}},
     "create_ws_ticket": {},

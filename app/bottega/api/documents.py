@@ -226,6 +226,8 @@ _OPERATION_CODES: Mapping[str, str] = {
     "cancel_run": _OWNED,
     "cancel_run_task": _OWNED,
     "change_lesson": "removed too_many_pinned",
+    "create_user_fact": "too_many_facts user_erasing",
+    "change_user_fact": "exists",
     "change_pattern": "invalid_condition stale_version",
     "change_schedule": _OWNED,
     "change_session": f"{_OWNED} storage_quota",
