@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_a65e671b665b"
+revision = "0001_28f736107950"
 down_revision = None
 branch_labels = None
 depends_on = None

@@ -1068,8 +1068,8 @@ CREATE TABLE lessons (
     text text NOT NULL,
     -- Author: of the reflection, of the verdict whose reason it is, or of the last edit.
     "by" text NOT NULL,
-    -- True for the reason of a verdict; a person's edit makes it false.
-    of_verdict boolean NOT NULL DEFAULT false,
+    -- Reason of the verdict that made the lesson; null: a reflection made it.
+    reason text,
     state text NOT NULL DEFAULT 'active',
     -- Runs get it whatever their task is.
     pinned boolean NOT NULL DEFAULT false,

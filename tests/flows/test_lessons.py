@@ -123,7 +123,9 @@ async def test_a_new_verdict_withdraws_the_lesson_of_the_old_one(
     (mine,) = [each for each in found if each["text"] == "The date is wrong."]
     edit = {"text": "Check the date."}
     assert (await thinker.client.patch(f"/v1/lessons/{mine['id']}", json=edit)).is_success
-    assert await judged("SUCCESS", "Fine.") == [("Check the date.", "local")]
+    edited = [("Check the date.", "local")]
+    assert await judged("SUCCESS", "Fine.") == edited
+    assert await judged("PARTIAL", "The date is wrong.") == edited, "it does not come back"
 
 
 @pytest.mark.parametrize(

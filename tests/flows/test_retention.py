@@ -76,9 +76,11 @@ async def test_prune_removes_old_runs_of_one_tenant_and_what_hangs_on_them(
     await guest.client.post("/v1/agents", json=AGENT)
     old = [await finished(guest, session_id="s") for _ in range(3)]
     young = await finished(guest, session_id="s")
+    await until(lambda: guest.owner.fetchval("SELECT count(*) = 0 FROM episode_work"))
+    bad = {"outcome": "FAILURE", "comment": "The total lacks the VAT."}
+    assert (await guest.client.post(f"/v1/runs/{old[0]}/feedback", json=bad)).is_success
     await age(guest, *old, theirs)
     name = await tenant_of(guest)
-    await until(lambda: guest.owner.fetchval("SELECT count(*) = 0 FROM episode_work"))
     before, others = await counts(shared_url, name), await counts(shared_url, "untouched")
 
     said = await operator.prune(shared_url, MONTH, tenant=name, dry_run=True)
@@ -95,6 +97,8 @@ async def test_prune_removes_old_runs_of_one_tenant_and_what_hangs_on_them(
     assert not {each for each in lost if each.startswith("episode")} - {"episode_feedback"}
     assert await counts(shared_url, "untouched") == others
     assert await left(guest, [*old, young]) == [young]
+    (lesson,) = (await guest.client.get("/v1/lessons?session_id=s")).json()["items"]
+    assert lesson["text"] == bad["comment"]
     assert await operator.prune(shared_url, MONTH, tenant=name) == {}
     (entry,) = (await guest.client.get("/v1/audit?action=retention.prune")).json()["items"]
     assert entry["details"]["removed"] == lost

@@ -66,7 +66,6 @@ OF_TENANT = {
     *("get_user", "delete_user", "export_user", "list_user_facts", "create_user_fact"),
     *("change_user_fact", "delete_user_fact", "create_file", "get_file", "get_file_content"),
     *("get_interrupt", "get_episode", "delete_episode", "list_audit_log"),
-    *("change_lesson", "delete_lesson"),
     *("DELETE /mcp", "DELETE /mcp/", "GET /mcp", "GET /mcp/"),
     # batches and drafts act for nobody
     "create_draft_run",
@@ -103,6 +102,7 @@ class Stage:
     file: str
     response: str
     episode: str
+    lesson: str
 
     def refused(self, user: str | None) -> Iterator[tuple[str, str, str, Any]]:
         """Yield requests of another user for what is ada's: operation, method, path, body."""
@@ -166,6 +166,8 @@ class Stage:
         yield "delete_session_memory", "DELETE", f"{session}/memory{query}", None
         yield "delete_session", "DELETE", f"{session}{query}", None
         yield "delete_file", "DELETE", f"/v1/files/{self.file}{query}", None
+        yield "change_lesson", "PATCH", f"/v1/lessons/{self.lesson}{query}", {"pinned": True}
+        yield "delete_lesson", "DELETE", f"/v1/lessons/{self.lesson}{query}", None
 
 
 async def ask(client: httpx2.AsyncClient, method: str, path: str, body: Any) -> tuple[int, str]:
@@ -235,7 +237,8 @@ async def _filled(
     episode = (await client.get("/v1/episodes?user=ada")).json()["items"][0]["id"]
     told = {**EPISODE, "user": "ada", "reflection": {"insights": ["Heat it first."]}}
     assert (await client.post("/v1/episodes", json=told)).is_success
-    ids = (over, asks, his, pending["id"], sent.json()["id"], response, episode)
+    (lesson,) = (await client.get("/v1/lessons?user=ada")).json()["items"]
+    ids = (over, asks, his, pending["id"], sent.json()["id"], response, episode, lesson["id"])
     return Stage(server, client, careful, *ids)
 
 

@@ -158,24 +158,14 @@ async def use_facts(
     memory = agent.memory
     assert isinstance(memory, RunMemory)
     if run.facts_mode == "write":
-        outside = _may_read_outside(run)
-        memory.tools = [*memory.tools, *fact_tools(facts, may_read_outside=outside)]
+        memory.tools = [*memory.tools, *fact_tools(facts)]
     text = journal.replay.facts
     if text is None and not journal.replay.asked:
         text = await facts.text()
-        data = context_recalled(FACTS, text)
-        journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
+        if text:
+            data = context_recalled(FACTS, text)
+            journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
     memory.facts = text or ""
-
-
-def _may_read_outside(run: ClaimedRun) -> bool:
-    """Return true if the run has a tool that may read outside content."""
-    tools = [
-        tool
-        for part in (*run.agents.values(), *run.overrides.values())
-        for tool in part.get("tools") or ()
-    ]
-    return any(tool["type"] != "builtin" or tool["name"] == "http_get" for tool in tools)
 
 
 def _goals(

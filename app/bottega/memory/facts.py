@@ -238,16 +238,12 @@ class ForgetFact(_FactTool):
     description = "Deletes a stored fact about the user. Give its sentence exactly."
 
 
-def fact_tools(facts: UserFacts, *, may_read_outside: bool) -> Sequence[ToolBase]:
-    """Return the tools with which an agent changes the facts about its run's user.
-
-    Args:
-        may_read_outside: the run has tools that read outside content.
-    """
+def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
+    """Return the tools with which an agent changes the facts about its run's user."""
 
     def is_trusted() -> bool:
         asking = current_call.get()
-        return asking is not None and not _has_read_outside(asking.query, may_read_outside)
+        return asking is not None and not _has_read_outside(asking.query)
 
     async def remember(fact: str) -> str:
         confirmed = is_trusted() and suspicious(fact) is None
@@ -265,17 +261,16 @@ def fact_tools(facts: UserFacts, *, may_read_outside: bool) -> Sequence[ToolBase
     return RememberFact(remember), ForgetFact(forget)
 
 
-def _has_read_outside(query: Query, may_read_outside: bool) -> bool:
+def _has_read_outside(query: Query) -> bool:
     """Return true if the query may have read what neither its user nor its agent has said.
 
-    That is memory of other runs; and if there are tools that read outside content, the result of
-    any tool that is not harmless.
+    That is memory of other runs, or the result of a tool that is not harmless.
     """
     agent = query.agent
     memory = agent.memory
     if isinstance(memory, RunMemory) and memory.working.has_retrieved:
         return True
-    return may_read_outside and any(
+    return any(
         result.tool_name not in _HARMLESS
         for message in agent.conversation_history
         if isinstance(message, ToolMessage)

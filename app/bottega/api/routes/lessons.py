@@ -4,17 +4,18 @@ from datetime import datetime
 from typing import Annotated, Any, Self
 from uuid import UUID
 
+import asyncpg
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from bottega.api.auth import acts_for
+from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Body, Page
 from bottega.api.schemas.episodes import Label
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, PrincipalDep, Tenant, Transaction
-from bottega.api.shared.pages import LINK, PageQuery, QueriedUser, storable
+from bottega.api.shared.pages import LINK, OwnerNamed, PageQuery, QueriedUser, storable
 from bottega.db.sessions import driver_of
 from bottega.memory.learning import lessons
 from bottega.tenants import audit
@@ -118,6 +119,14 @@ async def list_(
     return query.page(request, response, items, lambda item: item["id"])
 
 
+async def _refuse_other(
+    driver: asyncpg.Connection, principal: Principal, lesson_id: UUID, user: str | None
+) -> None:
+    acting = acts_for(principal, user, None)
+    lesson = await lessons.held(driver, acting.tenant_id, lesson_id)
+    acting.refuse_other(lesson["user"], f"lesson {lesson_id}")
+
+
 @router.patch(
     "/{lesson_id}",
     operation_id="change_lesson",
@@ -130,9 +139,16 @@ async def list_(
     responses=problems(400, 404, 409, 413, 415),
 )
 async def change(
-    tx: Transaction, tenant: Tenant, actor: Actor, lesson_id: LessonId, body: LessonChanges
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    lesson_id: LessonId,
+    body: LessonChanges,
+    user: OwnerNamed = None,
 ) -> Any:
     driver = await driver_of(tx)
+    await _refuse_other(driver, principal, lesson_id, user)
     changed = await lessons.change(
         driver, tenant, lesson_id, actor, text=body.text, pinned=body.pinned
     )
@@ -147,8 +163,17 @@ async def change(
     summary="Remove a lesson",
     description="No run gets it any more. It stays in the list, with the state `removed`.",
     status_code=204,
-    responses=problems(404),
+    responses=problems(404, 409),
 )
-async def delete(tx: Transaction, tenant: Tenant, actor: Actor, lesson_id: LessonId) -> None:
-    if await lessons.remove(await driver_of(tx), tenant, lesson_id):
+async def delete(
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    lesson_id: LessonId,
+    user: OwnerNamed = None,
+) -> None:
+    driver = await driver_of(tx)
+    await _refuse_other(driver, principal, lesson_id, user)
+    if await lessons.remove(driver, tenant, lesson_id):
         await audit.note(tx, tenant, actor, "lesson.delete", str(lesson_id))

@@ -732,16 +732,15 @@ class TaskQuery(PageQuery):
 )
 async def tasks(
     service: ServiceDep,
-    tx: Transaction,
     tenant: ReviewTenant,
     run_id: RunId,
     query: Annotated[TaskQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
-    found = await read.tasks_page(
-        tx, tenant, run_id, status=query.status, **query.window(tuple[PlaceInTime, UUID])
-    )
+    window = query.window(tuple[PlaceInTime, UUID])
+    async with service.database.begin(tenant) as tx:
+        found = await read.tasks_page(tx, tenant, run_id, status=query.status, **window)
     talking = [task for task in found if task["status"] in read.TALKING]
     if service.nats is not None and talking:  # else the query found the text
         texts = await service.nats.text_of(tenant, run_id)

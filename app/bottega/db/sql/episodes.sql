@@ -299,8 +299,8 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Called when an episode has a new verdict. Make a lesson of the reason of a bad outcome, and
--- withdraw the lesson of an earlier verdict, unless a person has edited or pinned it.
+-- Called when an episode has a new verdict. Make a lesson of the reason of a bad outcome, once, and
+-- withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed it.
 CREATE OR REPLACE FUNCTION learn_from_verdict(p_tenant uuid, p_episode uuid, p_verdict jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -308,16 +308,17 @@ DECLARE
         nullif(left(btrim(regexp_replace(p_verdict ->> 'reason', '\s+', ' ', 'g')), 300), '') END;
 BEGIN
     DELETE FROM lessons
-    WHERE tenant_id = p_tenant AND episode_id = p_episode AND of_verdict AND NOT pinned
-      AND (text, "by") IS DISTINCT FROM (v_text, p_verdict ->> 'by');
+    WHERE tenant_id = p_tenant AND episode_id = p_episode AND text = reason
+      AND state = 'active' AND NOT pinned
+      AND (reason, "by") IS DISTINCT FROM (v_text, p_verdict ->> 'by');
     INSERT INTO lessons (tenant_id, episode_id, run_id, session_id, user_id, agent, text, "by",
-                         of_verdict)
+                         reason)
     SELECT e.tenant_id, e.id, e.run_id, e.session_id, e.user_id, e.agent, v_text,
-           p_verdict ->> 'by', true
+           p_verdict ->> 'by', v_text
     FROM (SELECT * FROM episodes WHERE tenant_id = p_tenant AND id = p_episode LIMIT 1) AS e
     WHERE v_text IS NOT NULL AND NOT EXISTS (
         SELECT FROM lessons
-        WHERE tenant_id = p_tenant AND episode_id = p_episode AND of_verdict);
+        WHERE tenant_id = p_tenant AND episode_id = p_episode AND reason = v_text);
 END $$;
 
 -- Called at a run's start. Return the latest pinned lessons within the scope.

@@ -30,9 +30,10 @@ ORDER BY id {{order}} LIMIT ${{limit}}
 _HELD = f"SELECT {_SHOWN} FROM lessons WHERE tenant_id = $1 AND id = $2 FOR UPDATE"  # noqa: S608
 _CHANGE = f"""
 UPDATE lessons SET text = coalesce($3, text), "by" = CASE WHEN $3 IS NULL THEN "by" ELSE $5 END,
-    of_verdict = of_verdict AND $3 IS NULL, pinned = coalesce($4, pinned)
+    pinned = coalesce($4, pinned)
 WHERE tenant_id = $1 AND id = $2 RETURNING {_SHOWN}
 """  # noqa: S608
+_ONE_BY_ONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 _PINNED = """
 SELECT count(*) FROM lessons
 WHERE tenant_id = $1 AND pinned AND id <> $2 AND user_id IS NOT DISTINCT FROM $3
@@ -95,7 +96,7 @@ async def change(
         ConflictError: ``removed``; ``too_many_pinned``.
         InvalidInputError: the text that runs would get looks like an order to a model.
     """
-    now = await _held(connection, tenant_id, lesson_id)
+    now = await held(connection, tenant_id, lesson_id)
     if now["state"] == "removed":
         raise ConflictError(f"lesson {lesson_id} is removed", code="removed")
     text = None if text is None else " ".join(text.split())
@@ -104,11 +105,13 @@ async def change(
         raise InvalidInputError(
             f"no run would get this text, because {why}: send another text", pointer="/text"
         )
-    owner = now["user"], now["session_id"]
-    if pinned and await connection.fetchval(_PINNED, tenant_id, lesson_id, *owner) >= MOST_PINNED:
-        raise ConflictError(
-            f"{MOST_PINNED} lessons are pinned already: unpin one first", code="too_many_pinned"
-        )
+    if pinned:
+        owner = now["user"], now["session_id"]
+        await connection.execute(_ONE_BY_ONE, f"pinned lessons {tenant_id} {owner}")
+        if await connection.fetchval(_PINNED, tenant_id, lesson_id, *owner) >= MOST_PINNED:
+            raise ConflictError(
+                f"{MOST_PINNED} lessons are pinned already: unpin one first", code="too_many_pinned"
+            )
     changed: Lesson = await connection.fetchrow(_CHANGE, tenant_id, lesson_id, text, pinned, actor)
     return changed
 
@@ -119,12 +122,17 @@ async def remove(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUI
     Raises:
         NotFoundError: there is no such lesson.
     """
-    await _held(connection, tenant_id, lesson_id)
+    await held(connection, tenant_id, lesson_id)
     done: str = await connection.execute(_REMOVE, tenant_id, lesson_id)
     return done == "UPDATE 1"
 
 
-async def _held(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> Lesson:
+async def held(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> Lesson:
+    """Return a lesson, and lock it until the end of the transaction.
+
+    Raises:
+        NotFoundError: there is no such lesson.
+    """
     found: Lesson | None = await connection.fetchrow(_HELD, tenant_id, lesson_id)
     if found is None:
         raise NotFoundError(f"there is no lesson {lesson_id}")
