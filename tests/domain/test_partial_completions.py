@@ -22,8 +22,9 @@ def event(kind: str, **data: Any) -> dict[str, Any]:
     }
 
 
-def piece(at: int, text: str, *, call: int = 1, attempt: int = 1) -> dict[str, Any]:
-    return {"task_id": None, "call": call, "attempt": attempt, "at": at, "text": text, "now": NOW}
+def piece(at: int, text: str, *, call: int = 1, attempt: int = 1, **more: object) -> dict[str, Any]:
+    place = {"task_id": None, "call": call, "attempt": attempt}
+    return {**place, "at": at, "text": text, "now": NOW, **more}
 
 
 def texts(calls: PartialCompletions) -> list[str]:
@@ -94,6 +95,21 @@ def test_kept_text_is_bounded() -> None:
     assert texts(calls) == ["x" * MAX_CHARACTERS]
     calls.add_rows([piece(MAX_CHARACTERS + 1, "z")])
     assert texts(calls) == ["x" * MAX_CHARACTERS]
+    assert not calls.has_gap, "text without room is not asked for again"
+
+
+def test_repeated_text_fills_a_gap_and_shows_nothing_twice() -> None:
+    calls = one_call()
+    calls.add_rows([piece(0, "one "), piece(8, "three")])
+    assert calls.has_gap
+    (first,) = calls.open()
+    calls.add_rows(piece(at, "one two three"[at : at + 5], is_repeated=True) for at in (0, 5, 10))
+    assert texts(calls) == ["one two three"]
+    assert [*calls.open()] == [first]
+    calls.add_rows([piece(0, "one ", is_repeated=True)])  # older than what is known
+    assert texts(calls) == ["one two three"]
+    calls.add_rows([piece(0, "other", is_repeated=True)])
+    assert texts(calls) == ["other"]
 
 
 def test_subscribers_at_the_same_offset_share_one_frame() -> None:

@@ -165,8 +165,11 @@ async def test_a_server_that_cannot_be_reached_is_tried_again(
     model.script(ANSWER)
     with capture_logs() as logs:
         async with running(configured, database_url, worker=True) as server:
-            path = await alone(server)
-            assert (await server.frames(f"{path}/ws"))[-1]["type"] == "run.completed"
+            async with hearing(database_url) as heard:
+                path = await alone(server)
+                assert (await server.frames(f"{path}/ws"))[-1]["type"] == "run.completed"
+                assert heard, "NOTIFY brings wake-ups that NATS cannot bring"
+                heard.clear()
             await nats.start()
             try:
                 await until(lambda: is_connected(server), within=5)

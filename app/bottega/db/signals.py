@@ -6,8 +6,9 @@ RAISE NOTICE, and the process sends it when the transaction is over. It sends th
 once, and the signals of the next 10 ms together. If a process dies before it sends a signal,
 readers find the news at their next poll.
 
-Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NATS instead. NATS may
-lose a wake-up without a notice, but its readers poll anyway (see :mod:`bottega.events.nats`).
+Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NATS instead, and by
+NOTIFY only while this process has no connection to NATS. NATS may lose a wake-up without a notice,
+but its readers poll anyway (see :mod:`bottega.events.nats`).
 
 The end of a child run is an arrival for its parent run. After the transaction that stored the end,
 the same process calls the SQL function ``arrive`` in another transaction, which locks the parent
@@ -53,13 +54,14 @@ class SignalSender:
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns them.
         claims: claims due runs in this process; returns true if that makes a signal unnecessary.
-        wake: sends a wake-up over NATS; ``None``: wake-ups are sent by NOTIFY, too.
+        wake: sends a wake-up over NATS; returns false if that is impossible now, and NOTIFY
+            sends the wake-up.
     """
 
     def __init__(self) -> None:
         self.pool: asyncpg.Pool | None = None
         self.claims: Callable[[], bool] = lambda: False
-        self.wake: Callable[[str, str], object] | None = None
+        self.wake: Callable[[str, str], bool] = lambda _channel, _payload: False
         self._pending: dict[tuple[str, str], None] = {}
         self._sending: asyncio.Task[None] | None = None
 
@@ -102,12 +104,9 @@ class SignalSender:
     async def _deliver(self, pool: asyncpg.Pool, pending: Sequence[tuple[str, str]]) -> None:
         by_channel: defaultdict[str, list[str]] = defaultdict(list)
         for channel, payload in pending:
-            by_channel[channel].append(payload)
+            if not (channel in WAKE_UPS and self.wake(channel, payload)):
+                by_channel[channel].append(payload)
         arrivals = by_channel.pop(ARRIVALS, [])
-        if self.wake is not None:
-            for channel in WAKE_UPS:
-                for payload in by_channel.pop(channel, []):
-                    self.wake(channel, payload)
         if by_channel:
             await pool.execute(_SEND, *_notifications(by_channel), timeout=_PATIENCE_S)
         for payload in arrivals:

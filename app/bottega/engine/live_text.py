@@ -36,6 +36,8 @@ MAX_CHARACTERS = 200_000
 
 _LONGEST_ANSWER = 200_000
 """Most characters of a run's open calls in one answer, which NATS limits to a megabyte."""
+_LONGEST_REPEATED = 100_000
+"""Most characters of a message that repeats text."""
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
 
@@ -224,20 +226,22 @@ class TextSubjects:
                 ends = [_message(call, at, text[-most:]) for call, at, text in said]
                 self._nats.answer(reply, to_json(ends))
                 return
-            for piece in said:
-                self._publish(piece, is_whole=True)
+            for call, at, whole in said:
+                for first in range(0, len(whole), _LONGEST_REPEATED):
+                    part = whole[first : first + _LONGEST_REPEATED]
+                    self._publish((call, at + first, part), is_repeated=True)
 
         run = str(journal.tenant_id), str(journal.run_id)
         return self._nats.subscribe(TEXT_WANTED, *run, receive=answer)
 
-    def _publish(self, piece: Piece, *, is_whole: bool = False) -> None:
+    def _publish(self, piece: Piece, *, is_repeated: bool = False) -> None:
         journal = piece[0].journal
-        message = _message(*piece, is_whole=is_whole)
+        message = _message(*piece, is_repeated=is_repeated)
         run = str(journal.tenant_id), str(journal.run_id)
         self._nats.publish(TEXT, *run, data=to_json([message]))
 
 
-def _message(call: Live, at: int, text: str, *, is_whole: bool = False) -> TextMessage:
+def _message(call: Live, at: int, text: str, *, is_repeated: bool = False) -> TextMessage:
     return {
         "task_id": call.task_id,
         "call": call.call,
@@ -245,7 +249,7 @@ def _message(call: Live, at: int, text: str, *, is_whole: bool = False) -> TextM
         "at": at,
         "text": text,
         "tool_call_id": call.tool_call_id,
-        "is_whole": is_whole,
+        "is_repeated": is_repeated,
     }
 
 

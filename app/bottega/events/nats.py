@@ -15,12 +15,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import structlog
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from bottega.errors import UnavailableError
@@ -55,16 +56,17 @@ class TextMessage(TypedDict):
 
     Attributes:
         at: number of characters before ``text``; of a tool's progress, the report's number.
-        is_whole: true if it repeats all text of the call so far.
+        text: the text; of a tool's progress, the report as JSON.
+        is_repeated: true if watchers may have some of the text already.
     """
 
     task_id: UUID | None
     call: int
     attempt: int
-    at: int
+    at: Annotated[int, Field(ge=0)]
     text: str
     tool_call_id: str | None
-    is_whole: bool
+    is_repeated: bool
 
 
 @cache
@@ -75,8 +77,12 @@ def _messages() -> TypeAdapter[list[TextMessage]]:
 def decoded(data: bytes) -> list[TextMessage]:
     """Decode live text; return an empty list for invalid data, whose sender is not known."""
     try:
-        return _messages().validate_json(data)
-    except ValidationError:
+        messages = _messages().validate_json(data)
+        for message in messages:
+            if message["tool_call_id"] is not None:
+                from_json(message["text"])
+        return messages
+    except ValueError:
         logger.warning("nats.not_text")
         return []
 
@@ -252,10 +258,11 @@ class NatsSignals:
             if subject not in self._receivers:
                 if (old := subscriptions.pop(subject, None)) is not None:
                     await old.unsubscribe()
-            elif subject not in subscriptions:
+                continue
+            if subject not in subscriptions:
                 on_message = partial(self._receive, subject)
                 subscriptions[subject] = await client.subscribe(subject, cb=on_message)
-                begun.append(subject)
+            begun.append(subject)
         messages, self._messages, self._size = self._messages, [], 0
         for subject, data in messages:
             await client.publish(subject, data)

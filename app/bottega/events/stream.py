@@ -54,9 +54,13 @@ _TEXT_ENDS = frozenset(
 
 @dataclass(slots=True, eq=False)
 class PartialCompletion:
-    """The live text of one model call; ``is_async``: the call belongs to an asynchronous task.
+    """The live text of one model call.
 
     If a try fails, the text of the next try is a new object.
+
+    Attributes:
+        is_async: true if the call belongs to an asynchronous task.
+        is_full: true if later text of the call is left out, because there is no room for it.
     """
 
     run_id: UUID
@@ -69,6 +73,7 @@ class PartialCompletion:
     is_async: bool = False
     text: str = ""
     at: datetime | None = None
+    is_full: bool = False
     _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
 
     def is_of(self, row: Row) -> bool:
@@ -166,10 +171,12 @@ class PartialCompletions:
             if call is None or not call.is_of(row):
                 continue
             at, text = row["at"], row["text"]
-            if row.get("is_whole") and text.startswith(call.text):
-                at, text = len(call.text), text[len(call.text) :]
+            if row.get("is_repeated") and text.startswith(known := call.text[at : at + len(text)]):
+                at, text = at + len(known), text[len(known) :]
+                if not text:
+                    continue
             if at > len(call.text):
-                self.has_gap = True
+                self.has_gap |= not call.is_full
                 continue
             if at < len(call.text):
                 call = self._again(call, call.text[:at])
@@ -177,6 +184,8 @@ class PartialCompletions:
                 room -= len(text)
                 call.text += text
                 call.at = row["now"]
+            else:
+                call.is_full = True
 
     def _again(self, old: PartialCompletion, text: str) -> PartialCompletion:
         new = PartialCompletion(
@@ -274,6 +283,8 @@ class OpenToolCalls:
 RING_EVENTS = 1000
 RING_BYTES = 512 * 1024
 _BATCH = 100
+_MOST_PUSHED = 1000
+"""Most pieces of text that wait for events of the log."""
 
 
 class RunStream:
@@ -415,6 +426,7 @@ class RunStream:
     def push_text(self, rows: Sequence[Row]) -> bool:
         """Add text that NATS brought; return false if the log must be read before it is shown."""
         self._pushed += rows
+        del self._pushed[:-_MOST_PUSHED]  # text that is missing then is asked for again
         if self._text or self._is_behind or self.ended or not self._knows_calls(self._pushed):
             return False
         self.take_pushed()
