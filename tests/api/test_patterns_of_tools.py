@@ -72,11 +72,11 @@ async def test_too_large_patterns_are_refused_at_once(
 async def test_other_requests_are_answered_while_patterns_are_compiled(
     client: httpx2.AsyncClient,
 ) -> None:
-    """Compile patterns of 0.05 s each, in which no other thread of their process runs."""
+    """Compile patterns of 0.4 s together; in this process, none of its threads would run."""
     patterns = bomb(900, 8)
     before = os.times()
     sent = asyncio.ensure_future(client.post("/v1/agents", json=agent(patterns)))
-    assert await longest_gap(sent) < 0.04
+    assert await longest_gap(sent) < 0.2
     assert (await sent).status_code == 201, (await sent).text
     assert os.times().children_user > before.children_user
 

@@ -208,7 +208,8 @@ async def test_few_modules_run_between_a_websocket_and_its_first_frame(
     for _ in range(6):  # background work runs beside some of them
         with modules_run() as way:
             address = f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws"
-            async with websockets.connect(address) as socket:
+            # Its end waits for the server's, behind unread messages: let all of them in.
+            async with websockets.connect(address, max_queue=None) as socket:
                 await socket.recv()
         ways.append(way)
     check("websocket_to_first_frame", ways, idle)

@@ -129,6 +129,8 @@ class PartCount:
         return None
 
 
+_REPLAY_CHECK_S = 0.02
+"""Time between two checks, in seconds, whether a late node's replay has reached its open calls."""
 _WHOLE = object()
 
 
@@ -786,7 +788,7 @@ class GraphRun:
             finally:
                 expired.cancel()
         while not (asked.done() or work.kind == "agent" or self._may_stop(path)):
-            await asyncio.wait([asked], timeout=0.001)
+            await asyncio.wait([asked], timeout=_REPLAY_CHECK_S)
         return asked.done()
 
     def _may_stop(self, path: Path) -> bool:
