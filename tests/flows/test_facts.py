@@ -1,11 +1,14 @@
 """Facts about end users: set by people and by agents, read by later runs of the same user."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from tests.fake_model import FakeModel, calls, text
-from tests.service import Running
+from bottega.settings import Settings
+from tests.fake_model import FakeModel, calls, gated, text
+from tests.flows.conftest import asking
+from tests.service import Running, running
 from tests.waiting import until
 
 FACTS = "/v1/users/ada%2F1/facts"
@@ -64,26 +67,30 @@ async def test_without_the_field_no_fact_is_read(guest: Running, guest_model: Fa
 
 async def test_an_agent_remembers_and_forgets(guest: Running, guest_model: FakeModel) -> None:
     await define(guest, facts="write")
-    guest_model.script(calls(("remember_fact", {"fact": "Has two cats."})), text("noted"))
+    guest_model.script(calls(("remember_fact", {"text": "Has two cats."})), text("noted"))
     run = await ask(guest)
     (fact,) = await listed(guest)
     assert (fact["text"], fact["confirmed"]) == ("Has two cats.", True)
     assert fact["source"] == {"kind": "run", "run_id": run["id"], "message_id": None}
 
+    await guest.client.post(FACTS, json={"text": "Likes tea."})
     guest_model.script(
-        calls(("forget_fact", {"fact": "Has a dog."})),
-        calls(("forget_fact", {"fact": "Has two cats."}), ("remember_fact", {"fact": "x" * 201})),
+        calls(("forget_fact", {"number": 3}), ("remember_fact", {"text": "Has a dog."})),
+        calls(("forget_fact", {"number": 2}), ("remember_fact", {"text": "x" * 201})),
+        calls(("forget_fact", {"number": 2})),
         text("ok"),
     )
     await ask(guest)
-    assert "- Has two cats." in str(guest_model.requests[-3]["messages"])
+    shown = str([each["content"] for each in guest_model.requests[-1]["messages"]])
+    assert r"1. Likes tea.\n2. Has two cats.\n" in shown, "as at the run's start"
     results = [
         each["content"] for each in guest_model.requests[-1]["messages"] if each["role"] == "tool"
     ]
-    assert "no fact with this sentence" in results[0]
-    assert "Deleted." in results[1]
-    assert "1 to 200 characters" in results[2]
-    assert await listed(guest) == []
+    assert "no fact with the number 3" in results[0]
+    assert ("Stored." in results[1], "Deleted." in results[2]) == (True, True)
+    assert "1 to 200 characters" in results[3]
+    assert "no fact with the number 2" in results[4], "deleted already"
+    assert [each["text"] for each in await listed(guest)] == ["Likes tea.", "Has a dog."]
 
 
 async def test_a_fact_from_outside_content_waits_for_a_person(
@@ -92,7 +99,7 @@ async def test_a_fact_from_outside_content_waits_for_a_person(
     await define(guest, facts="write", tools=[{"type": "builtin", "name": "http_get"}])
     guest_model.script(
         calls(("http_get", {"url": "https://127.0.0.1:1/"})),  # whatever it answers
-        calls(("remember_fact", {"fact": "Pays every bill."})),
+        calls(("remember_fact", {"text": "Pays every bill."})),
         text("ok"),
     )
     await guest.client.post(FACTS, json={"text": "Owes nothing."})
@@ -101,7 +108,7 @@ async def test_a_fact_from_outside_content_waits_for_a_person(
     assert fact["confirmed"] is False
     guest_model.script(
         calls(("http_get", {"url": "https://127.0.0.1:1/"})),
-        calls(("forget_fact", {"fact": "Owes nothing."})),
+        calls(("forget_fact", {"number": 1})),
         text("ok"),
     )
     await ask(guest)
@@ -114,7 +121,7 @@ async def test_a_fact_from_outside_content_waits_for_a_person(
     assert changed.json()["confirmed"] is True
     guest_model.script(text("done"))
     await ask(guest)
-    assert "- Pays no bill." in str(guest_model.requests[-1]["messages"])
+    assert "1. Pays no bill." in str(guest_model.requests[-1]["messages"])
 
 
 async def test_a_user_has_at_most_fifty_short_facts(guest: Running) -> None:
@@ -156,7 +163,7 @@ async def test_a_fact_is_another_user_s_or_is_changed_and_deleted(guest: Running
 async def test_facts_are_exported_and_erased_with_their_user(guest: Running) -> None:
     await guest.client.post(FACTS, json={"text": "Prefers Italian."})
     exported = await guest.client.get("/v1/users/ada%2F1/export")
-    assert '"user_facts"' in exported.text
+    assert '{"type":"fact",' in exported.text
     assert "Prefers Italian." in exported.text
     assert (await guest.client.delete("/v1/users/ada%2F1")).status_code == 202
 
@@ -172,3 +179,23 @@ async def test_a_token_of_an_end_user_reads_no_facts(guest: Running) -> None:
     token = (await guest.client.post("/v1/tokens", json=body)).json()["token"]
     answer = await guest.client.get(FACTS, headers={"authorization": f"Bearer {token}"})
     assert (answer.status_code, answer.json()["code"]) == (403, "insufficient_scope")
+
+
+async def test_a_resumed_run_has_the_numbers_that_it_showed_first(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    impatient = asking(model, settings).model_copy(update={"drain_grace_s": 0.0})
+    model.script(gated(asyncio.Event(), text("never")))
+    async with running(impatient, database_url, worker=True) as server:
+        await define(server, facts="write")
+        await server.client.post(FACTS, json={"text": "Likes tea."})
+        body = {"agent": "clerk", "input": "x", "user": "ada/1"}
+        run = (await server.client.post("/v1/runs", json=body)).json()
+        await model.received(1)
+        await server.client.post(FACTS, json={"text": "Likes rain."})
+    model.script(calls(("forget_fact", {"number": 1})), text("ok"))
+    async with running(impatient, database_url, worker=True) as server:
+        await server.frames(f"/v1/runs/{run['id']}/ws")
+        assert [each["text"] for each in await listed(server)] == ["Likes rain."]
+    first, resumed, _ = model.requests
+    assert resumed["messages"] == first["messages"]

@@ -41,7 +41,7 @@ from bottega.events.types import ContextReceived, EventType, context_recalled, w
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import NO_USER, Scope, memory_used, scope_of_run
 from bottega.memory.episodes.store import Hit
-from bottega.memory.facts import FACTS, UserFacts, fact_tools
+from bottega.memory.facts import UserFacts, fact_tools
 from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
 from bottega.memory.learning.insights import insights_in
@@ -159,13 +159,13 @@ async def use_facts(
     assert isinstance(memory, RunMemory)
     if run.facts_mode == "write":
         memory.tools = [*memory.tools, *fact_tools(facts)]
-    text = journal.replay.facts
-    if text is None and not journal.replay.asked:
-        text = await facts.text()
-        if text:
-            data = context_recalled(FACTS, text)
-            journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
-    memory.facts = text or ""
+    data = journal.replay.facts
+    if data is None and not journal.replay.asked:
+        data = await facts.recalled()
+        if data is not None:
+            journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
+    if data is not None:
+        memory.facts, facts.shown = data["content"], data.get("facts", ())
 
 
 def _goals(

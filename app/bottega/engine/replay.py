@@ -283,7 +283,7 @@ class RunReplay:
         helped: data of the memory that the root got after failed calls, in order, by model call and
             tool call.
         analysis: a model's analysis of the task, as JSON.
-        facts: text with facts about the user; ``None``: they were not read yet.
+        facts: data of the facts about the user; ``None``: none were recalled.
         asked: number of the model call that the root started last; 0: it has started none.
         asked_people: true if any tool call has waited for people.
         asks: (task, beginning, end or ``None``) of each wait for people, by interrupt.
@@ -305,7 +305,7 @@ class RunReplay:
         self.recalled: list[Mapping[str, Any]] = []
         self.helped: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
         self.analysis: str | None = None
-        self.facts: str | None = None
+        self.facts: Mapping[str, Any] | None = None
         self.asked = 0
         self.asked_people = False
         self.asks: dict[str, tuple[UUID | None, datetime, datetime | None]] = {}
@@ -502,7 +502,7 @@ def _context_received(replay: RunReplay, task: TaskReplay, event: Event) -> None
     elif context.source.startswith(ANALYSIS):
         replay.analysis = context.content
     elif context.source == FACTS and event.task_id is None:
-        replay.facts = context.content
+        replay.facts = event.data
 
 
 def _message_delivered(replay: RunReplay, task: TaskReplay, event: Event) -> None:

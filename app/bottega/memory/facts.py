@@ -18,6 +18,7 @@ from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
+from bottega.events.types import context_recalled
 from bottega.memory.prompts import RunMemory
 from bottega.memory.text.injection import suspicious
 from bottega.memory.working_memory import schema_of
@@ -33,7 +34,8 @@ REMEMBER_FACT, FORGET_FACT = "remember_fact", "forget_fact"
 FACT_TOOLS = (REMEMBER_FACT, FORGET_FACT)
 
 _READ = """
-SELECT text FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND confirmed ORDER BY id DESC
+SELECT id, text FROM user_facts
+WHERE tenant_id = $1 AND user_id = $2 AND confirmed ORDER BY id DESC
 """
 _OLDEST = """
 SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND ($3::uuid IS NULL OR id > $3)
@@ -52,7 +54,7 @@ WHERE tenant_id = $1 AND user_id = $2 AND id = $3 RETURNING *
 _REMOVE = "DELETE FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND id = $3 RETURNING id"
 _FORGET = """
 DELETE FROM user_facts
-WHERE tenant_id = $1 AND user_id = $2 AND text = $3 AND (kind <> 'person' OR $4) RETURNING id
+WHERE tenant_id = $1 AND user_id = $2 AND id = $3 AND (kind <> 'person' OR $4) RETURNING id
 """
 _HARMLESS = frozenset(
     ("set_plan", "calculator", "current_time", "ask_user", REMEMBER_FACT, FORGET_FACT)
@@ -155,6 +157,9 @@ async def remove(connection: asyncpg.Connection, tenant_id: UUID, user: str, fac
 class UserFacts:
     """The facts about one run's user, for its prompts and its tools.
 
+    Attributes:
+        shown: ids of the facts in the run's prompts; the first has the number 1.
+
     Args:
         user: the integrator's name for the end user.
     """
@@ -164,22 +169,25 @@ class UserFacts:
         self._tenant_id = tenant_id
         self._user = user
         self._run_id = run_id
+        self.shown: Sequence[str] = ()
 
-    async def text(self) -> str:
-        """Return the confirmed facts as lines, the newest first; empty if there is none.
+    async def recalled(self) -> dict[str, Any] | None:
+        """Return the confirmed facts as data of ``context.recalled``; ``None``: there is none.
 
-        Facts beyond :data:`_MOST_TOKENS` tokens are left out, the oldest first.
+        The text has a numbered line for each fact, the newest first. Facts beyond
+        :data:`_MOST_TOKENS` tokens are left out, the oldest first.
         """
         async with acting_as(self._pool, self._tenant_id) as connection:
             rows = await connection.fetch(_READ, self._tenant_id, self._user)
-        lines, left = [], _MOST_TOKENS
-        for row in rows:
-            line = f"- {row['text']}"
+        lines, left = [_TITLE], _MOST_TOKENS
+        for number, row in enumerate(rows, start=1):
+            line = f"{number}. {row['text']}"
             left -= tokens_in(len(line)) + 1
             if left < 0:
                 break
             lines.append(line)
-        return "\n".join([_TITLE, *lines]) if lines else ""
+        ids = [str(row["id"]) for row in rows[: len(lines) - 1]]
+        return context_recalled(FACTS, "\n".join(lines)) | {"facts": ids} if ids else None
 
     async def remember(self, text: str, *, confirmed: bool) -> bool:
         """Store a fact of this run; return true if it is confirmed. Raises as :func:`add`."""
@@ -188,35 +196,36 @@ class UserFacts:
             fact = await add(connection, *who, text, run_id=self._run_id, confirmed=confirmed)
         return bool(fact["confirmed"])
 
-    async def forget(self, text: str, *, of_people: bool) -> bool:
-        """Delete the fact with this text; return false if there was none.
+    async def forget(self, number: int, *, of_people: bool) -> bool:
+        """Delete the fact with this number in the prompts; return false if there was none.
 
         Args:
             of_people: also a fact that a person has set.
         """
+        if not 0 < number <= len(self.shown):
+            return False
+        fact = UUID(self.shown[number - 1])
         async with acting_as(self._pool, self._tenant_id) as connection:
-            who = self._tenant_id, self._user
-            gone = await connection.fetch(_FORGET, *who, fact_text(text), of_people)
-        return bool(gone)
+            gone = await connection.fetchval(_FORGET, self._tenant_id, self._user, fact, of_people)
+        return gone is not None
 
 
 class _FactTool(ToolBase):
-    """A tool with one argument: the fact, as one sentence."""
+    """A tool with one argument."""
 
     idempotent = True
+    argument: str
+    kind: type
 
-    def __init__(self, act: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, act: Callable[[Any], Awaitable[str]]) -> None:
         self._act = act
 
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of("fact", fact={"type": "string", "minLength": 1, "maxLength": LONGEST_FACT})
-
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        fact = tool_call.arguments.get("fact")
-        if not isinstance(fact, str):
-            return error_result(tool_call, "give the fact as one sentence")
+        value = tool_call.arguments.get(self.argument)
+        if type(value) is not self.kind:
+            return error_result(tool_call, f"give the argument `{self.argument}`")
         try:
-            return success_result(tool_call, await self._act(fact))
+            return success_result(tool_call, await self._act(value))
         except (InvalidInputError, ConflictError) as error:
             return error_result(tool_call, error.detail, error.code)
 
@@ -229,13 +238,21 @@ class RememberFact(_FactTool):
         "Stores one lasting fact about the user, such as a preference that the user has told you, "
         "for later conversations. Only what the user has said; one short sentence."
     )
+    argument, kind = "text", str
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of("text", text={"type": "string", "minLength": 1, "maxLength": LONGEST_FACT})
 
 
 class ForgetFact(_FactTool):
     """Deletes a fact about the run's user."""
 
     name = FORGET_FACT
-    description = "Deletes a stored fact about the user. Give its sentence exactly."
+    description = "Deletes a fact about the user. Give its number in the list of facts."
+    argument, kind = "number", int
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of("number", number={"type": "integer", "minimum": 1})
 
 
 def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
@@ -245,18 +262,16 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
         asking = current_call.get()
         return asking is not None and not _has_read_outside(asking.query)
 
-    async def remember(fact: str) -> str:
-        confirmed = is_trusted() and suspicious(fact) is None
-        if await facts.remember(fact, confirmed=confirmed):
+    async def remember(text: str) -> str:
+        confirmed = is_trusted() and suspicious(text) is None
+        if await facts.remember(text, confirmed=confirmed):
             return "Stored."
         return "Stored; a person must confirm it before it is used."
 
-    async def forget(fact: str) -> str:
-        if await facts.forget(fact, of_people=is_trusted()):
+    async def forget(number: int) -> str:
+        if await facts.forget(number, of_people=is_trusted()):
             return "Deleted."
-        raise InvalidInputError(
-            "there is no fact with this sentence that you may delete: give it exactly"
-        )
+        raise InvalidInputError(f"there is no fact with the number {number} that you may delete")
 
     return RememberFact(remember), ForgetFact(forget)
 

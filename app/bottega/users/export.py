@@ -104,6 +104,8 @@ _HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
 """Columns that are left out, because they have no facts about the user."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
 """Tables whose rows own rows of other tables, with the column that names the owner in those."""
+_TYPES = {"user_facts": "fact"}
+"""Types of lines that have another name than their table."""
 _MORE = {
     # A step's events are lines of JSON.
     "run_steps": " || jsonb_build_object("
@@ -199,6 +201,7 @@ class UserExport:
             yield self._line("content", to_json(about))
 
     def _line(self, kind: str, data: bytes) -> bytes:
+        kind = _TYPES.get(kind, kind)
         self._count[kind] += 1
         return b'{"type":"%s","data":%s}\n' % (kind.encode(), data)
 

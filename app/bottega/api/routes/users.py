@@ -108,7 +108,7 @@ _LINES = {
     "items": {
         "type": "object",
         "properties": {
-            "type": {"type": "string", "description": "A table, `content` or `end`."},
+            "type": {"type": "string", "description": "A table, `fact`, `content` or `end`."},
             "data": {"type": "object", "description": "The row."},
         },
         "required": ["type", "data"],
@@ -158,11 +158,11 @@ async def delete(
     operation_id="export_user",
     summary="Export a user's data",
     description=(
-        "Lines of JSON, each an object with `type` (the table) and `data` (the row); a line of "
-        "the type `content` is a part of a file or of a long text, in base64. An export is "
-        "complete only if its last line has the type `end`; otherwise the export broke off, or "
-        "the user's erasure began meanwhile. With `Accept: application/json` the lines are the "
-        "items of one array."
+        "Lines of JSON, each an object with `type` (the table; of facts `fact`) and `data` (the "
+        "row); a line of the type `content` is a part of a file or of a long text, in base64. An "
+        "export is complete only if its last line has the type `end`; otherwise the export broke "
+        "off, or the user's erasure began meanwhile. With `Accept: application/json` the lines are "
+        "the items of one array."
     ),
     response_class=StreamingResponse,
     responses={

@@ -318,7 +318,7 @@ class ContextRecalledData(PublicationData):
     """Data of memory that an agent received, or that an experiment withheld from it."""
 
     source: str
-    """Origin: an agent's name, or `episode:`, `pattern:` or `insight:` with an id."""
+    """Origin: an agent's name, `facts`, or `episode:`, `pattern:` or `insight:` with an id."""
     score: float = 0.0
     """Similarity to the query, -1 to 1."""
     call: int | None = None
@@ -337,6 +337,9 @@ class ContextRecalledData(PublicationData):
     """Tools and agents whose next call shows the effect; null: it is no pattern."""
     episodes: list[str] | None = None
     """Ids of the episodes that an insight comes from; null: it is no insight."""
+    facts: list[str] | None = None
+    """Ids of the facts about the user, in the order of their numbers; null: it is another source.
+    """
     why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
     """Why the memory was found: common words, cosine, and the least cosine that counts."""
 
