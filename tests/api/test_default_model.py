@@ -209,6 +209,7 @@ async def ended(bottega: Running, run_id: str) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.deep
 async def test_the_default_model_holds_at_once_and_for_new_runs_only(bottega: Running) -> None:
     client = bottega.client
     assert (await client.get("/v1/info")).json()["demo_model"] is True

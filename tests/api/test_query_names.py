@@ -47,6 +47,7 @@ async def test_each_operation_refuses_an_unknown_parameter(shared: Running) -> N
     assert asked > 150
 
 
+@pytest.mark.deep
 async def test_declared_parameters_are_not_refused(shared: Running) -> None:
     document = (await shared.client.get("/openapi.json")).json()
     for method, path, names in operations(document):

@@ -111,6 +111,7 @@ NEEDED: dict[str, dict[str, str]] = {
 """Other parameters of operations."""
 
 
+@pytest.mark.deep
 async def test_every_time_accepts_every_offset(admin: httpx2.AsyncClient) -> None:
     pattern = await add(admin)
     places = await requests(admin)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -9,6 +10,7 @@ from tests.console.conftest import Console
 from tests.fake_model import text
 
 
+@pytest.mark.deep
 async def test_an_agent_is_made_changed_and_compared(console: Console) -> None:
     page = await console.open("agents")
     await page.get_by_role("link", name="New agent").click()
@@ -47,6 +49,7 @@ async def test_an_agent_is_made_changed_and_compared(console: Console) -> None:
     console.provoked.update(("422", "412"))
 
 
+@pytest.mark.deep
 async def test_a_draft_is_tried_before_it_is_stored(console: Console) -> None:
     await console.define()
     page = await console.open("agents/clerk")
@@ -78,6 +81,7 @@ async def test_a_draft_is_tried_before_it_is_stored(console: Console) -> None:
     console.provoked.add("422")
 
 
+@pytest.mark.deep
 async def test_a_version_has_a_note_and_is_restored(console: Console) -> None:
     await console.define()
     page = await console.open("agents/clerk")
@@ -140,6 +144,7 @@ RICH: dict[str, Any] = {
 }
 
 
+@pytest.mark.deep
 async def test_a_definition_comes_back_from_the_form_as_it_was(console: Console) -> None:
     """Check it of one with all that a definition may have: a change and its undoing leave it so."""
     await console.define()

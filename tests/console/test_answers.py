@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import expect
 
 from tests.api.test_patterns import add
@@ -32,6 +33,7 @@ async def judged_versions(console: Console) -> None:
     await until(totals, lambda items: bool(items) and items[0]["runs"] == 5)
 
 
+@pytest.mark.deep
 async def test_an_agent_s_page_tells_its_cost_and_whether_a_version_helped(
     console: Console,
 ) -> None:

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
@@ -78,6 +79,7 @@ async def test_those_that_differ_are_found_and_denied_by_keyboard(console: Conso
     await expect(chosen).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     await console.define(REFUND)
     console.model.decide = lambda _: text("done")
@@ -117,6 +119,7 @@ async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     assert last not in users
 
 
+@pytest.mark.deep
 async def test_what_a_colleague_decided_leaves_no_other_call_to_the_keys(console: Console) -> None:
     await console.define(REFUND)
     console.model.decide = lambda _: text("done")
@@ -141,6 +144,7 @@ async def test_what_a_colleague_decided_leaves_no_other_call_to_the_keys(console
     assert await decided(console) == {("bob", "deny")}
 
 
+@pytest.mark.deep
 async def test_keys_wait_for_the_facts_and_the_focus_follows(console: Console) -> None:
     await console.define(REFUND)
     console.model.decide = lambda _: text("done")
@@ -161,6 +165,7 @@ async def test_keys_wait_for_the_facts_and_the_focus_follows(console: Console) -
     assert await decided(console) == {("ada", "approve")}
 
 
+@pytest.mark.deep
 async def test_a_decision_that_comes_late_moves_nothing(console: Console) -> None:
     await console.define(REFUND)
     console.model.decide = lambda _: text("done")
@@ -237,6 +242,7 @@ async def current(page: Page, but: list[str] = []) -> str:  # noqa: B006 (it sta
     return await until(user, lambda name: name not in but)
 
 
+@pytest.mark.deep
 async def test_a_large_amount_is_confirmed_in_a_dialog(console: Console) -> None:
     rule = {"always": True, "confirm_above": {"arguments.amount": 1000}}
     await console.define({**REFUND, "approval": rule})
@@ -257,6 +263,7 @@ async def test_a_large_amount_is_confirmed_in_a_dialog(console: Console) -> None
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_calls_for_programs_have_their_own_tab(console: Console) -> None:
     tool = {"type": "client", "name": "locate", "description": "Says where the user is."}
     await console.define(REFUND, {**tool, "parameters": {"type": "object"}})
@@ -275,6 +282,7 @@ async def test_calls_for_programs_have_their_own_tab(console: Console) -> None:
         await expect(page).to_have_title(re.compile(r"^\(2\) "))
 
 
+@pytest.mark.deep
 async def test_a_doubtful_amount_is_confirmed_and_all_decisions_are_listed(
     console: Console,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import expect
 
 from tests import swarm
@@ -11,6 +12,7 @@ from tests.console.held import drawn
 from tests.fake_model import Reply, calls, http_error, text
 
 
+@pytest.mark.deep
 async def test_a_batch_is_watched_retried_and_leads_to_its_items(console: Console) -> None:
     def decide(request: dict[str, Any]) -> Reply:
         is_bad = str(request["messages"][-1]["content"]) == "bad"

@@ -21,6 +21,7 @@ SLOW = {
 """Of a phone in a train: milliseconds, bytes per second."""
 
 
+@pytest.mark.deep
 async def test_a_run_goes_on_after_the_server_was_killed(
     profile: BrowserContext, database_url: str, guest_model: FakeModel
 ) -> None:

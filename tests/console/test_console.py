@@ -14,6 +14,7 @@ from tests.waiting import until
 HOSTILE = "<img src=x onerror=\"document.title='broken in'\"> <script>document.title=1</script>"
 
 
+@pytest.mark.deep
 async def test_it_asks_for_a_key_and_then_shows_the_first_page(console: Console) -> None:
     await console.run()
     key = console.server.headers["Authorization"].removeprefix("Bearer ")
@@ -111,6 +112,7 @@ async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> Non
     assert "too dear" in str(console.model.requests[-1]["messages"])
 
 
+@pytest.mark.deep
 async def test_a_conversation_goes_on_over_runs_and_decisions(console: Console) -> None:
     console.model.script(
         text("Hello Ada."), calls(("calculator", {"expression": "9+9"})), text("It is 18.")
@@ -219,6 +221,7 @@ async def test_a_message_reaches_a_run_under_way(console: Console) -> None:
     assert "Blue, please." in str(console.model.requests[-1]["messages"])
 
 
+@pytest.mark.deep
 async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) -> None:
     never = asyncio.Event()
     console.model.script(gated(never, text("late")), text("again"))

@@ -1,5 +1,6 @@
 """The list of conversations in a real browser: found by words, agent, user and state."""
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -9,6 +10,7 @@ from tests.fake_model import http_error, text
 SAID = {"ada": "My refund is missing", "bob": "Where is my parcel?", "eve": "A refund, again?"}
 
 
+@pytest.mark.deep
 async def test_a_customer_s_conversation_is_found_and_goes_on(console: Console) -> None:
     await console.define()
     client = console.server.client

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
@@ -41,6 +42,7 @@ async def shows_no_fault(page: Page) -> None:
     await page.set_viewport_size({"width": 1280, "height": 900})
 
 
+@pytest.mark.deep
 async def test_health_says_what_fails_and_since_which_version(console: Console) -> None:
     await runs_of_two_versions(console)
     page = await console.open("health?span=1h")
@@ -68,6 +70,7 @@ async def test_health_says_what_fails_and_since_which_version(console: Console) 
     await expect(page.get_by_role("img", name="Time of a run")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: Console) -> None:
     await runs_of_two_versions(console)
     page = await console.open("health")
@@ -112,6 +115,7 @@ async def test_a_price_that_is_missing_is_set_from_where_it_is_missing(console: 
     assert (stored["version"], stored["base_url"]) == (2, own["base_url"])
 
 
+@pytest.mark.deep
 async def test_usage_says_what_each_agent_and_version_costs(console: Console) -> None:
     await runs_of_two_versions(console)
     page = await console.open("usage")

@@ -36,6 +36,7 @@ async def page(profile: BrowserContext, bottega: Running) -> AsyncIterator[Page]
     assert problems == []
 
 
+@pytest.mark.deep
 async def test_a_model_is_connected_and_an_agent_answers_from_it_without_a_restart(
     page: Page, bottega: Running
 ) -> None:
@@ -83,6 +84,7 @@ async def test_a_model_is_connected_and_an_agent_answers_from_it_without_a_resta
     assert names == ["MODELS_KEY"]
 
 
+@pytest.mark.deep
 async def test_the_wizard_needs_no_mouse_and_leaves_nothing_behind(
     page: Page, bottega: Running
 ) -> None:
@@ -137,6 +139,7 @@ async def test_a_template_is_stored_asked_and_watched(
     )
 
 
+@pytest.mark.deep
 async def test_a_template_keeps_what_somebody_changed(page: Page, bottega: Running) -> None:
     own = {"name": "letter-writer", "system_message": "Mine."}
     assert (await bottega.client.post("/v1/agents", json=own)).status_code == 201
@@ -147,6 +150,7 @@ async def test_a_template_keeps_what_somebody_changed(page: Page, bottega: Runni
     assert (kept["version"], kept["system_message"]) == (1, "Mine.")
 
 
+@pytest.mark.deep
 async def test_the_list_says_what_is_next_until_it_is_hidden(page: Page, bottega: Running) -> None:
     steps = page.locator(".steps li")
     await expect(steps).to_have_count(3)
@@ -183,6 +187,7 @@ async def test_the_list_makes_room_once_all_is_done(console: Console) -> None:
     await expect(page.locator(".steps").get_by_text("Done.")).to_have_count(3)
 
 
+@pytest.mark.deep
 async def test_a_secret_has_versions_and_is_never_shown(page: Page) -> None:
     await page.get_by_role("link", name="Operations").click()
     await page.get_by_role("tab", name="Secrets").click()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
@@ -35,6 +36,7 @@ async def connect(page: Page, source: str, target: str) -> None:
     await page.keyboard.press("Enter")
 
 
+@pytest.mark.deep
 async def test_a_graph_is_made_and_changed_by_keyboard(console: Console) -> None:
     page = await opened(console)
     await connect(page, "third", "first")
@@ -91,6 +93,7 @@ async def test_a_line_is_pulled_by_mouse_and_a_lost_update_is_refused(console: C
     console.provoked.add("412")
 
 
+@pytest.mark.deep
 async def test_a_dry_run_shows_what_flows_and_the_page_is_accessible(console: Console) -> None:
     page = await opened(console)
     assert await violations(page) == []
@@ -124,6 +127,7 @@ async def test_a_condition_is_edited_and_a_skipped_node_says_why(console: Consol
     await expect(page.get_by_role("button", name="second: skipped")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_nodes_that_are_no_agents_are_set_in_typed_fields(console: Console) -> None:
     page = await opened(console)
     await page.get_by_label("Kind of node").select_option("human")
@@ -163,6 +167,7 @@ async def test_nodes_that_are_no_agents_are_set_in_typed_fields(console: Console
     console.provoked.add("422")
 
 
+@pytest.mark.deep
 async def test_a_node_s_agent_is_edited_beside_the_graph(console: Console) -> None:
     page = await opened(console)
     client = console.server.client

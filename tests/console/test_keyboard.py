@@ -1,5 +1,6 @@
 """The console's main paths by keyboard alone: the focus is moved by keys, never by a script."""
 
+import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.console.conftest import Console
@@ -9,6 +10,7 @@ from tests.flows.test_interrupts import ASK, CALCULATOR
 MOST_KEYS = 80
 
 
+@pytest.mark.deep
 async def test_a_person_finds_a_run_and_decides_by_keyboard(console: Console) -> None:
     asked = calls(("calculator", {"expression": "9+9"}), ("ask_user", {"question": "Which one?"}))
     console.model.script(asked, text("All done."), text("again"))

@@ -41,6 +41,7 @@ async def test_a_slow_answer_is_shown_though_it_is_asked_for_every_two_seconds(
         await route.abort()
 
 
+@pytest.mark.deep
 async def test_what_could_not_be_read_is_read_when_the_server_is_there_again(
     console: Console,
 ) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
@@ -54,6 +55,7 @@ async def test_a_run_is_copied_as_a_program_that_asks_the_same(console: Console)
     assert [(each["input"], each["user"]) for each in made] == [(QUESTION, "o'neil")] * 4
 
 
+@pytest.mark.deep
 async def test_many_runs_are_cancelled_retried_and_saved(console: Console) -> None:
     console.model.script(*[text("Yes.")] * 3)
     await console.define()
@@ -93,6 +95,7 @@ async def test_many_runs_are_cancelled_retried_and_saved(console: Console) -> No
     go_on.set()
 
 
+@pytest.mark.deep
 async def test_several_states_are_chosen_and_back_leads_to_the_same_place(console: Console) -> None:
     console.model.decide = lambda _: text("done")
     client = console.server.client

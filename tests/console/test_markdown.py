@@ -1,5 +1,6 @@
 """Answers as Markdown in a real browser; what they contain is hostile."""
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
@@ -45,6 +46,7 @@ async def answered(console: Console, said: str) -> Page:
     return page
 
 
+@pytest.mark.deep
 async def test_an_answer_is_rendered_and_its_source_one_click_away(console: Console) -> None:
     page = await answered(console, ANSWER)
     answer = page.locator(".answer")
@@ -139,6 +141,7 @@ SLOW = [
 """Parts of texts that take marked 1 to 60 s at a length of 50,000."""
 
 
+@pytest.mark.deep
 async def test_a_long_hostile_text_takes_no_longer_than_a_bound(console: Console) -> None:
     page = await console.open()
     took = await page.evaluate(

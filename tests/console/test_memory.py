@@ -18,6 +18,7 @@ CALCULATOR = {"type": "builtin", "name": "calculator"}
 CLOCK = {"type": "builtin", "name": "current_time"}
 
 
+@pytest.mark.deep
 async def test_episodes_are_searched_and_their_score_is_explained(console: Console) -> None:
     await remember(console.server.client, task={"original_input": "Book a train to Rome"})
     await remember(console.server.client, task={"original_input": "Count the sheep"})
@@ -63,6 +64,7 @@ async def test_a_pattern_shows_how_its_evidence_grew(console: Console) -> None:
     await expect(page.get_by_text("deprecated in the console")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_reports_are_made_and_read(console: Console) -> None:
     page = await console.open("memory/reports")
     await page.get_by_role("button", name="Run it now").click()
@@ -94,6 +96,7 @@ async def test_the_search_and_the_list_are_narrowed_by_outcome(console: Console)
     await expect(page.locator("ol.rows > li")).to_contain_text("Book a train")
 
 
+@pytest.mark.deep
 async def test_episodes_of_all_users_are_shown_and_narrowed_to_one(
     console: Console, profile: BrowserContext
 ) -> None:

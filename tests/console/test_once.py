@@ -98,6 +98,7 @@ async def test_a_message_to_a_run_whose_answer_was_lost_comes_once(console: Cons
     await runs_of(console)
 
 
+@pytest.mark.deep
 async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> None:
     console.model.script(*(text("done") for _ in range(8)))
     first = await ended(console, await console.run())

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -53,6 +54,7 @@ async def test_a_schedule_is_made_and_paused(console: Console) -> None:
     console.provoked.add("422")
 
 
+@pytest.mark.deep
 async def test_each_part_shows_what_there_is(console: Console) -> None:
     console.model.script(text("done"))
     await console.run()
@@ -66,6 +68,7 @@ async def test_each_part_shows_what_there_is(console: Console) -> None:
         assert await violations(page) == [], name
 
 
+@pytest.mark.deep
 async def test_settings_show_what_is_kept_limits_and_a_user_s_data(console: Console) -> None:
     client = console.server.client
     (await client.post("/v1/sessions", json={"id": "s", "user": "ada"})).raise_for_status()

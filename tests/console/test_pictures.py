@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.async_api import Page, expect
 
 from bottega.cli.scenarios import SOFTWARE
@@ -30,6 +31,7 @@ async def test_an_empty_home_says_what_to_do(console: Console) -> None:
     await expect(page.get_by_role("button", name="Start the demo's team")).to_have_count(0)
 
 
+@pytest.mark.deep
 async def test_home_starts_the_team_of_the_demo_and_pictures_it(console: Console) -> None:
     client = console.server.client
     for agent in SOFTWARE.agents:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -10,6 +11,7 @@ from tests.console.held import drawn, hold
 from tests.fake_model import text
 
 
+@pytest.mark.deep
 async def test_answers_are_rated_by_keyboard(console: Console) -> None:
     await console.define()
     client = console.server.client

@@ -86,6 +86,7 @@ async def status(console: Console, run_id: str) -> str:
     return str((await console.server.client.get(f"/v1/runs/{run_id}")).json()["status"])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "role", [pytest.param(role, marks=() if role in GATE else pytest.mark.deep) for role in ROLES]
 )

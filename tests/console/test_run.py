@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -12,6 +13,7 @@ from tests.flows.test_dag import DIAMOND, says
 from tests.team import define_graph
 
 
+@pytest.mark.deep
 async def test_it_shows_the_prompt_of_each_model_call(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "6*7"})), text("It is 42."))
     run_id = await console.run({"type": "builtin", "name": "calculator"})

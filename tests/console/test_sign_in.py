@@ -107,6 +107,7 @@ async def page(profile: BrowserContext) -> AsyncIterator[tuple[Page, list[str]]]
         await tab.close()
 
 
+@pytest.mark.deep
 async def test_people_sign_in_see_what_they_may_and_sign_out(office: Office) -> None:
     tab, header = office.tab, office.tab.get_by_role("banner")
     await tab.goto(f"{office.console}#/approvals")
@@ -141,6 +142,7 @@ async def test_people_sign_in_see_what_they_may_and_sign_out(office: Office) -> 
     assert office.refused == []
 
 
+@pytest.mark.deep
 async def test_a_sign_in_that_the_page_did_not_ask_for_is_refused(office: Office) -> None:
     tab = office.tab
     await tab.goto(f"{office.console}?code=stolen&state=guessed#/")

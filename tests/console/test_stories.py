@@ -4,6 +4,7 @@ import asyncio
 import re
 from typing import Any
 
+import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.console.accessibility import violations
@@ -38,6 +39,7 @@ async def fits(page: Page) -> None:
     assert await violations(page) == []
 
 
+@pytest.mark.deep
 async def test_a_schema_that_the_model_refuses_is_named_everywhere(console: Console) -> None:
     await console.define()
     console.model.script(text("Rome."), *[http_error(400, message=SCHEMA) for _ in range(3)])
@@ -61,6 +63,7 @@ async def test_a_schema_that_the_model_refuses_is_named_everywhere(console: Cons
     await expect(page).to_have_title("Bottega")
 
 
+@pytest.mark.deep
 async def test_a_slow_model_is_named(console: Console) -> None:
     never = asyncio.Event()
     await console.define()
@@ -132,6 +135,7 @@ async def test_an_answer_is_rated_with_a_comment(console: Console) -> None:
     await expect(page.get_by_role("row").filter(has_text="Italy")).to_contain_text("bad (feedback)")
 
 
+@pytest.mark.deep
 async def test_a_model_that_fails_again_and_again_is_named_with_its_status(
     console: Console,
 ) -> None:

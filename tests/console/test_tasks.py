@@ -31,6 +31,7 @@ class Hand:
         await field.press("Enter")
 
 
+@pytest.mark.deep
 async def test_why_runs_fail_is_on_the_first_page(console: Console) -> None:
     """Calls that an open breaker holds back have the same cause as those that were sent."""
     agent = {"name": "clerk", "system_message": "You help.", "model_patience_s": 1}

@@ -94,6 +94,7 @@ def test_nested_tasks_need_no_second_slot(kind: Any) -> None:
     run_virtual(run())
 
 
+@pytest.mark.deep
 def test_finished_task_keeps_its_answer_but_not_its_agent() -> None:
     async def run() -> None:
         agents: list[weakref.ref[QueriedAgent]] = []

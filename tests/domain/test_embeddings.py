@@ -40,6 +40,7 @@ class TestVectors:
     def test_vector_of_any_text_has_length_1(self, texts: list[str]) -> None:
         assert np.abs(np.linalg.norm(embed(*texts), axis=1) - 1).max() < 1e-6
 
+    @pytest.mark.deep
     @settings(deadline=None)
     @given(st.lists(ANY_TEXT, min_size=1, max_size=9))
     def test_other_texts_in_the_batch_change_no_bit(self, texts: list[str]) -> None:

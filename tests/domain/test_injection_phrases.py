@@ -77,6 +77,7 @@ def test_documentation_is_accepted() -> None:
         assert suspicious(page.read_text()) is None, page.name
 
 
+@pytest.mark.deep
 @given(st.text(), st.integers(2, 50))
 def test_repetition_alone_is_accepted(text: str, times: int) -> None:
     again = "\n".join([text] * times)

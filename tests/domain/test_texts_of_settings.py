@@ -47,6 +47,7 @@ def test_white_space_around_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         Settings()
 
 
+@pytest.mark.deep
 def test_a_file_of_settings_in_another_encoding_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"BOTTEGA_PORT=8400\nBOTTEGA_MODEL=caf\xe9\n")
     command = [sys.executable, "-m", "bottega.cli.commands", "settings"]

@@ -60,6 +60,7 @@ async def ask(bottega: Running, agent: str) -> dict[str, object]:
     return run
 
 
+@pytest.mark.deep
 async def test_a_tool_policy_rejects_an_early_answer(bottega: Running, model: FakeModel) -> None:
     await create(bottega, "helper")
     rule = {
@@ -239,6 +240,7 @@ def before_dispatch(ctx, params):
 """
 
 
+@pytest.mark.deep
 async def test_a_plugin_that_breaks_is_named_with_the_run(
     database_url: str, model: FakeModel, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ async def test_a_dispatch_with_retries_survives_failures_of_its_model(
     assert row["status"] == "completed"
 
 
+@pytest.mark.deep
 async def test_the_fifth_failure_of_an_agent_opens_its_breaker_in_that_run(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
@@ -276,6 +277,7 @@ async def test_the_fifth_failure_of_an_agent_opens_its_breaker_in_that_run(
     assert theirs["workers"][0]["tenant"]["breakers"] == []
 
 
+@pytest.mark.deep
 async def test_estimates_and_sums_are_so_in_a_run(bottega: Running, model: FakeModel) -> None:
     await swarm.coordinator(bottega.client)
     script: dict[str, list[swarm.Step]] = {

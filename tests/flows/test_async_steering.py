@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_processes import environment
@@ -50,6 +52,7 @@ WHERE type = 'tool.started' AND data ->> 'name' = 'await_subagent'
 """
 
 
+@pytest.mark.deep
 async def test_messages_and_files_survive_the_death_of_a_worker(
     database_url: str, model: FakeModel
 ) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated, text
@@ -61,6 +63,7 @@ async def completed(client: Any, run_id: str) -> None:
     assert answer.json()["status"] == "completed"
 
 
+@pytest.mark.deep
 async def test_a_full_queue_delays_another_tenant_s_first_task_by_one_slot(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx2
+import pytest
 
 from tests.api.test_audit_of_changes import PATTERN
 from tests.fake_model import FakeModel, calls, gated, http_error, text
@@ -105,6 +106,7 @@ async def test_what_people_say_to_runs_is_recorded(guest: Running, guest_model: 
     await reached(client, waits, "completed")
 
 
+@pytest.mark.deep
 async def test_changes_of_batches_and_learning_are_recorded(
     guest: Running, guest_model: FakeModel
 ) -> None:

@@ -23,6 +23,7 @@ from tests.team import define, define_graph, start
 from tests.waiting import until
 
 
+@pytest.mark.deep
 async def test_a_running_run_is_cancelled_in_another_process(
     database_url: str, model: FakeModel
 ) -> None:
@@ -50,6 +51,7 @@ async def test_a_running_run_is_cancelled_in_another_process(
     assert len(model.requests) == 2
 
 
+@pytest.mark.deep
 async def test_a_cancelled_waiting_run_never_starts(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model)
     async with (
@@ -70,6 +72,7 @@ async def test_a_cancelled_waiting_run_never_starts(database_url: str, model: Fa
     assert len(model.requests) == 7
 
 
+@pytest.mark.deep
 async def test_a_cancellation_survives_the_worker_that_missed_it(
     database_url: str, model: FakeModel
 ) -> None:
@@ -219,6 +222,7 @@ async def test_cancelling_a_task_ends_its_subtree_but_not_the_run(
     assert len(model.requests) == before
 
 
+@pytest.mark.deep
 async def test_a_cancelled_task_stays_so_when_the_run_is_resumed(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

@@ -99,6 +99,7 @@ async def test_tasks_above_the_limit_are_runs_of_their_own(
     assert sum(each["runs"] for each in used) >= 1
 
 
+@pytest.mark.deep
 async def test_the_ends_of_child_runs_are_those_of_their_tasks(
     guest: Running, guest_model: FakeModel
 ) -> None:
@@ -335,6 +336,7 @@ async def test_tasks_share_their_runs_budget_in_equal_parts(
     assert sum(parts) <= 90_000
 
 
+@pytest.mark.deep
 async def test_a_worker_full_of_parents_has_room_for_child_runs(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -353,6 +355,7 @@ async def test_a_worker_full_of_parents_has_room_for_child_runs(
 _CHILDREN = "SELECT count(*) = 3 FROM runs WHERE parent_run_id IS NOT NULL AND status = 'running'"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("killed", ["parent", "child", "child of a waiting one"])
 async def test_child_runs_survive_the_death_of_either_worker(
     database_url: str, model: FakeModel, killed: str
@@ -473,6 +476,7 @@ async def test_a_parent_waits_for_its_child_runs_without_a_worker(
     assert began >= run["ended_at"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("polls", [False, True], ids=["awaiting", "polling"])
 async def test_one_place_and_one_run_at_a_time_suffice_for_three_levels(
     bottega: Running, model: FakeModel, polls: bool
@@ -530,6 +534,7 @@ async def test_no_more_child_runs_than_the_limit_are_queued_or_running(
     assert (await run_of(bottega, run_id))["output"].count("found") == 6
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ended_by", ["cancel", "deadline"])
 async def test_a_waiting_parent_ends_and_takes_its_child_runs_along(
     bottega: Running, model: FakeModel, ended_by: str

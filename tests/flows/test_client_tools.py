@@ -133,6 +133,7 @@ async def test_a_history_that_no_model_takes_is_refused(
     assert (refused.status_code, why in refused.json()["detail"]) == (422, True), refused.json()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("users", "is_said"), [(1, False), (3, True)])
 async def test_a_pattern_names_a_client_s_tool_only_if_three_users_sent_it(
     bottega: Running, model: FakeModel, users: int, is_said: bool

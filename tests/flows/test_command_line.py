@@ -72,6 +72,7 @@ main()
 """
 
 
+@pytest.mark.deep
 def test_without_a_database_the_missing_extra_is_named(tmp_path: Path) -> None:
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     environment |= {"BOTTEGA_DATA_DIR": str(tmp_path), "COLUMNS": "300"}
@@ -159,6 +160,7 @@ def test_the_demo_model_leaves_nothing_behind(number: signal.Signals) -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
+@pytest.mark.deep
 def test_the_address_is_in_a_log_file_while_the_service_runs(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_no_option_has_a_second_form_that_says_the_default() -> None:
     assert list(options(get_command(cli), "bottega")) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "closed",
     [
@@ -205,6 +208,7 @@ def test_closed_input_and_output_end_no_command_with_a_traceback(closed: str) ->
     assert "Error" not in ended.stdout
 
 
+@pytest.mark.deep
 def test_lines_of_the_log_are_json_throughout_with_the_event_first(database_url: str) -> None:
     environment = {**os.environ, "DATABASE_URL": database_url, "BOTTEGA_NONSENSE": "1"}
     with subprocess.Popen(

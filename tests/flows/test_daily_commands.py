@@ -74,6 +74,7 @@ async def run_id(bottega: Running, status: str | None = None) -> str:
     return str(wanted["id"])
 
 
+@pytest.mark.deep
 async def test_a_chat_streams_asks_cancels_and_goes_on(bottega: Running, model: FakeModel) -> None:
     model.script(
         sse_until(asyncio.Event(), chunk("Good "), chunk("morn")),
@@ -184,6 +185,7 @@ async def test_a_pipe_gets_the_answer_and_nothing_else(bottega: Running, model: 
     assert model.requests[-1]["messages"][-1]["content"] == "from a pipe"
 
 
+@pytest.mark.deep
 async def test_exit_status_and_interrupts_of_a_script(bottega: Running, model: FakeModel) -> None:
     model.script(
         calls(("calculator", {"expression": "9"}), ("ask_user", {"question": "Which\tone?"})),
@@ -251,6 +253,7 @@ async def test_watching_survives_lost_connections(bottega: Running, model: FakeM
     assert watched.stderr.count("completed, ") == 1
 
 
+@pytest.mark.deep
 async def test_errors_say_what_to_change(bottega: Running) -> None:
     for arguments, more, said, status in (
         (["run", "clark", "x"], {}, "did you mean clerk?", 5),

@@ -4,6 +4,8 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from bottega.cli.scenarios import SOFTWARE
 from bottega.settings import Settings
 from tests import forks
@@ -46,6 +48,7 @@ async def test_demo_updates_its_own_agents_and_no_others(
     assert [each["version"] for each in found] == [1, 2]
 
 
+@pytest.mark.deep
 async def test_the_demo_s_embedded_database_is_not_the_service_s(
     folder: Path, model: FakeModel
 ) -> None:

@@ -37,6 +37,7 @@ def bottega(guest: Running) -> Running:
     return guest
 
 
+@pytest.mark.deep
 async def test_files_are_applied_once_and_shown(bottega: Running, tmp_path: Path) -> None:
     team, more = tmp_path / "team.yaml", tmp_path / "more.json"
     team.write_text(yaml.safe_dump({key: TEAM[key] for key in ("agents", "graphs")}))
@@ -69,6 +70,7 @@ async def test_files_are_applied_once_and_shown(bottega: Running, tmp_path: Path
     ]
 
 
+@pytest.mark.deep
 async def test_a_refusal_names_the_file_and_the_place(bottega: Running, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("agents:\n- {name: a, system_message: x}\n")

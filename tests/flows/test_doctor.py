@@ -118,6 +118,7 @@ def login(server: str) -> Iterator[str]:
     asyncio.run(execute(server, f"DROP ROLE {name}"))
 
 
+@pytest.mark.deep
 def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
     server: str, login: str, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
     assert (status, failed(checks)) == (0, {})
 
 
+@pytest.mark.deep
 def test_a_login_that_only_serves_passes_once_it_has_its_roles(
     server: str, database_url: str, login: str, tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_login_that_only_serves_passes_once_it_has_its_roles(
         assert (code, "up to date" in said) == (0, True)
 
 
+@pytest.mark.deep
 def test_only_migrate_uses_the_owner_s_address(
     server: str, database_url: str, login: str, tmp_path: Path
 ) -> None:

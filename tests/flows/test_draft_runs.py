@@ -4,6 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx2
+import pytest
 
 from bottega.dry_run.tools import NOT_CALLED
 from tests.api.test_bad_input import problem
@@ -54,6 +55,7 @@ async def tried(server: Running, definition: dict[str, Any], **asked: Any) -> di
     return ended
 
 
+@pytest.mark.deep
 async def test_the_demo_model_answers_and_nothing_outside_is_called(
     guest: Running, guest_model: FakeModel
 ) -> None:
@@ -70,6 +72,7 @@ async def test_the_demo_model_answers_and_nothing_outside_is_called(
     assert prompt["provider"] == "demo"
 
 
+@pytest.mark.deep
 async def test_its_sub_agents_ask_the_demo_model_too(
     guest: Running, guest_model: FakeModel
 ) -> None:

@@ -81,6 +81,7 @@ async def forked_twice(bottega: Running, run_id: str) -> list[str]:
     return made[1:]
 
 
+@pytest.mark.deep
 async def test_deleting_a_session_deletes_all_its_data(
     bottega: Running, model: FakeModel, database_url: str
 ) -> None:
@@ -200,6 +201,7 @@ async def closing_with(
     return frames, socket.close_code
 
 
+@pytest.mark.deep
 async def test_a_running_run_is_cut_off_and_its_subscribers_are_informed(
     settings: Settings, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def settings_of(database_url: str, folder: Path, **more: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.deep
 async def test_an_upload_cut_off_by_kill_9_leaves_nothing(
     database_url: str, tmp_path: Path, owner: asyncpg.Pool
 ) -> None:

@@ -72,6 +72,7 @@ async def test_the_next_run_of_the_scope_is_given_what_reflection_found(
     assert await given(thinker, other) == []
 
 
+@pytest.mark.deep
 async def test_no_other_tenant_is_given_an_insight(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

@@ -303,6 +303,7 @@ async def test_a_failed_call_adds_advice_and_similar_failures(
     assert (known["followed"], known["good"]) == (True, True)
 
 
+@pytest.mark.deep
 async def test_the_cure_stands_behind_the_error_also_in_a_resumed_run(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

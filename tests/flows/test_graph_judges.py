@@ -302,6 +302,7 @@ async def fork_killed_at(database_url: str, model: FakeModel, nodes: list[str]) 
         assert killer.seen == {"confirm": 2}
 
 
+@pytest.mark.deep
 async def test_a_fork_goes_on_at_a_node(database_url: str, model: FakeModel) -> None:
     await fork_killed_at(database_url, model, [])
 

@@ -64,6 +64,7 @@ async def token_of(client: httpx2.AsyncClient) -> str:
     return str(answer.json()["token"])
 
 
+@pytest.mark.deep
 async def test_a_key_and_its_tokens_run_only_the_agents_and_models_of_its_limits(
     office: Office,
 ) -> None:
@@ -240,6 +241,7 @@ async def ended(client: httpx2.AsyncClient, answer: httpx2.Response) -> str | No
     return found
 
 
+@pytest.mark.deep
 async def test_two_processes_spend_one_day(
     settings: Settings, database_url: str, office: Office, model: FakeModel
 ) -> None:

@@ -207,6 +207,7 @@ async def test_a_server_with_a_key_may_be_reachable(
     await main.require_keys(elsewhere, database_url)
 
 
+@pytest.mark.deep
 async def test_migrating_stores_the_first_key_and_no_second_time(
     bottega: Any, server: str, database_url: str
 ) -> None:
@@ -231,6 +232,7 @@ async def test_migrating_stores_the_first_key_and_no_second_time(
     await connection.close()
 
 
+@pytest.mark.deep
 async def test_the_embedded_server_gets_its_first_key_too(folder: Path) -> None:
     settings = {
         "BOTTEGA_DATA_DIR": str(folder),
@@ -251,6 +253,7 @@ def test_a_short_first_key_is_refused(bottega: Any) -> None:
     assert "too short" not in ended.stderr
 
 
+@pytest.mark.deep
 async def test_the_demo_works_with_keys(bottega: Any, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     held = await holder(database_url)

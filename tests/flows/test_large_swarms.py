@@ -190,6 +190,7 @@ def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
     return b"data: " + json.dumps({**data, "choices": [choice]}).encode() + b"\n\n"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("names", [[], ["leaf"]])
 async def test_a_sub_agent_is_less_patient_with_its_model_than_a_run(
     settings: Settings,

@@ -48,6 +48,7 @@ def quick(settings: Settings, model: FakeModel) -> Settings:
     )
 
 
+@pytest.mark.deep
 async def test_a_worker_that_computes_keeps_its_runs(
     quick: Settings, database_url: str, model: FakeModel, tmp_path: Path
 ) -> None:

@@ -206,6 +206,7 @@ async def test_two_tenants_have_servers_of_one_name(
         assert (tools.called, others.called) == (["add"], ["add"])
 
 
+@pytest.mark.deep
 async def test_a_program_is_a_server(guest: Running, guest_model: FakeModel) -> None:
     await define(guest.client, {"command": "own"})
     added, found = await run(guest, guest_model, ("s__add", {"a": 2, "b": 3}), ("s__env", {}))
@@ -279,6 +280,7 @@ async def test_people_approve_calls(
     assert "12" in str(ended["data"])
 
 
+@pytest.mark.deep
 async def test_a_killed_worker_s_calls_are_not_repeated(
     database_url: str, model: FakeModel, tools: ToolServer
 ) -> None:
@@ -354,6 +356,7 @@ async def test_a_server_asks_people(guest: Running, guest_model: FakeModel, era:
     assert ended["data"]["result"] == "Hello Ada."
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("era", [pytest.param(ERAS[0], marks=pytest.mark.deep), ERAS[1]])
 async def test_a_server_s_questions_are_bounded(
     guest: Running, guest_model: FakeModel, era: str

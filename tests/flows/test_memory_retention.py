@@ -87,6 +87,7 @@ async def test_the_episode_of_a_run_is_embedded_as_soon_as_it_is_over(
     assert model.embedded
 
 
+@pytest.mark.deep
 async def test_queries_switch_to_another_embedder_without_a_stop(
     settings: Settings, configured: Settings, database_url: str, model: FakeModel
 ) -> None:

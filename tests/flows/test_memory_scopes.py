@@ -102,6 +102,7 @@ def allowed(reader: Who, scope: str | None, left: Who, *, shared: bool) -> bool:
     return same_session if scope == "session" or reader.user is None else True
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shared", [False, True])
 async def test_every_reader_gets_exactly_the_episodes_in_its_scope(
     settings: Settings, database_url: str, model: FakeModel, shared: bool
@@ -201,6 +202,7 @@ async def mined(bottega: Running) -> str:
     return (await bottega.client.get("/v1/patterns?limit=100")).text
 
 
+@pytest.mark.deep
 async def test_a_pattern_names_no_tool_invented_for_one_user(
     bottega: Running, model: FakeModel
 ) -> None:

@@ -126,6 +126,7 @@ async def checked(bottega: Running, run: dict[str, Any], status: str) -> dict[st
     return found
 
 
+@pytest.mark.deep
 async def test_a_judge_waits_for_a_day_that_pays_it_but_not_for_ever(
     settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ async def look_again(bottega: Running) -> None:
     await bottega.owner.execute("SELECT pg_notify('run_checks', '')")
 
 
+@pytest.mark.deep
 async def test_an_account_that_cannot_be_read_is_no_try_of_a_judge(
     settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +193,7 @@ async def test_an_account_that_cannot_be_read_is_no_try_of_a_judge(
         assert found["success_check"]["passed"] is True
 
 
+@pytest.mark.deep
 async def test_an_unpaid_judge_does_not_put_off_other_checks(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -260,6 +263,7 @@ async def test_numbers_of_a_server_never_lower_the_day(
         assert item["input"] + item["output"] == total
 
 
+@pytest.mark.deep
 async def test_a_report_that_fails_is_made_later(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -278,6 +282,7 @@ async def test_a_report_that_fails_is_made_later(
         await until(lambda: used(bottega), lambda amount: amount == 5_500)
 
 
+@pytest.mark.deep
 async def test_no_model_is_called_while_the_account_cannot_be_read(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -297,6 +302,7 @@ async def test_no_model_is_called_while_the_account_cannot_be_read(
         await until(lambda: used(bottega), lambda amount: amount == 1_000)
 
 
+@pytest.mark.deep
 async def test_what_a_judge_took_is_shown_once_the_database_takes_it(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -361,6 +367,7 @@ async def test_a_call_reserves_what_it_may_take(
         assert max(asked) == 8_000
 
 
+@pytest.mark.deep
 async def test_embeddings_are_the_tenant_s(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

@@ -296,6 +296,7 @@ async def test_names_that_tenants_choose_are_bounded() -> None:
     assert of(found, name, provider="the-operators", model="any", outcome="ok") == 1
 
 
+@pytest.mark.deep
 async def test_a_worker_serves_its_metrics_on_a_port_of_its_own(
     database_url: str, model: FakeModel
 ) -> None:

@@ -120,6 +120,7 @@ async def test_eight_worker_processes_keep_to_a_provider_s_limit(
     assert (gauge.most, len(model.requests)) == (4, 80)
 
 
+@pytest.mark.deep
 async def test_a_run_that_only_waits_for_a_limit_leaves_its_place(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ async def test_a_model_over_its_limit_is_passed_over_at_once(
     assert (await ended(bottega, first))["status"] == "completed"
 
 
+@pytest.mark.deep
 async def test_many_runs_do_not_hammer_a_dead_server(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ async def test_runs_and_streams_go_on_without_nats(
         assert rest[-1]["type"] == "run.completed"
 
 
+@pytest.mark.deep
 async def test_a_server_that_cannot_be_reached_is_tried_again(
     settings: Settings, model: FakeModel, database_url: str
 ) -> None:

@@ -225,6 +225,7 @@ async def research_killed_at(database_url: str, model: FakeModel, only: Sequence
     await killed_at(database_url, model, graphs, schemas, researches, ROUNDS, "The report.", only)
 
 
+@pytest.mark.deep
 async def test_a_research_team_goes_on_at_an_element(database_url: str, model: FakeModel) -> None:
     await research_killed_at(database_url, model, ["search b2"])
 

@@ -106,6 +106,7 @@ NAMED: tuple[tuple[dict[str, str], dict[str, Any], str | None], ...] = (
 )
 
 
+@pytest.mark.deep
 async def test_the_facades_take_the_first_user_and_say_if_there_is_none(
     taught: Running, model: FakeModel
 ) -> None:
@@ -167,6 +168,7 @@ async def test_a_shared_agent_of_one_purpose_reads_what_names_no_user(
         assert (await run(server.client, "other", f"{ASKED}."))["memory_used"] == NONE
 
 
+@pytest.mark.deep
 async def test_a_refused_continuation_leaves_no_session(taught: Running) -> None:
     """Check each refusal that comes after a response was found that others have followed."""
     client, owner = client_of(taught), taught.owner

@@ -39,6 +39,7 @@ def never() -> Reply:
     return gated(asyncio.Event(), text(""))
 
 
+@pytest.mark.deep
 async def test_a_graph_in_a_node_has_its_own_time(bottega: Running, model: FakeModel) -> None:
     await store(bottega, "deep", ["quick", "slow"], [edge("quick", "slow")])
     await store(bottega, "team", ["lead", inner("work", "deep")], [edge("lead", "work")])
@@ -69,6 +70,7 @@ async def test_a_graph_in_a_node_has_its_own_time(bottega: Running, model: FakeM
     assert found["usage"]["model_calls"] == len(answered) == 3
 
 
+@pytest.mark.deep
 async def test_a_graph_that_was_too_slow_is_tried_again(bottega: Running, model: FakeModel) -> None:
     await store(bottega, "team", ["quick", "slow"], [edge("quick", "slow")])
     retry = {"max": 1, "backoff_s": 0.0, "on": ["timeout"]}
@@ -87,6 +89,7 @@ async def test_a_graph_that_was_too_slow_is_tried_again(bottega: Running, model:
     assert found["usage"]["model_calls"] == 3
 
 
+@pytest.mark.deep
 async def test_elements_that_are_child_runs_are_stopped(bottega: Running, model: FakeModel) -> None:
     each = {"from": "run", "pointer": "/metadata/pages", "spread_above": 1}
     await store(bottega, "team", [{"agent": "slow", "for_each": each}], [])
@@ -139,6 +142,7 @@ GRAPHS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("killed_at", ["slow", "next"])
 async def test_a_graph_that_was_stopped_stays_so_after_a_crash(
     database_url: str, model: FakeModel, killed_at: str
@@ -167,6 +171,7 @@ async def test_a_graph_that_was_stopped_stays_so_after_a_crash(
         assert killer.seen == {"quick": 1, "slow": 1, "next": 2}
 
 
+@pytest.mark.deep
 async def test_the_time_before_a_crash_counts(
     database_url: str, model: FakeModel, owner: Any
 ) -> None:

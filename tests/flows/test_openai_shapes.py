@@ -204,6 +204,7 @@ OF_RESPONSES += [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("form", "absent"), [("chat", NOTHING + DEFAULTS), ("responses", OF_RESPONSES)], ids=FORMS
 )

@@ -217,6 +217,7 @@ ACCEPTED = (
 )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("form", FORMS)
 async def test_json_is_sent_once_it_is_accepted(
     client: openai.AsyncOpenAI, bottega: Running, model: FakeModel, form: str

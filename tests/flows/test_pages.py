@@ -197,6 +197,7 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.deep
 async def test_every_list_comes_in_pages_of_limited_bytes(
     bottega: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +290,7 @@ async def _messages(client: httpx2.AsyncClient, path: str, **query: str) -> Any:
     return (await client.get(path, params=query)).json()["items"]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 async def test_lists_of_large_items_take_little_memory(database_url: str) -> None:
     """Bound the memory: without it two lists of 200 schedules of 0.4 MB take 0.4 GB."""

@@ -77,6 +77,7 @@ async def ended(bottega: Running, run_id: str) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.deep
 async def test_a_run_waits_for_a_model_server_that_is_started_later(
     settings: Settings, database_url: str
 ) -> None:
@@ -223,6 +224,7 @@ async def test_a_stopping_worker_lets_a_tool_finish_beside_a_waiting_call(
     assert "sent" in asked[-1]["content"]
 
 
+@pytest.mark.deep
 async def test_a_run_does_not_wait_for_the_feature_model(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:

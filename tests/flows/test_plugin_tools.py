@@ -90,6 +90,7 @@ async def test_example_plugin_gives_agents_a_tool_a_hook_and_a_guard(
     assert isinstance(await before_dispatch(subagent_plugins(), ctx, asks), Refused)
 
 
+@pytest.mark.deep
 async def test_hooks_at_resume_know_what_the_journal_answers_and_metadata_stays(
     settings: Settings,
     database_url: str,

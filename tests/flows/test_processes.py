@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 
 import asyncpg
+import pytest
 
 from bottega.events.types import FINAL_EVENT_TYPES
 from tests.fake_model import FakeModel, gated
@@ -27,6 +28,7 @@ def environment(database_url: str, model: FakeModel, **more: str) -> dict[str, s
     }
 
 
+@pytest.mark.deep
 async def test_two_apis_and_two_workers_share_the_work(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model)
     async with (
@@ -83,6 +85,7 @@ async def test_a_killed_worker_s_run_is_resumed_where_it_stopped(
     assert run["usage"]["model_calls"] == CALLS
 
 
+@pytest.mark.deep
 async def test_a_stopping_worker_hands_its_run_back(database_url: str, model: FakeModel) -> None:
     with_model = environment(database_url, model, BOTTEGA_DRAIN_GRACE_S="0")
     gate = asyncio.Event()
@@ -108,6 +111,7 @@ async def test_a_stopping_worker_hands_its_run_back(database_url: str, model: Fa
     assert len(model.requests) == CALLS + 1
 
 
+@pytest.mark.deep
 async def test_a_worker_alone_starts_again_at_a_hangup_and_loses_no_run(
     database_url: str, model: FakeModel
 ) -> None:

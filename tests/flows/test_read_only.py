@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import pytest
 
 from bottega.settings import Settings
 from tests.conftest import name_of
@@ -41,6 +42,7 @@ async def says_read_only(bottega: Running) -> None:
     assert answer.status_code == 503
 
 
+@pytest.mark.deep
 async def test_writes_are_refused_for_a_while_and_runs_go_on(
     settings: Settings, server: str, database_url: str, model: FakeModel
 ) -> None:

@@ -51,6 +51,7 @@ def standby(primary: Server, folder: Path) -> Server:
     return standby
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("lose", [Server.kill, pytest.param(Server.freeze, marks=pytest.mark.deep)])
 async def test_runs_and_their_streams_go_on_at_the_standby(
     settings: Settings,

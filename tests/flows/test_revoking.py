@@ -255,6 +255,7 @@ NOTHING = "/v1/nothing"
 """A path of which only the key is checked, so that no route asks the database."""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", [pytest.param("down", marks=pytest.mark.deep), "silent"])
 async def test_without_the_database_keys_are_soon_refused(
     settings: Settings, database_url: str, held: Holder, how: str
@@ -277,6 +278,7 @@ async def test_without_the_database_keys_are_soon_refused(
         assert (await client.get("/v1/runs")).status_code == 200
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["down", pytest.param("silent", marks=pytest.mark.deep)])
 async def test_an_open_server_checks_for_a_first_key(
     settings: Settings, database_url: str, how: str

@@ -59,6 +59,7 @@ async def test_model_calls_begin_and_go_on_at_their_tenant_s_turn(
     assert turns == [DEFAULT_TENANT] * 4
 
 
+@pytest.mark.deep
 async def test_the_last_fifth_of_a_worker_is_for_tenants_without_a_run_in_it(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

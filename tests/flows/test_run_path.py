@@ -215,6 +215,7 @@ async def test_few_modules_run_between_a_websocket_and_its_first_frame(
     check("websocket_to_first_frame", ways, idle)
 
 
+@pytest.mark.deep
 async def test_few_modules_run_between_the_end_of_a_worker_and_the_next_model_call(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

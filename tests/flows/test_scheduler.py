@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from pydantic_core import from_json
 
 from bottega.settings import Settings
@@ -71,6 +72,7 @@ async def workers(bottega: Running, accepts: Callable[[dict[str, Any]], bool]) -
     return await until(look, accepts)
 
 
+@pytest.mark.deep
 async def test_waiting_and_running_tasks_are_shown(bottega: Running, model: FakeModel) -> None:
     gate = asyncio.Event()
     wanted = [(priority, f"part {n}") for n, priority in enumerate(PRIORITIES)]
@@ -125,6 +127,7 @@ async def test_pages_of_tasks_are_in_dispatch_order(bottega: Running, model: Fak
         assert found == expected
 
 
+@pytest.mark.deep
 async def test_an_open_breaker_is_shown(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

@@ -188,6 +188,7 @@ async def test_a_ticket_ends_with_its_key_at_the_latest(
     assert timedelta(0) < left <= timedelta(seconds=20)
 
 
+@pytest.mark.deep
 async def test_a_stream_that_a_ticket_opened_ends_with_its_key(
     closed: Running, run: Growing, reader: Holder, owner: asyncpg.Pool
 ) -> None:

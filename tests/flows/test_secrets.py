@@ -65,6 +65,7 @@ async def shown_beside_runs(client: httpx2.AsyncClient) -> str:
     return str([(await client.get(path)).text for path in paths])
 
 
+@pytest.mark.deep
 async def test_a_secret_that_a_server_returns_is_redacted(
     database_url: str, model: FakeModel, web: RawServer
 ) -> None:
@@ -109,6 +110,7 @@ async def test_a_secret_that_a_server_returns_is_redacted(
             assert hidden not in held, where
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("status", "code"),
     [

@@ -46,6 +46,7 @@ def with_model(database_url: str, model: FakeModel) -> dict[str, str]:
     }
 
 
+@pytest.mark.deep
 async def test_processes_below_one_parent_serve_and_end_together(
     database_url: str, model: FakeModel
 ) -> None:
@@ -109,6 +110,7 @@ async def test_children_end_with_a_killed_parent(database_url: str, model: FakeM
         await until(lambda: not any(map(psutil.pid_exists, left)))
 
 
+@pytest.mark.deep
 def test_a_child_that_cannot_start_ends_the_command() -> None:
     nowhere = {**os.environ, "DATABASE_URL": "postgresql://127.0.0.1:1/none", "COLUMNS": "300"}
     ended = forks.run(["serve", "--workers", "1", "--port", "0"], nowhere)
@@ -259,6 +261,7 @@ class Load:
             assert isinstance(ended, asyncio.CancelledError), ended
 
 
+@pytest.mark.deep
 async def test_a_reload_replaces_the_process_and_loses_nothing(
     database_url: str, model: FakeModel
 ) -> None:

@@ -262,6 +262,7 @@ def encoded(data: bytes) -> str:
     return urlsafe_b64encode(data).decode().rstrip("=")
 
 
+@pytest.mark.deep
 async def test_unknown_keys_cost_the_issuer_few_looks_and_new_ones_work_soon(
     settings: Settings, database_url: str, issuer: Issuer
 ) -> None:

@@ -191,6 +191,7 @@ def test_the_variables_that_switch_it_on(given: dict[str, str], wanted: bool) ->
     assert is_wanted(given) is wanted
 
 
+@pytest.mark.deep
 def test_opentelemetry_is_not_imported_unless_wanted() -> None:
     # The web framework imports the API, which does nothing by itself.
     program = (

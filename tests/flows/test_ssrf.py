@@ -153,6 +153,7 @@ async def refused_or_failed(server: Running, url: str) -> str:
     return str(webhook["error"])
 
 
+@pytest.mark.deep
 async def test_no_spelling_of_an_address_inside_is_reached_by_a_webhook(
     settings: Settings,
     database_url: str,

@@ -130,6 +130,7 @@ async def connections_are(count: int, server: Running) -> None:
     await until(lambda: held() == count + 1)
 
 
+@pytest.mark.deep
 async def test_a_reader_that_stops_costs_no_memory(database_url: str, model_url: str) -> None:
     """Send 40 MB of events past a reader that reads none, in a server of its own."""
     environment = {

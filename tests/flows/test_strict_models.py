@@ -92,6 +92,7 @@ async def test_asynchronous_sub_agents_run(bottega: Running, model: StrictModel)
     assert not model.refusals
 
 
+@pytest.mark.deep
 async def test_after_a_crash_the_same_prompt_is_sent_again(
     database_url: str, model: StrictModel
 ) -> None:

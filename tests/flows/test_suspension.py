@@ -116,6 +116,7 @@ async def start_with_pauses(
     return str(answer.json()["id"])
 
 
+@pytest.mark.deep
 async def test_a_pause_between_tries_holds_no_place(bottega: Running, model: FakeModel) -> None:
     model.script(text("net"))
     model.decide = lambda request: text("with VAT")
@@ -141,6 +142,7 @@ async def test_a_pause_between_tries_holds_no_place(bottega: Running, model: Fak
     assert len(model.requests) == 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["graph", "loop", "elements", "child runs"])
 async def test_a_graph_in_a_node_has_one_pause_between_tries(
     bottega: Running, model: FakeModel, kind: str
@@ -184,6 +186,7 @@ async def test_a_run_that_waits_for_its_client_says_so(bottega: Running, model: 
     assert events[-1]["data"]["reason"] == "client"
 
 
+@pytest.mark.deep
 async def test_patience_goes_on_over_attempts(bottega: Running, model: FakeModel) -> None:
     model.decide = lambda request: BUSY
     run = await ended(bottega, await start(bottega, model_patience_s=3))
@@ -191,6 +194,7 @@ async def test_patience_goes_on_over_attempts(bottega: Running, model: FakeModel
     assert len(run["attempts"]) > 1
 
 
+@pytest.mark.deep
 async def test_the_deadline_ends_a_suspended_run(bottega: Running, model: FakeModel) -> None:
     model.decide = lambda request: BUSY
     run = await ended(bottega, await start(bottega, {"timeout_s": 2.0}))

@@ -247,6 +247,7 @@ async def test_no_table_keeps_rows_of_a_deleted_tenant(
         await operator.delete_tenant(database_url, "gone")
 
 
+@pytest.mark.deep
 async def test_runs_are_cut_off_and_subscribers_informed(
     service: Running, model: FakeModel, database_url: str
 ) -> None:
@@ -272,6 +273,7 @@ async def test_runs_are_cut_off_and_subscribers_informed(
     await until(keeping, not_)  # a worker's report names it until the next
 
 
+@pytest.mark.deep
 async def test_an_interrupted_deletion_can_be_continued(
     service: Running, model: FakeModel, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ async def test_no_run_ends_because_of_an_error_that_passes(
 COLD = ("pinned_definitions(", "FROM secrets", "read_pins(")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("state", ["40001", ENDED])
 async def test_a_service_that_knows_nothing_yet_outlives_errors(
     settings: Settings, database_url: str, model: FakeModel, planned: Faults, state: str
@@ -156,6 +157,7 @@ async def test_a_service_that_knows_nothing_yet_outlives_errors(
     assert planned.raised == dict.fromkeys(COLD, TIMES)
 
 
+@pytest.mark.deep
 async def test_a_run_outlives_an_outage_however_long(
     served: Running, planned: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ async def test_a_run_outlives_an_outage_however_long(
     assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "drain"]
 
 
+@pytest.mark.deep
 async def test_a_statement_that_is_cancelled_each_time_is_tried_a_few_times_only(
     served: Running, planned: Faults
 ) -> None:
@@ -223,6 +226,7 @@ async def test_an_idempotent_request_is_repeated_only_if_it_was_undone(
     assert planned.raised.total() == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("state", ["40001", LOST])
 async def test_a_scheduled_run_starts_after_an_error(
     served: Running, planned: Faults, state: str

@@ -391,6 +391,7 @@ IDS = (
 )
 
 
+@pytest.mark.deep
 async def test_the_same_requests_work_for_the_owner(settings: Settings, database_url: str) -> None:
     """Check it because otherwise the test above would show nothing."""
     async with staged(settings, database_url) as stage:
@@ -442,6 +443,7 @@ async def test_what_put_creates_under_the_same_name_is_another_one(stage: Stage)
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
+@pytest.mark.deep
 async def test_cursors_do_not_lead_to_another_tenant(stage: Stage) -> None:
     """Check cursors given to the other tenant and forged ones."""
     used = 0

@@ -6,6 +6,8 @@ from contextlib import aclosing
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
 from tests.fake_model import FakeModel, calls, chunk, sse, sse_until
@@ -212,6 +214,7 @@ async def test_answers_that_break_off_or_are_cancelled_count(
     never.set()
 
 
+@pytest.mark.deep
 async def test_the_model_of_memory_counts_for_its_run_and_for_the_day(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:

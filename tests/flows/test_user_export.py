@@ -30,6 +30,7 @@ def lasting(line: dict[str, Any]) -> str:
     )
 
 
+@pytest.mark.deep
 async def test_an_export_is_read_in_pages(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

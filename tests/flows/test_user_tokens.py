@@ -76,6 +76,7 @@ async def stage(module_settings: Settings, module_database_url: str) -> AsyncIte
         yield stage
 
 
+@pytest.mark.deep
 async def test_a_token_runs_reads_and_streams_as_its_user(scene: Scene) -> None:
     made = await scene.bob.post("/v1/runs?wait=30", json={"agent": "clerk", "input": "hello"})
     assert made.status_code == 202, made.text
@@ -351,6 +352,7 @@ def serve(database_url: str) -> Callable[[], AbstractAsyncContextManager[Command
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ends", ["token", "key", "expiry"])
 async def test_what_ends_a_token_ends_its_streams_at_another_process(
     database_url: str, serve: Callable[[], AbstractAsyncContextManager[Command]], ends: str
@@ -399,6 +401,7 @@ async def test_what_ends_a_token_ends_its_streams_at_another_process(
         assert (await client.get("/v1/runs", headers=headers)).status_code == 401
 
 
+@pytest.mark.deep
 async def test_a_known_signing_key_verifies_tokens_without_the_database(
     settings: Settings, database_url: str
 ) -> None:

@@ -40,6 +40,7 @@ async def quick(database_url: str) -> AsyncIterator[tuple[Proxy, Database]]:
         yield proxy, database
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "silence",
     [SHORT, pytest.param(Silence(), marks=pytest.mark.deep)],
@@ -99,6 +100,7 @@ async def test_a_listener_notices_that_packets_vanish(database_url: str) -> None
                     await news.wait()
 
 
+@pytest.mark.deep
 async def test_half_dead_connections_of_both_pools_are_not_used_again(database_url: str) -> None:
     """Check that one silent connection condemns the others, so that no other caller waits."""
     async with quick(database_url) as (proxy, database):
@@ -128,6 +130,7 @@ async def test_a_statement_that_is_cancelled_in_time_keeps_its_connection(
         assert await database.pool.fetchval("SELECT pg_backend_pid()") == before_it
 
 
+@pytest.mark.deep
 async def test_closing_does_not_wait_for_an_answer(database_url: str) -> None:
     async with asyncio.timeout(30), quick(database_url) as (proxy, database):
         await database.pool.fetchval("SELECT 1")

@@ -61,6 +61,7 @@ def refusals(model: FakeModel) -> list[Any]:
     return found
 
 
+@pytest.mark.deep
 async def test_a_team_runs_on_every_vendor(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

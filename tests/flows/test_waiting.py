@@ -307,6 +307,7 @@ async def test_a_decision_before_the_wait_is_not_lost(bottega: Running, model: F
     assert "run.waiting" not in await kinds(bottega, run_id)
 
 
+@pytest.mark.deep
 async def test_another_process_goes_on(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:

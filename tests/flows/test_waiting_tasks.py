@@ -77,6 +77,7 @@ async def test_a_run_waits_for_its_tasks_and_goes_on(
     assert sum(swarm.prompt_of(request) == "b" for request in guest_model.requests) == 1
 
 
+@pytest.mark.deep
 async def test_other_tasks_work_on_and_the_run_waits_when_none_can(
     guest: Running, guest_model: FakeModel
 ) -> None:

@@ -363,6 +363,7 @@ async def test_an_attempt_that_outlived_its_lease_does_not_end_the_next_one(
     assert (webhook["status"], webhook["tries"]) == ("pending", 2)
 
 
+@pytest.mark.deep
 async def test_a_worker_killed_in_mid_delivery_is_replaced(
     database_url: str, model: FakeModel, receiver: RawServer, api: Running
 ) -> None:

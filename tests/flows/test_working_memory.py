@@ -100,6 +100,7 @@ async def test_working_memory_of_waiting_and_unknown_runs(
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
+@pytest.mark.deep
 async def test_only_the_newest_results_of_a_long_run_are_listed(
     bottega: Running, model: FakeModel
 ) -> None:
@@ -123,6 +124,7 @@ async def test_only_the_newest_results_of_a_long_run_are_listed(
     assert "(20 more can be recalled: m1 to m20)" in found["text"]["intermediate"]
 
 
+@pytest.mark.deep
 async def test_a_resumed_long_run_gets_the_same_and_can_recall_its_beginning(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -160,6 +162,7 @@ async def test_a_resumed_long_run_gets_the_same_and_can_recall_its_beginning(
     assert not [f for f in frames if f["type"] == "warning"]
 
 
+@pytest.mark.deep
 async def test_without_memory_a_run_gets_its_whole_history(
     bottega: Running, model: FakeModel
 ) -> None:

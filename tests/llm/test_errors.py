@@ -122,6 +122,7 @@ async def test_pauses_double_up_to_half_a_minute_and_half_of_each_is_random(
             assert asking.slept == [share * pause for pause in doubled]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("headers", [{}, {"retry-after": "0"}], ids=["no wish", "at once"])
 async def test_patience_ends_with_a_last_try_after_a_bounded_number_of_tries(
     model: FakeModel, headers: dict[str, str]

@@ -86,6 +86,7 @@ async def bodies(vendor: type[Any]) -> list[dict[str, Any]]:
         return found
 
 
+@pytest.mark.deep
 async def test_requests_to_anthropic_have_the_types_of_its_sdk(anthropic: Any) -> None:
     known = TypeAdapter[Any](anthropic.message_create_params.MessageCreateParamsStreaming)
     for body in await bodies(Anthropic):

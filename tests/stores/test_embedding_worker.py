@@ -233,6 +233,7 @@ async def test_unsearchable_episodes_get_no_vectors(
     assert await waiting(owner) == []
 
 
+@pytest.mark.deep
 async def test_queries_change_over_when_all_have_the_new_vectors(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:

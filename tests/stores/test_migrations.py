@@ -88,6 +88,7 @@ def empty_url(server: str) -> Iterator[str]:
     asyncio.run(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [(), ("--no-owner", "--no-privileges")], ids=["", "bare"])
 def test_a_dump_without_roles_works_on_a_fresh_server_after_migrating(
     database_url: str, folder: Path, options: tuple[str, ...]
@@ -444,6 +445,7 @@ def test_the_revision_of_the_baseline_is_that_of_its_content() -> None:
         )
 
 
+@pytest.mark.deep
 def test_the_printed_statements_make_a_database_that_needs_no_migration(
     empty_url: str, database_url: str, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ async def crew(database: Database, size: int) -> AsyncIterator[Crew]:
         yield Crew(workers)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("limit", "calls"), [(4, 10), (16, 20)])
 async def test_eight_workers_never_make_more_calls_at_once_than_allowed(
     database: Database, owner: asyncpg.Pool, limit: int, calls: int

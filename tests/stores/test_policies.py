@@ -418,6 +418,7 @@ def fresh_server() -> Any:
         yield url
 
 
+@pytest.mark.deep
 async def test_neither_owner_nor_login_need_be_superusers(
     fresh_server: str, settings: Settings, model: FakeModel
 ) -> None:
@@ -464,6 +465,7 @@ async def test_neither_owner_nor_login_need_be_superusers(
         await migrate.require_current(served.pool)
 
 
+@pytest.mark.deep
 async def test_a_login_without_the_application_role_is_refused(
     fresh_server: str,
 ) -> None:
@@ -477,6 +479,7 @@ async def test_a_login_without_the_application_role_is_refused(
         await connect(fresh_server.replace("postgres@", "stranger@"))
 
 
+@pytest.mark.deep
 async def test_a_second_owner_without_rights_to_the_roles_gets_advice(fresh_server: str) -> None:
     """Check it with two databases: roles belong to the whole server, and the first created them."""
     import anyio.to_thread

@@ -108,6 +108,7 @@ async def test_many_subscribers_of_a_run_cost_one_read_at_a_time(
                 assert [frame.seq for frame in found] == list(range(1, run.seq + 1))
 
 
+@pytest.mark.deep
 async def test_a_thousand_watched_runs_cost_one_read_at_a_time(
     run: Growing, database: Database, owner: asyncpg.Pool
 ) -> None:
@@ -147,6 +148,7 @@ async def test_an_event_without_a_notice_appears_soon_if_the_run_is_awake(run: G
         assert min(delays) < 0.1  # the quickest: other processes may have the CPU
 
 
+@pytest.mark.deep
 async def test_a_quiet_run_is_read_at_its_worker_s_notice(run: Growing) -> None:
     async with streaming(run.database, poll_s=60) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
@@ -158,6 +160,7 @@ async def test_a_quiet_run_is_read_at_its_worker_s_notice(run: Growing) -> None:
                 await until(lambda: tail.last == run.seq)
 
 
+@pytest.mark.deep
 async def test_a_lost_notice_delays_an_event_by_seconds(run: Growing) -> None:
     assert signature(RunStreams).parameters["poll_s"].default <= 5
     async with streaming(run.database, poll_s=2.5) as streams:
@@ -169,6 +172,7 @@ async def test_a_lost_notice_delays_an_event_by_seconds(run: Growing) -> None:
             await until(lambda: tail.last == run.seq)
 
 
+@pytest.mark.deep
 async def test_runs_for_which_a_read_had_no_room_are_read_next(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,7 @@ async def test_a_page_of_vectors_is_read_and_stored_by_key(
     assert await read(acting, "episode_search") <= 200
 
 
+@pytest.mark.deep
 async def test_the_size_of_a_large_memory_is_estimated_from_a_sample(
     owner: asyncpg.Pool, acting: asyncpg.Connection
 ) -> None:

@@ -304,6 +304,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep
 async def test_a_worker_killed_within_a_group_loses_nothing_that_was_confirmed(
     database: Database, database_url: str, owner: asyncpg.Pool, runs: list[ClaimedRun]
 ) -> None:
