@@ -1,20 +1,35 @@
-"""The graph of a run as it stood at an event of its log, for the API."""
+"""The graph of a run as it stood at an event of its log, for the API.
+
+Nodes have their names in the log. The parts of a node are its elements, the turns of its loop, or
+the nodes of its graph: ``pages`` has the part ``pages/0``, ``improve`` the part ``improve/2``, and
+``improve/2`` the part ``improve/2/draft``.
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
-from sqlalchemy import Integer, Select, bindparam, func, select, text, tuple_
+from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.tables import run_events
+from bottega.agents.messages import ToolStatus
+from bottega.agents.query import task_id_at
+from bottega.db.tables import run_events, runs
 from bottega.definitions import kinds
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.pinned import pinned_graph, pins_of
-from bottega.engine.replay import AGENT_CHANGES, ENDS, NODE_STATES, RunReplay, replay_run
+from bottega.engine.replay import (
+    AGENT_CHANGES,
+    ENDS,
+    NODE_STATES,
+    RunReplay,
+    TaskReplay,
+    replay_run,
+)
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.events.log import STEP_EVENTS
 from bottega.events.types import FINAL_EVENT, EventType
@@ -22,19 +37,27 @@ from bottega.graph.decisions import is_plain, name_of_node
 from bottega.runs import read
 from bottega.runs.messages import read_events
 
-_GRAPH = select(kinds.GRAPHS.versions.c.definition).where(
-    kinds.GRAPHS.versions.c.tenant_id == bindparam("tenant"),
-    kinds.GRAPHS.versions.c.name == bindparam("name"),
-    kinds.GRAPHS.versions.c.version == bindparam("version"),
-)
 _LAST = text("SELECT last_seq FROM run_cursor(:tenant, :run)")
+_task = runs.c.parent_task
+_ELEMENTS = select(
+    runs.c.id,
+    runs.c.status,
+    _task["node"].label("line"),
+    _task["name"].astext.label("name"),
+    _task["task_id"].astext.label("task_id"),
+).where(runs.c.tenant_id == bindparam("tenant"), _task["node"].is_not(None))
+_OWN_ELEMENT = _ELEMENTS.where(runs.c.id == bindparam("run"))
+_CHILDREN = _ELEMENTS.where(runs.c.parent_run_id == bindparam("run"))
 _OF_TASKS = (
     *(*AGENT_CHANGES, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED),
     *(EventType.SUBAGENT_DISPATCHED, EventType.SUBAGENT_STATUS_CHANGED, *ENDS),
     *(EventType.RUN_RESUMED, *FINAL_EVENT.values()),
 )
 """Types of events that change the status of a task."""
-_OF_NODES = (*_OF_TASKS, *NODE_STATES, EventType.EDGE_DECIDED)
+_OF_NODES = (
+    *(*_OF_TASKS, *NODE_STATES, EventType.EDGE_DECIDED),
+    *(EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED),
+)
 _STATES_OF_TASKS = {
     "queued": "pending",
     "streaming": "running",
@@ -44,22 +67,6 @@ _STATES_OF_TASKS = {
 
 
 async def definition_of(
-    connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the definition of the graph that a run pinned.
-
-    Raises:
-        NotFoundError: ``no_graph``.
-    """
-    if (pinned := run["pinned"]["graph"]) is None:
-        raise NotFoundError(f"run {run['id']} has no graph", code="no_graph")
-    named = {field: pinned[field] for field in ("name", "version")}
-    found = await connection.execute(_GRAPH, {"tenant": tenant_id, **named})
-    definition: dict[str, Any] = found.scalar_one()
-    return definition
-
-
-async def whole_definition_of(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the definition of the graph that a run pinned, with its sub-graphs' definitions.
@@ -81,17 +88,63 @@ async def whole_definition_of(
     return definition
 
 
+_Node = Mapping[str, Any]
+"""Definition of a node, of a part of a node, or of a graph."""
+
+
+class _Level(NamedTuple):
+    """Nodes that are read together, by name, each after those on which it depends; their edges."""
+
+    nodes: Mapping[str, _Node]
+    edges: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], prefix: str = "") -> Self:
+        """Read a definition; names get the prefix."""
+        defined = {name_of_node(node): node for node in content["nodes"]}
+        order = to_graph(content).get_topological_order()
+        ends = ("source", "target")
+        edges = [{**edge, **{end: prefix + edge[end] for end in ends}} for edge in content["edges"]]
+        return cls({prefix + name: defined[name] for name in order}, edges)
+
+    @classmethod
+    def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
+        """Return the parts of a node; ``steps``: last steps of the names of those that began."""
+        for each in ("for_each", "loop"):
+            if each in node:
+                part = _without(each, node)
+                numbers = sorted(int(step) for step in steps if step.isdecimal())
+                return cls({f"{name}/{number}": part for number in numbers})
+        if "definition" not in node:
+            return cls({})
+        nodes, edges = cls.of(node["definition"], f"{name}/")
+        tries = [f"try-{number}" for number in range(2, node.get("retry", {"max": 0})["max"] + 2)]
+        again = {f"{name}/{step}": _without("retry", node) for step in tries if step in steps}
+        return cls({**nodes, **again}, edges)
+
+
+def _without(field: str, node: _Node) -> _Node:
+    return {key: value for key, value in node.items() if key != field}
+
+
 async def graph(
-    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, seq: int | None = None
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    seq: int | None = None,
+    inside: str | None = None,
 ) -> dict[str, Any]:
-    """Return a run's graph, with the states and publications of its nodes.
+    """Return a run's graph, or the parts of a node, with the states and publications of nodes.
+
+    The graph of a child run that executes an element is this element.
 
     Args:
         seq: the event after which the graph is read; ``None``: the run's last event.
+        inside: name of the node whose parts are read; ``None``: the whole graph.
 
     Raises:
         NotFoundError: unknown run, or (code ``no_graph``) a run without a graph.
-        InvalidInputError: the run has no event ``seq``.
+        InvalidInputError: the run has no event ``seq``; ``unknown_node``: it has no such node.
     """
     run = await read.get(connection, tenant_id, run_id)
     definition = await definition_of(connection, tenant_id, run)
@@ -102,47 +155,155 @@ async def graph(
             f"the last event of run {run_id} has the seq {last}: give a seq from 1 to {last}",
             pointer="/seq",
         )
+    states = await _node_states(connection, tenant_id, run, definition, seq)
+    level = await _own_level(connection, of_run, definition, states)
+    children: Mapping[str, Any] = {}
+    if inside is not None:
+        children = {row.name: row for row in await connection.execute(_CHILDREN, of_run)}
+        level = _level_inside(inside, level, states, children)
+    published = await _publications(connection, run, of_run, seq, [*level.nodes])
+    nodes = [
+        {
+            "type": "agent",
+            **node,
+            **states.part(name, node)._asdict(),
+            "name": name,
+            "reason": states.reasons.get(name),
+            "taken_over": states.ends.get(name, seq + 1) <= run["carried_seq"],
+            "has_parts": name not in children and ("for_each" in node or "definition" in node),
+            "published": None if name in states.reasons else published.get(name),
+        }
+        for name, node in level.nodes.items()
+    ]
+    taken = states.replay.edges
+    edges = [{**edge, "taken": taken.get((edge["source"], edge["target"]))} for edge in level.edges]
+    named = {field: run["pinned"]["graph"][field] for field in ("name", "version")}
+    return {**named, "seq": seq, "nodes": nodes, "edges": edges}
+
+
+async def _own_level(
+    connection: AsyncConnection,
+    of_run: Mapping[str, UUID],
+    definition: _Node,
+    states: "_NodeStates",
+) -> _Level:
+    """Return a run's whole graph, or the element that a child run executes."""
+    level = _Level.of(definition)
+    if (own := (await connection.execute(_OWN_ELEMENT, of_run)).one_or_none()) is None:
+        return level
+    *line, name = own.line
+    for above in line:
+        level = _Level.of(level.nodes[above]["definition"])
+    states.add(own.name, _Part(_STATES_OF_TASKS.get(own.status, own.status)))
+    return _Level({own.name: _without("for_each", level.nodes[name])})
+
+
+async def _publications(
+    connection: AsyncConnection,
+    run: Mapping[str, Any],
+    of_run: Mapping[str, UUID],
+    seq: int,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the last publications of nodes after an event, also in earlier runs of the session."""
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
     }
-    published = await connection.execute(_published(), {**of_run, "until": seq})
-    rows |= {row["agent"]: row for row in published.mappings()}
-    states = await _node_states(connection, tenant_id, run, definition, seq)
-    defined = {name_of_node(node): node for node in definition["nodes"]}
-    nodes = [
-        {
-            "type": "agent",
-            **defined[name],
-            "name": name,
-            "status": states.statuses.get(name, "pending"),
-            "reason": states.reasons.get(name),
-            "taken_over": states.ends.get(name, seq + 1) <= run["carried_seq"],
-            "published": None if name in states.reasons else rows.get(name),
-        }
-        for name in to_graph(definition).get_topological_order()
-    ]
-    edges = [
-        {**edge, "taken": states.taken.get((edge["source"], edge["target"]))}
-        for edge in definition["edges"]
-    ]
-    pinned = run["pinned"]["graph"]
-    named = {field: pinned[field] for field in ("name", "version")}
-    return {**named, "seq": seq, "nodes": nodes, "edges": edges}
+    found = await connection.execute(_published(), {**of_run, "until": seq, "names": names})
+    return rows | {row["agent"]: row for row in found.mappings()}
 
 
-class _NodeStates(NamedTuple):
-    """The states of a run's nodes, by name, and of its edges, by source and target.
+def _level_inside(
+    inside: str, level: _Level, states: "_NodeStates", children: Mapping[str, Any]
+) -> _Level:
+    """Return the parts of a node at any depth.
+
+    Args:
+        level: the run's own graph.
+        children: child runs that execute elements, by the element's name.
+
+    Raises:
+        InvalidInputError: ``unknown_node``.
+    """
+    steps = inside.split("/")
+    for name in ("/".join(steps[:end]) for end in range(1, len(steps) + 1)):
+        if any(each.startswith(f"{name}/") for each in level.nodes):
+            continue  # the run is a child run, and executes only one element of this node
+        if name in children:
+            detail = f"run {children[name].id} executes '{name}': read the graph of this run"
+            raise InvalidInputError(detail, code="unknown_node", pointer="/node")
+        if (node := level.nodes.get(name)) is None:
+            detail = f"there is no '{name}'; there is {', '.join([*level.nodes][:20]) or 'nothing'}"
+            raise InvalidInputError(detail, code="unknown_node", pointer="/node")
+        if "for_each" in node:
+            states.add_elements(name, node, children)
+        level = _Level.inside(name, node, states.steps.get(name, ()))
+    return level
+
+
+class _Part(NamedTuple):
+    """The state of a node, a turn or an element; ``run_id``: the child run that executes it."""
+
+    status: str
+    task_id: UUID | None = None
+    run_id: UUID | None = None
+
+
+@dataclass(slots=True)
+class _NodeStates:
+    """The states of a run's nodes, by name.
 
     Attributes:
+        parts: states of nodes that began or were skipped, and of elements.
+        steps: last steps of the names of parts that began, by the name of the node above.
         reasons: the reason of each skipped node, by name.
         ends: ``seq`` of the last event of each node that has ended, by name.
     """
 
-    statuses: Mapping[str, str]
-    reasons: Mapping[str, str]
-    taken: Mapping[tuple[str, str], bool]
+    replay: RunReplay
     ends: Mapping[str, int]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    parts: dict[str, _Part] = field(default_factory=dict)
+    steps: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def add(self, name: str, part: _Part) -> None:
+        """Note the state of a node or an element."""
+        self.parts[name] = part
+        while "/" in name:
+            name, _, step = name.rpartition("/")
+            self.steps.setdefault(name, {})[step] = None
+
+    def add_elements(self, name: str, node: _Node, children: Mapping[str, Any]) -> None:
+        """Note the states of the elements of a node."""
+        above = self.parts.get(name, _PENDING).task_id
+        for number in range(node["for_each"]["max"]):
+            element = f"{name}/{number}"
+            if (run := children.get(element)) is not None:
+                status = _STATES_OF_TASKS.get(run.status, run.status)
+                self.add(element, _Part(status, UUID(run.task_id), run.id))
+            elif above is not None:
+                task_id = task_id_at(above, ((0, number),))
+                if (task := self.replay.tasks.get(task_id)) is not None:
+                    self.add(element, _Part(_status_of(self.replay, task), task_id))
+
+    def part(self, name: str, node: _Node) -> _Part:
+        """Return the state of a part; that of a turn follows from the states of its own parts."""
+        if name in self.parts or name not in self.steps:
+            return self.parts.get(name, _PENDING)
+        inner = _Level.inside(name, node, self.steps[name]).nodes
+        states = {each: self.part(each, of).status for each, of in inner.items()}
+        open_ = next((each for each in ("waiting", "running") if each in states.values()), None)
+        if open_ is not None or {*states.values()} <= {"pending"}:
+            return _PENDING if open_ is None else _Part(open_)
+        last = [*states][-1]
+        if "loop" in node or last.startswith(f"{name}/try-"):
+            return _Part(states[last])
+        fatal = [each for each, of in inner.items() if of.get("on_error") != "continue"]
+        return _Part("failed" if any(states[each] == "failed" for each in fatal) else "completed")
+
+
+_PENDING = _Part("pending")
 
 
 async def _node_states(
@@ -163,26 +324,31 @@ async def _node_states(
     )
     replay = await asyncio.to_thread(replay_run, events)  # a log may be long
     if not decides:
-        ends = {
-            task.agent: task.tries[-1].seq
-            for task in replay.tasks.values()
-            if task.agent is not None and task.tries
+        tasks = {
+            task.agent: (task_id, task)
+            for task_id, task in replay.tasks.items()
+            if task_id is not None and task.agent is not None and task.status is not None
         }
-        return _NodeStates(_statuses_by_agent(replay), {}, {}, ends)
+        ends = {name: task.tries[-1].seq for name, (_, task) in tasks.items() if task.tries}
+        states = _NodeStates(replay, ends)
+        for name, (task_id, task) in tasks.items():
+            states.add(name, _Part(_status_of(replay, task), task_id))
+        return states
+    ends = {name: node.seq for name, node in replay.nodes.items() if node.status != "running"}
+    reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
+    states = _NodeStates(replay, ends, reasons)
     # The nodes of a sub-graph come after the node that contains it, and begin with its name.
-    statuses: dict[str, str] = {}
     waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
-        statuses[name] = node.status
-        if node.status == "running":
+        status = node.status
+        if status == "running":
             status = _unended(replay, replay.task(node.task_id).status)
-            statuses[name] = "waiting" if name in waiting_below else status
-        if statuses[name] == "waiting":
+            status = "waiting" if name in waiting_below else status
+        if status == "waiting":
             parts = name.split("/")
             waiting_below.update("/".join(parts[:end]) for end in range(1, len(parts)))
-    reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
-    ends = {name: node.seq for name, node in replay.nodes.items() if node.status != "running"}
-    return _NodeStates(statuses, reasons, replay.edges, ends)
+        states.add(name, _Part(status, node.task_id))
+    return states
 
 
 def _unended(replay: RunReplay, status: str | None) -> str:
@@ -192,15 +358,13 @@ def _unended(replay: RunReplay, status: str | None) -> str:
     return "waiting" if status == "waiting" else "running"
 
 
-def _statuses_by_agent(replay: RunReplay) -> dict[str, str]:
-    """Return the status of each agent's last task."""
-    found: dict[str, str] = {}
-    for task_id, task in replay.tasks.items():
-        if task_id is not None and task.agent is not None and task.status is not None:
-            status = _STATES_OF_TASKS.get(task.status, task.status)
-            is_open = status in ("running", "waiting")
-            found[task.agent] = _unended(replay, status) if is_open else status
-    return found
+def _status_of(replay: RunReplay, task: TaskReplay) -> str:
+    """Return the status of a task; that of a tool's element is that of its last call."""
+    ended = next((call.ended for call in reversed(task.tools.values())), None)
+    if task.status is None and ended is not None:
+        return "completed" if ended.status == ToolStatus.SUCCESS else "failed"
+    status = _STATES_OF_TASKS.get(task.status or "", task.status)
+    return status if status not in (None, "running", "waiting") else _unended(replay, status)
 
 
 @cache
@@ -217,7 +381,7 @@ def _published() -> Select[Any]:
             run_events.c.seq <= until,
             run_events.c.step < until + STEP_EVENTS,
             run_events.c.type == EventType.MEMORY_PUBLISHED,
-            name.not_like("%/%"),  # such a name is that of a sub-graph's node
+            name == any_(bindparam("names", type_=ARRAY(Text))),
         )
         .ext(distinct_on(name))
         .order_by(name, version.desc())
@@ -235,16 +399,20 @@ def _published() -> Select[Any]:
 
 
 async def published_graph(
-    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str, inside: str | None
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a run's graph as a definition, and the version that each node has published.
 
     Skipped nodes have a ``reason``.
 
+    Args:
+        inside: as for :func:`graph`.
+
     Raises:
         NotFoundError: unknown run, or its graph has another name.
+        InvalidInputError: ``unknown_node``.
     """
-    found = await graph(connection, tenant_id, run_id)
+    found = await graph(connection, tenant_id, run_id, inside=inside)
     if found["name"] != name:
         raise NotFoundError(f"run {run_id} has the graph '{found['name']}', not '{name}'")
     shown = ("name", "agent", "ttl_s", "reason", "graph", "for_each", "loop")

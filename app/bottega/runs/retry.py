@@ -210,7 +210,7 @@ class NodeTasks(NamedTuple):
         """Return the nodes of a run's graph; ``None``: no graph decides the run's course."""
         if run["mode"] != "dag":
             return None
-        definition = await graphs.whole_definition_of(connection, tenant_id, run)
+        definition = await graphs.definition_of(connection, tenant_id, run)
         order = to_graph(definition).get_topological_order()
         root = task_root_of(run)
         ids = {name: task_id_at(root, ((0, number),)) for number, name in enumerate(order)}

@@ -38,6 +38,7 @@ from bottega.api.shared.definitions import (
     DefinitionName,
     DefinitionRoutes,
     IfMatch,
+    PartOf,
     Sending,
     answer,
     if_match_version,
@@ -795,13 +796,14 @@ async def drawing(
     run_id: Annotated[
         UUID | None, Query(description="Draw this run's graph, with its publications.")
     ] = None,
+    node: PartOf = None,
 ) -> Response:
     async with service.database.begin(tenant) as tx:
         versions: dict[str, int] = {}
         if run_id is None:
             content = (await store.get(tx, GRAPHS, tenant, name)).content
         else:
-            content, versions = await published_graph(tx, tenant, run_id, name)
+            content, versions = await published_graph(tx, tenant, run_id, name, node)
     drawings: Drawings = request.app.state.drawings
     picture = await drawings.get(tenant, content, versions, format)
     # A picture that a browser opens as a page must not load or run anything.

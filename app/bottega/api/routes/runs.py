@@ -35,6 +35,7 @@ from bottega.api.schemas.runs import (
 )
 from bottega.api.server.headers import sent
 from bottega.api.shared import idempotency
+from bottega.api.shared.definitions import PartOf
 from bottega.api.shared.deps import (
     Actor,
     PrincipalDep,
@@ -790,7 +791,10 @@ async def list_messages(
     summary="Read the state of the run's graph, now or at an earlier event",
     description=(
         "Shows what each node has done and published; with `seq`, the state after this event of "
-        "the run."
+        "the run. With `node`, the nodes are the parts of this node: its elements (`pages/0`), the "
+        "turns of its loop (`improve/1`), or the nodes of its graph (`improve/1/draft`), with "
+        "their names in the run's log. The graph of a child run that executes an element is this "
+        "element."
     ),
     response_model=RunGraph,
     responses=problems(404),
@@ -807,8 +811,9 @@ async def graph(
             description="Number of the last event to include; default: all events.",
         ),
     ] = None,
+    node: PartOf = None,
 ) -> Any:
-    return await graphs.graph(tx, tenant, run_id, seq)
+    return await graphs.graph(tx, tenant, run_id, seq, node)
 
 
 @router.get(

@@ -569,6 +569,12 @@ class RunNode(Answer):
     """Why the node was skipped, with the name of the node that decided it; null: not skipped."""
     taken_over: bool
     """True: the run is a fork or a retry, and the node had ended in the earlier run."""
+    task_id: UUID | None
+    """Id of the task in events and messages; null: it has not begun, or only its parts have one."""
+    run_id: UUID | None
+    """The child run that executes the element; null: this run executes it."""
+    has_parts: bool
+    """True: the node has elements, turns or nodes of its own, which `?node=NAME` reads."""
     ttl_s: float | None
     published: Published | None
     """Last publication of the node; null: none yet."""

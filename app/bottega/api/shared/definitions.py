@@ -62,6 +62,14 @@ def is_only_new(if_none_match: str | None) -> bool:
 
 DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
+PartOf = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=1000,
+        description="Name of a node of a run, such as `improve/2`, to read its parts.",
+    ),
+]
 Paging = Annotated[ViewQuery, Query()]
 IfMatch = Annotated[
     str | None, Header(description='Version that must be the current version, such as `"3"`.')
