@@ -1,5 +1,6 @@
 """The page of the graphs: changes by keyboard and by mouse, versions, a dry run."""
 
+import re
 from typing import Any
 
 import pytest
@@ -226,3 +227,40 @@ async def test_an_agent_that_somebody_else_changed_is_read_again_in_the_graph_s_
     await form.get_by_role("button", name="Save clerk").click()
     await expect(form.get_by_text("Version 3 of clerk.")).to_be_visible()
     console.provoked.add("412 (Precondition Failed)")
+
+
+async def test_a_run_shows_the_nodes_of_graphs_in_its_graph(console: Console) -> None:
+    client = console.server.client
+    await opened(console)
+    never = {"feature": "output", "op": "eq", "value": "no"}
+    tool = {"type": "builtin", "name": "calculator"}
+    turn = {
+        "name": "turn",
+        "nodes": [
+            "first",
+            {"name": "sum", "type": "tool", "tool": tool, "arguments": {"expression": "1 + 1"}},
+            "second",
+        ],
+        "edges": [
+            {"source": "first", "target": "sum"},
+            {"source": "first", "target": "second", "when": never},
+        ],
+        "output": "first",
+    }
+    loop = {"until": never, "max": 2, "on_max": "continue"}
+    nodes = [{"name": "improve", "type": "graph", "graph": "turn", "loop": loop}]
+    for graph in (turn, {"name": "outer", "nodes": nodes}):
+        assert (await client.post("/v1/graphs", json=graph)).status_code == 201
+    body = {"mode": "dag", "graph": "outer", "input": "x"}
+    run = (await client.post("/v1/runs?wait=30", json=body)).json()
+    page = await console.open(f"runs/{run['id']}?tab=graph")
+    await expect(
+        page.get_by_role("button", name=re.compile("improve/first . 2: completed"))
+    ).to_be_visible()
+    await expect(
+        page.get_by_role("button", name=re.compile("improve/sum . 2: completed"))
+    ).to_be_visible()
+    skipped = page.get_by_role("listitem").filter(has_text="improve/second: skipped")
+    await expect(skipped).to_contain_text("the condition on first does not hold")
+    # The edges of the nested graph are drawn, also those that pass nothing on.
+    await expect(page.locator(".graph svg g.edge:not(.call)")).to_have_count(3)

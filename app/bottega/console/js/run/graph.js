@@ -18,22 +18,23 @@ export function elementsOf(state, graph) {
     if (!nodes.has(agent)) nodes.set(agent, { tasks: [], status: "idle" });
     return nodes.get(agent);
   };
-  for (const node of graph?.nodes ?? []) add(node.name);
+  // Elements and turns of a node are one in the drawing: "improve/2/draft" is "improve/draft".
+  const whole = (name) => name.replace(/\/(\d+|try-\d+)(?=\/|$)/g, "");
+  const decided = new Map([...state.nodes].map(([name, node]) => [whole(name), node]));
+  for (const name of [...(graph?.nodes ?? []).map((node) => whole(node.name)), ...decided.keys()]) add(name);
   const edges = new Map();
   const edge = (source, target, kind) => {
     const id = `${kind}:${source}→${target}`;
     if (!edges.has(id)) edges.set(id, { id, source, target, kind, flows: 0, last: 0, seq: 0 });
     return edges.get(id);
   };
-  // Elements and turns of a node are one in the drawing: "improve/2/draft" is "improve/draft".
-  const whole = (name) => name.replace(/\/(\d+|try-\d+)(?=\/)/g, "");
   const nameOf = (task) => whole(task.node ?? task.agent ?? "");
   for (const task of state.tasks.values()) {
     add(nameOf(task)).tasks.push(task);
     const parent = state.tasks.get(task.parent);
     if (parent && parent.agent !== task.agent) edge(nameOf(parent), nameOf(task), "call");
   }
-  for (const each of graph?.edges ?? []) edge(each.source, each.target, "data");
+  for (const each of [...(graph?.edges ?? []), ...state.decisions]) edge(whole(each.source), whole(each.target), "data");
   for (const flow of state.flows) {
     add(whole(flow.source));
     const found = edge(whole(flow.source), whole(flow.target), "data");
@@ -43,9 +44,8 @@ export function elementsOf(state, graph) {
     found.version = flow.version;
   }
   for (const [name, node] of nodes) {
-    const decided = state.nodes.get(name);
-    node.reason = decided?.reason ?? null;
-    node.status = decided?.status === "skipped" ? "skipped"
+    node.reason = decided.get(name)?.reason ?? null;
+    node.status = decided.get(name)?.status === "skipped" ? "skipped"
       : WORST.find((status) => node.tasks.some((task) => task.status === status)) ?? "idle";
   }
   return { nodes, edges };

@@ -17,6 +17,7 @@ export class RunState {
     this.events = [];
     this.tasks = new Map();
     this.nodes = new Map();
+    this.decisions = [];
     this.flows = [];
     this.recalled = [];
     this.published = [];
@@ -46,6 +47,7 @@ export class RunState {
     else if (event.type.startsWith("message.")) this.#message(event.type, event.data);
     else if (event.type === "warning") this.warnings.push(event);
     else if (event.type.startsWith("node.")) this.#node(event, at);
+    else if (event.type === "edge.decided") this.decisions.push(event.data);
     else if (event.agent != null || event.task_id != null) this.#task(event, at);
   }
 
