@@ -1,4 +1,4 @@
-"""Query parameters that an operation does not have are refused, on every one of them."""
+"""Query parameters and fields of bodies that an operation does not have are refused, on each."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,6 +48,65 @@ async def test_each_operation_refuses_an_unknown_parameter(shared: Running) -> N
 
 
 @pytest.mark.deep
+async def test_each_body_refuses_an_unknown_field(shared: Running) -> None:
+    document = (await shared.client.get("/openapi.json")).json()
+    asked = 0
+    for path, method, _ in bodies(document):
+        if path == "/v1/secrets/{name}":
+            continue  # this server stores no secrets
+        body = {"bogus": 1}
+        answer = await shared.client.request(method, path.format_map(Named()), json=body)
+        assert answer.status_code == 422, (method, path, answer.text)
+        pointers = [error["pointer"] for error in answer.json()["errors"]]
+        assert "/bogus" in pointers, (method, path, answer.text)
+        asked += 1
+    assert asked > 40
+
+
+async def test_each_object_in_a_body_has_only_its_own_fields(shared: Running) -> None:
+    document = (await shared.client.get("/openapi.json")).json()
+    found = {
+        place
+        for path, _, operation in bodies(document)
+        for place in open_objects(
+            document["components"]["schemas"],
+            operation["requestBody"]["content"]["application/json"]["schema"],
+            (path,),
+        )
+    }
+    assert {place[-1] for place in found} == {"input_schema"}, found  # a JSON Schema
+
+
+def bodies(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield path, method and operation of each operation below ``/v1`` with a body of JSON."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            kinds = operation.get("requestBody", {}).get("content", {})
+            if path.startswith("/v1/") and "application/json" in kinds:
+                yield path, method.upper(), operation
+
+
+def open_objects(
+    schemas: dict[str, Any], schema: dict[str, Any], place: tuple[str, ...]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the places of objects with named fields that accept other fields, too."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if name not in place:
+            yield from open_objects(schemas, schemas[name], (*place, name))
+        return
+    if "properties" in schema and schema.get("additionalProperties") is not False:
+        yield place
+    for group in ("anyOf", "oneOf", "allOf"):
+        for each in schema.get(group, ()):
+            yield from open_objects(schemas, each, place)
+    for group in ("items", "additionalProperties"):
+        if isinstance(schema.get(group), dict):
+            yield from open_objects(schemas, schema[group], (*place, group))
+    for name, each in schema.get("properties", {}).items():
+        yield from open_objects(schemas, each, (*place, name))
+
+
 async def test_declared_parameters_are_not_refused(shared: Running) -> None:
     document = (await shared.client.get("/openapi.json")).json()
     for method, path, names in operations(document):

@@ -303,6 +303,30 @@ async def test_a_bad_line_is_named(bottega: Running) -> None:
     assert other.status_code == 415
 
 
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"bogus": 1}, "bogus"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"on_error": "stop"}, "on_error"),
+        ({"budget": {"bogus": 1}}, "budget/bogus"),
+    ],
+)
+async def test_a_wrong_field_is_named(bottega: Running, more: dict[str, Any], place: str) -> None:
+    answer = await bottega.client.post(
+        "/v1/batches", json={"agent": "clerk", "items": [{"input": "x"}], **more}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+    assert [each["pointer"] for each in answer.json()["errors"]] == [f"/{place}"]
+    query = {name: each if name != "budget" else json.dumps(each) for name, each in more.items()}
+    answer = await bottega.client.post(
+        "/v1/batches", params={"agent": "clerk", **query}, content=lines("a"), headers=NDJSON
+    )
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+    found = [each["parameter"] for each in answer.json()["errors"]]
+    assert found == [place.replace("/", ".")], answer.text
+
+
 async def test_a_batch_of_a_graph(bottega: Running) -> None:
     graph = {"name": "pair", "nodes": [{"agent": "clerk"}], "edges": []}
     made = await bottega.client.post("/v1/graphs", json=graph)

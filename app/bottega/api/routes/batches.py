@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 from starlette.responses import StreamingResponse
 
 from bottega.api.auth import acts_for
@@ -151,9 +151,13 @@ class Batch(Answer):
     ended_at: datetime | None
 
 
-def _refused(error: ValidationError) -> RequestValidationError:
+def _refused(error: ValidationError, data: bytes | None) -> RequestValidationError:
+    """Return the error of a body, or of query parameters: ``data`` is ``None``."""
+    found = error.errors(include_url=False)
+    place = "query" if data is None else "body"
+    body = None if data is None or found[0]["type"] == "json_invalid" else from_json(data)
     return RequestValidationError(
-        [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        [{**each, "loc": (place, *each["loc"])} for each in found], body=body
     )
 
 
@@ -246,7 +250,7 @@ async def _body_of(
             return NewBatch.model_validate(fields), items_of(data)
         body = NewBatch.model_validate_json(data)
     except ValidationError as error:
-        raise _refused(error) from None
+        raise _refused(error, None if is_lines else data) from None
     if body.file is not None:
         return body, await _file_items(service, tenant, body.file)
     if body.items is None:
