@@ -175,3 +175,19 @@ SELECT tenant_id, id AS run_id, agent, graph, session_id, user_id, status, input
        output AS answer, output_json AS answer_json, ended_at
 FROM runs WHERE ended_at IS NOT NULL AND mode <> 'batch';
 GRANT SELECT ON graph_snapshots, run_answers TO bottega_app, bottega_system;
+COMMENT ON COLUMN run_events.step IS 'The last seq of the row with the event.';
+COMMENT ON COLUMN run_events.seq IS 'Number of the event in its run, from 1.';
+COMMENT ON COLUMN run_events.attempt IS 'Number of the claim of the run, from 1.';
+COMMENT ON COLUMN run_events.parent_task_id IS 'The task that called this task; null: the run.';
+COMMENT ON COLUMN run_events.agent IS 'Null: the event is about the run, or a node without agent.';
+COMMENT ON COLUMN run_events.depth IS '0: the run''s own agent; 1: a task that it called.';
+COMMENT ON COLUMN run_events.body IS 'data as text, byte for byte as it was written.';
+COMMENT ON COLUMN run_events.data IS 'Fields of this type of event, as in the reference of events.';
+COMMENT ON COLUMN graph_snapshots.seq IS 'Number of the event that published.';
+COMMENT ON COLUMN graph_snapshots.agent IS 'Name of the agent or node; in a nested graph a/1/b.';
+COMMENT ON COLUMN graph_snapshots.version IS 'Number of the publication of this agent, from 1.';
+COMMENT ON COLUMN graph_snapshots.content IS 'The published text.';
+COMMENT ON COLUMN run_answers.agent IS 'Null: a graph ran by itself.';
+COMMENT ON COLUMN run_answers.question IS 'Input: a text, or a list of messages.';
+COMMENT ON COLUMN run_answers.answer IS 'A text, or the texts of several nodes by name; null: none.';
+COMMENT ON COLUMN run_answers.answer_json IS 'The answer parsed, if it has a schema.';
