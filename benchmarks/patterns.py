@@ -99,7 +99,10 @@ def one_type(size: int, chance: random.Random) -> Made:
 
 def all_equal(size: int, chance: random.Random) -> Made:
     """Make patterns that all apply, with equal scores."""
-    made = [each.but(evidence=Evidence(), lifecycle=VALID) for each in one_type(size, chance)[0]]
+    made = [
+        each.with_changes(evidence=Evidence(), lifecycle=VALID)
+        for each in one_type(size, chance)[0]
+    ]
     return made, [task(chance, task_type="type_1") for _ in range(TASKS)]
 
 
@@ -152,7 +155,10 @@ def contradicting(size: int, chance: random.Random) -> Made:
     made, tasks = one_type(size, chance)
     best = Evidence(confidence=1.0, success_rate=1.0, validated_at=NOW)
     against = Relations(contradicts=(made[0].key,))
-    return [made[0].but(evidence=best), *(each.but(relations=against) for each in made[1:])], tasks
+    return [
+        made[0].with_changes(evidence=best),
+        *(each.with_changes(relations=against) for each in made[1:]),
+    ], tasks
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -18,7 +18,7 @@ import pytest
 import structlog
 from hypothesis import settings as hypothesis_settings
 
-from bottega.container import settle
+from bottega.container import tune_gc
 from bottega.db import embedded, migrate
 from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
@@ -60,7 +60,7 @@ def pytest_collection_finish() -> None:
     Only once: what a closed service leaves behind must still be collected.
     """
     gc.collect()
-    settle()
+    tune_gc()
 
 
 @pytest.fixture(scope="session")

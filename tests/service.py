@@ -15,7 +15,7 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.container import Service, open_service
-from bottega.db.sessions import ShrinkingPool, Silence
+from bottega.db.sessions import ShrinkingPool, SilenceTimeouts
 from bottega.main import create_app, server_config
 from bottega.settings import Settings
 from tests.documented import check_event, check_problem
@@ -93,7 +93,11 @@ def client_of(port: int | None, **options: Any) -> httpx2.AsyncClient:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, url: str, *, worker: bool = False, silence: Silence = Silence()
+    settings: Settings,
+    url: str,
+    *,
+    worker: bool = False,
+    silence: SilenceTimeouts = SilenceTimeouts(),
 ) -> AsyncIterator[Running]:
     async with (
         open_service(settings, url, api=True, worker=worker, silence=silence) as service,

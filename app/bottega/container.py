@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from bottega.db import signals
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
-from bottega.db.sessions import Silence
+from bottega.db.sessions import SilenceTimeouts
 from bottega.engine import queue
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
@@ -25,7 +25,7 @@ from bottega.files.store import FileQuota, FileStore
 from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory_services import MemoryServices, keeping, open_memory_services
+from bottega.memory_services import MemoryServices, open_memory_services, run_memory_jobs
 from bottega.outgoing import (
     Descriptors,
     Outgoing,
@@ -109,7 +109,7 @@ class Service:
 
 @asynccontextmanager
 async def open_service(
-    settings: Settings, url: str, *, api: bool, worker: bool, silence: Silence = Silence()
+    settings: Settings, url: str, *, api: bool, worker: bool, silence: SilenceTimeouts | None = None
 ) -> AsyncIterator[Service]:
     """Open the database and all services around it; close them at the end.
 
@@ -122,15 +122,14 @@ async def open_service(
         UnavailableError: there is no database, its version differs, or sources are missing.
     """
     await asyncio.to_thread(read_words)
-    descriptors = raise_limit()
+    descriptors, silence = raise_limit(), silence or SilenceTimeouts()
     sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
     ) as database:
         await require_current(database.pool)
         listener, nats = NotifyListener(database.connect), _nats(settings, database)
-        services = Services()
-        keys = _keys(settings, database, listener)
+        services, keys = Services(), _keys(settings, database, listener)
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
@@ -161,9 +160,8 @@ async def open_service(
             )
             if api:
                 await keys.is_open()
-                await stack.enter_async_context(
-                    services.running(streams=service.streams.run, keys=keys.run)
-                )
+                jobs = services.running(streams=service.streams.run, keys=keys.run)
+                await stack.enter_async_context(jobs)
                 stack.callback(service.wakeups.close)
             if worker:
                 await stack.enter_async_context(_worker(service, memory_services))
@@ -230,7 +228,7 @@ def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
     forget(None if payload is None else UUID(payload))
 
 
-def settle() -> None:
+def tune_gc() -> None:
     """Exempt the present objects from garbage collection; let threads switch sooner."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
@@ -365,7 +363,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                 **{work.name: work.run for work in checks.stages},
             ),
             runtime.registry,
-            _by_the_clock(service, egress),
+            run_cron_jobs(service, egress),
             _claiming_runs(service, claimer, lease),
         ):
             yield
@@ -423,7 +421,7 @@ async def _keeping_memory(
         analyst,
         shared=settings.shared_memory,
     )
-    async with keeping(
+    async with run_memory_jobs(
         settings, service.database, service.listener, service.services, memory_services, analyst
     ) as episode_stored:
         yield sources, episode_stored
@@ -459,7 +457,7 @@ async def _claiming_runs(
 
 
 @asynccontextmanager
-async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[None]:
+async def run_cron_jobs(service: Service, egress: "Egress") -> AsyncIterator[None]:
     """Start scheduled runs and send webhooks during the block."""
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks

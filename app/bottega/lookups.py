@@ -26,7 +26,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return [str(place[0]) for *_, place in found]
 
 
-class NameLookups:
+class DnsResolver:
     """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` of a tenant at a time; its others wait.
 
     A look-up counts until it ends, even if its caller no longer waits for it.

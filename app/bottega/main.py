@@ -70,7 +70,7 @@ from bottega.api.server.middleware import (
     RepeatRequests,
     refuse,
 )
-from bottega.container import Service, open_service, settle
+from bottega.container import Service, open_service, tune_gc
 from bottega.errors import InvalidInputError
 from bottega.services import background
 from bottega.settings import Settings
@@ -346,7 +346,7 @@ async def serve(
     with listener:
         async with open_service(settings, url, api=True, worker=worker) as service:
             server = _Server(server_config(create_app(service)), on_listening)
-            settle()
+            tune_gc()
             _obey_signals(server, service)
             async with background(partial(_report_readiness, service, on_ready)):
                 await server.serve(sockets=[listener])

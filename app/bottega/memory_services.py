@@ -101,7 +101,7 @@ async def open_memory_services(
 
 
 @asynccontextmanager
-async def keeping(
+async def run_memory_jobs(
     settings: Settings,
     database: Database,
     listener: NotifyListener,

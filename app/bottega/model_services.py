@@ -35,7 +35,7 @@ from bottega.llm.server import ServerSpec
 from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
 from bottega.llm.usage import PermitsOnly
 from bottega.llm.vendors import NO_KEY, with_openai
-from bottega.lookups import NameLookups
+from bottega.lookups import DnsResolver
 from bottega.outside import OutsideError, check_json
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
@@ -150,7 +150,7 @@ class ModelServices:
         secrets: SecretLookup,
         hosts: ModelHosts,
         traffic: Traffic | None = None,
-        lookups: NameLookups | None = None,
+        lookups: DnsResolver | None = None,
         demo: SpecSource | None = None,
     ) -> None:
         self._demo = demo
@@ -194,7 +194,7 @@ class ModelServices:
             InvalidInputError: as :meth:`for_agent`.
         """
         models = [await self._model(each, run) for each in listed(model)]
-        account = self._budgets.beside(run.tenant_id, run_id, JUDGEMENT)
+        account = self._budgets.account_for(run.tenant_id, run_id, JUDGEMENT)
         return FallbackProvider(models, 0.0, account)
 
     async def of_operator(self, model: str, patience_s: float) -> ProviderFor:
@@ -206,7 +206,7 @@ class ModelServices:
         served = await self._model(model, None)
 
         def provider_for(run: RunKey, name: str) -> FallbackProvider:
-            return FallbackProvider([served], patience_s, self._budgets.beside(*run, name))
+            return FallbackProvider([served], patience_s, self._budgets.account_for(*run, name))
 
         return provider_for
 
@@ -234,7 +234,7 @@ class ModelServices:
             source = self._of_tenant(tenant_id, tenant, name, own)
             server = await self._servers.get((tenant_id, name), 0, source)
         first = self._first(own or self._operators.get(name, {}))
-        account = self._budgets.beside(tenant_id or DEFAULT_TENANT, None, PROBE)
+        account = self._budgets.account_for(tenant_id or DEFAULT_TENANT, None, PROBE)
         return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
@@ -375,7 +375,7 @@ async def open_models(
     secrets: SecretLookup,
     hosts: ModelHosts,
     traffic: Traffic | None = None,
-    lookups: NameLookups | None = None,
+    lookups: DnsResolver | None = None,
 ) -> AsyncIterator[ModelServices]:
     """Open a worker's model servers, and the demo model if no other model is configured."""
     async with contextlib.AsyncExitStack() as stack:

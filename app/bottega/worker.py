@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from bottega.container import Service, open_service, settle
+from bottega.container import Service, open_service, tune_gc
 from bottega.scrape import serving
 from bottega.settings import Settings
 
@@ -40,7 +40,7 @@ async def work(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
-        settle()
+        tune_gc()
         async with _metrics(service, port):
             on_ready()
             await service.stop_working.wait()

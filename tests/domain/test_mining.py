@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
 from bottega.memory.learning import mining
-from bottega.memory.learning.mining import Observed, TracedCall, mine, observed
+from bottega.memory.learning.mining import Observed, TracedCall, mine, observation_of
 from bottega.memory.patterns.pattern import Category, Pattern, pattern_text
 from bottega.memory.text.signature import failure_signature
 from tests.examples import examples
@@ -288,7 +288,7 @@ def stored(trace: Sequence[dict[str, Any]], **changes: Any) -> Episode:
 
 
 def test_calls_of_the_first_agent_are_observed() -> None:
-    seen = observed(
+    seen = observation_of(
         stored(
             [
                 {"tool": "set_plan", "result": "ok"},
@@ -311,7 +311,7 @@ def test_calls_of_the_first_agent_are_observed() -> None:
 
 def test_asynchronous_agents_count_when_they_ended() -> None:
     error = {"code": "model_error", "message": "no"}
-    seen = observed(
+    seen = observation_of(
         stored(
             [
                 {"tool": "dispatch_subagent", "result": ""},
@@ -336,9 +336,9 @@ def test_asynchronous_agents_count_when_they_ended() -> None:
     ],
 )
 def test_unsuitable_episodes_are_not_observed(changes: dict[str, Any]) -> None:
-    assert observed(stored([{"tool": "a"}])) is not None
-    assert observed(stored([{"tool": "a"}], **changes)) is None
-    assert observed(stored([])) is None
+    assert observation_of(stored([{"tool": "a"}])) is not None
+    assert observation_of(stored([{"tool": "a"}], **changes)) is None
+    assert observation_of(stored([])) is None
 
 
 def test_runs_that_nobody_judged_teach_cures_only() -> None:
@@ -349,6 +349,6 @@ def test_runs_that_nobody_judged_teach_cures_only() -> None:
 
 def test_the_label_decides_the_outcome() -> None:
     failed = State(label=Outcome.FAILURE, label_source="feedback")
-    seen = observed(stored([{"tool": "a"}], state=failed))
+    seen = observation_of(stored([{"tool": "a"}], state=failed))
     assert seen is not None
     assert not seen.good

@@ -11,7 +11,7 @@ def test_parameters_survive_a_round_trip() -> None:
     given = {"temperature": 0, "stop": ["END"], "tool_choice": {"name": "search"}, "seed": 7}
     params = ModelParams.from_dict(given)
     assert params.to_dict() == given
-    assert params.given == ("temperature", "seed", "stop", "tool_choice")
+    assert params.names_set == ("temperature", "seed", "stop", "tool_choice")
     assert params.tool_choice == NamedTool("search")
     assert params.stop == ("END",)
 

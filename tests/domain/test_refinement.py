@@ -147,7 +147,7 @@ class TestSimilar:
         a, b = pattern(1, applicability=one), pattern(2, applicability=other)
         assert 0 <= likeness(a, b) <= 1
         assert likeness(a, b) == likeness(b, a)
-        assert likeness(a, a.but(id=UUID(int=9))) == 1
+        assert likeness(a, a.with_changes(id=UUID(int=9))) == 1
 
     @given(applicabilities, applicabilities, tasks)
     def test_merged_pattern_applies_wherever_either_does(
@@ -170,7 +170,7 @@ class TestSimilar:
 class TestRemoval:
     def candidate(self, good: int, n: int, **evidence: Any) -> Pattern:
         made = pattern(good=good, n=n, lifecycle=Lifecycle(PatternState.CANDIDATE))
-        return made.but(evidence=replace(made.evidence, **evidence))
+        return made.with_changes(evidence=replace(made.evidence, **evidence))
 
     def test_significant_contrary_evidence_removes_a_candidate(self) -> None:
         assert of_low_value(self.candidate(1, 11), NOW) is not None
@@ -180,15 +180,20 @@ class TestRemoval:
     def test_candidate_without_effect_at_its_last_look_is_removed(self) -> None:
         tried = self.candidate(32, 64)
         life = replace(tried.lifecycle, looks=64, decision="32 of 64 with it")
-        assert of_low_value(tried.but(lifecycle=life), NOW) == "low confidence: 32 of 64 with it"
-        assert of_low_value(tried.but(lifecycle=replace(life, looks=32)), NOW) is None
+        assert (
+            of_low_value(tried.with_changes(lifecycle=life), NOW)
+            == "low confidence: 32 of 64 with it"
+        )
+        assert of_low_value(tried.with_changes(lifecycle=replace(life, looks=32)), NOW) is None
 
     def test_unused_candidate_is_removed_in_time(self) -> None:
         fresh = self.candidate(0, 0)
         assert of_low_value(fresh, NOW + timedelta(days=90)) is None
         late = NOW + timedelta(days=91)
         assert of_low_value(fresh, late) == "low use: not given for 90 days"
-        used = fresh.but(lifecycle=replace(fresh.lifecycle, last_used=NOW + timedelta(days=50)))
+        used = fresh.with_changes(
+            lifecycle=replace(fresh.lifecycle, last_used=NOW + timedelta(days=50))
+        )
         assert of_low_value(used, late) is None
 
     def test_only_candidates_are_removed(self) -> None:

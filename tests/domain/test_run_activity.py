@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bottega.cli.transcript import RunActivity
+from bottega.cli.transcript import ActivityView
 
 START = datetime.fromisoformat("2026-11-21T10:53:53+00:00")
 
@@ -14,7 +14,7 @@ class Run:
     """Activity and its events: ``run("llm.started", "a", call=1)`` is one of task a."""
 
     def __init__(self) -> None:
-        self.activity = RunActivity()
+        self.activity = ActivityView()
         self.now = START
         self.parents: dict[str | None, str | None] = {None: None}
         self.agents: dict[str | None, str | None] = {None: "lead"}

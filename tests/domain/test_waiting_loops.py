@@ -12,7 +12,7 @@ import pytest
 from bottega.agents.query import CurrentCall, Path, Query, Recorder, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
-from bottega.engine.waiting import Loops, ModelCall
+from bottega.engine.waiting import ModelCall, RunActivity
 from bottega.subagents.handle import SubagentStatus as S
 from bottega.subagents.handle import Waiter
 from bottega.subagents.swarm import QueryScope
@@ -24,7 +24,7 @@ class Team:
     def __init__(self) -> None:
         self.queries: dict[Query, None] = {}
         self.calls: dict[Query, ModelCall] = {}
-        self.loops = Loops(self.queries, self.calls)
+        self.loops = RunActivity(self.queries, self.calls)
         self.tasks: list[Any] = []
         self.loops.tasks = lambda: self.tasks
 

@@ -9,7 +9,7 @@ import websockets
 
 from benchmarks.chaos.proxy import Proxy
 from bottega.db.engine import Database, open_database
-from bottega.db.sessions import Silence
+from bottega.db.sessions import SilenceTimeouts
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
 from bottega.services import background
@@ -22,13 +22,13 @@ from tests.team import define, start
 from tests.waiting import until
 
 LIVE_AGAIN_S = 20
-QUICK = Silence(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
-SHORT = Silence(probe_every_s=0.5, answer_s=1.0, cancel_s=0.5, step_s=2.0)
+QUICK = SilenceTimeouts(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
+SHORT = SilenceTimeouts(probe_every_s=0.5, answer_s=1.0, cancel_s=0.5, step_s=2.0)
 """As long as a statement takes on a busy machine."""
 
 
 def test_the_defaults_detect_it_in_time() -> None:
-    assert Silence().longest_silence_s + 1 <= LIVE_AGAIN_S
+    assert SilenceTimeouts().longest_silence_s + 1 <= LIVE_AGAIN_S
 
 
 @asynccontextmanager
@@ -43,11 +43,11 @@ async def quick(database_url: str) -> AsyncIterator[tuple[Proxy, Database]]:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "silence",
-    [SHORT, pytest.param(Silence(), marks=pytest.mark.deep)],
+    [SHORT, pytest.param(SilenceTimeouts(), marks=pytest.mark.deep)],
     ids=["short limits", "default limits"],
 )
 async def test_a_service_recovers_and_accepts_runs(
-    database_url: str, settings: Settings, model: FakeModel, silence: Silence
+    database_url: str, settings: Settings, model: FakeModel, silence: SilenceTimeouts
 ) -> None:
     """Check it for the API and the worker, each behind its own proxy."""
     configured = settings.model_copy(update={"openai_base_url": model.base_url})

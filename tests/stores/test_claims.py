@@ -9,7 +9,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import Database, acting_as, open_database
-from bottega.db.sessions import Silence
+from bottega.db.sessions import SilenceTimeouts
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.pinned import Pin, PinnedDefinitions
 from bottega.engine import queue
@@ -39,7 +39,7 @@ async def test_runs_of_a_claim_whose_answer_was_lost_are_queued_again(
     database_url: str, database: Database, owner: asyncpg.Pool
 ) -> None:
     """Let the answer vanish on the network while a worker claims; it counts as no crash."""
-    quick = Silence(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
+    quick = SilenceTimeouts(probe_every_s=0.1, answer_s=0.3, cancel_s=0.3, step_s=0.5)
     (run_id,) = await accept_all(database, DEFAULT_TENANT, 1)
     worker, stop = uuid4(), asyncio.Event()
     await report(database.pool, worker)

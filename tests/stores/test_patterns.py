@@ -143,7 +143,7 @@ class TestOne:
         )
         new = pattern(evidence=Evidence(mined_from=tuple(sorted(episodes))), fingerprint="f")
         added = await add(cache, TENANT, new)
-        assert added == new.but(id=added.id, created_at=NOW, updated_at=NOW)
+        assert added == new.with_changes(id=added.id, created_at=NOW, updated_at=NOW)
         assert added == await cache.get(TENANT, added.key)
         assert (added.state, added.version, added.key.version) == (CANDIDATE, 1, 7)
 

@@ -256,9 +256,9 @@ async def test_feedback_reaches_the_merged_pattern(
     def content(approach: str) -> Content:
         return replace(was.content, fields={"approach": approach})
 
-    other = await add(cache, DEFAULT_TENANT, was.but(id=None, content=content("too")))
+    other = await add(cache, DEFAULT_TENANT, was.with_changes(id=None, content=content("too")))
     merged = await merge(cache, DEFAULT_TENANT, [PATTERN, other.key])
-    third = await add(cache, DEFAULT_TENANT, was.but(id=None, content=content("as well")))
+    third = await add(cache, DEFAULT_TENANT, was.with_changes(id=None, content=content("as well")))
     merged = await merge(cache, DEFAULT_TENANT, [merged.key, third.key])
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:

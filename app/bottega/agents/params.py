@@ -70,7 +70,7 @@ class ModelParams:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters that are set, as JSON."""
-        values = {name: getattr(self, name) for name in self.given}
+        values = {name: getattr(self, name) for name in self.names_set}
         if self.stop is not None:
             values["stop"] = list(self.stop)
         if isinstance(self.tool_choice, NamedTool):
@@ -78,7 +78,7 @@ class ModelParams:
         return values
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def names_set(self) -> tuple[str, ...]:
         """Names of the parameters that are set."""
         return tuple(name for name in PARAMETERS if getattr(self, name) is not None)
 

@@ -89,7 +89,7 @@ class AgentWork:
 
 
 @dataclass(slots=True)
-class RunActivity:
+class ActivityView:
     """The work of a run's agents, kept up to date from the run's events.
 
     Attributes:
@@ -243,7 +243,7 @@ class Transcript:
 
     notes: Console
     out: TextIO = field(default_factory=lambda: sys.stdout)
-    _activity: RunActivity = field(default_factory=RunActivity)
+    _activity: ActivityView = field(default_factory=ActivityView)
     _words: str = ""
     _written: str = ""
     _in_line: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from bottega.db.conninfo import Server, servers
-from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
+from bottega.db.sessions import SERVER_OPTIONS, ConnectionGeneration, ListenSession, SilenceTimeouts
 from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableError
 
 
@@ -112,7 +112,7 @@ async def connect(
     role: str | None = APP_ROLE,
     longest_s: float | None = LONGEST_STATEMENT_S,
     limits: Mapping[str, int | None] | None = None,
-    trust: Trust | None = None,
+    trust: ConnectionGeneration | None = None,
     pooled: bool = False,
 ) -> ListenSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
@@ -127,7 +127,7 @@ async def connect(
         trust: state shared with other connections of the database.
         pooled: the address is a pooler's, see :class:`PooledSession`.
     """
-    session, trust = _session(role, limits or {}), trust or Trust(Silence())
+    session, trust = _session(role, limits or {}), trust or ConnectionGeneration(SilenceTimeouts())
     listed = servers(conninfo)
     failures: list[Exception] = []
     for server in sorted(listed, key=lambda each: each != trust.last.get(conninfo)):
@@ -161,7 +161,7 @@ async def _connect_one(
     within_s: float,
     session: dict[str, str],
     longest_s: float | None,
-    trust: Trust,
+    trust: ConnectionGeneration,
     pooled: bool,
 ) -> ListenSession:
     # A pooler itself is neither primary nor standby.

@@ -30,7 +30,13 @@ from bottega.db.connect import (
     check_same,
     connect,
 )
-from bottega.db.sessions import ListenSession, ShrinkingPool, Silence, Trust, session_of
+from bottega.db.sessions import (
+    ConnectionGeneration,
+    ListenSession,
+    ShrinkingPool,
+    SilenceTimeouts,
+    session_of,
+)
 
 
 def measure_statements(engine: AsyncEngine) -> None:
@@ -128,7 +134,7 @@ class Database:
     pool: asyncpg.Pool
     each: int
     patience_s: float
-    trust: Trust
+    trust: ConnectionGeneration
     storage: Storage = field(default_factory=Storage)
     _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
         default_factory=WeakValueDictionary, repr=False
@@ -276,7 +282,7 @@ async def open_database(
     idle_s: float = _IDLE_S,
     patience_s: float = 10.0,
     limits: Mapping[str, int | None] | None = None,
-    silence: Silence = Silence(),
+    silence: SilenceTimeouts = SilenceTimeouts(),
 ) -> AsyncIterator[Database]:
     """Open engine and pool, and close them at the end.
 
@@ -297,7 +303,7 @@ async def open_database(
     """
     address = url if pooler is None else pooler
     limits = limits or {}
-    trust = Trust(silence)
+    trust = ConnectionGeneration(silence)
 
     async def connected(longest_s: float) -> ListenSession:
         return await connect(

@@ -69,7 +69,7 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
     return query.order_by(*(each.desc() if descending else each for each in columns))
 
 
-def beside(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFromClause:
+def lateral_rows(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFromClause:
     """Return a lateral subquery with some columns of the rows of a table that ``which`` selects.
 
     It reads the rows by index for each row of the outer query. A plain join may compare all rows of

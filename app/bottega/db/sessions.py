@@ -49,7 +49,7 @@ _known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class SilenceTimeouts:
     """Time limits for a silent database, in seconds.
 
     Attributes:
@@ -75,7 +75,7 @@ class Silence:
         return found_out_s + self.step_s + self.cancel_s
 
 
-class Trust:
+class ConnectionGeneration:
     """The connections of one database; when one falls silent, all idle ones are replaced.
 
     Attributes:
@@ -85,7 +85,7 @@ class Trust:
         last: the server that was last used, by address. Server and address may hold passwords.
     """
 
-    def __init__(self, silence: Silence) -> None:
+    def __init__(self, silence: SilenceTimeouts) -> None:
         self.silence = silence
         self.generation = 0
         self.pool: asyncpg.Pool | None = None
@@ -114,10 +114,10 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     effect on the old connection.
     """
 
-    trust: Trust
+    trust: ConnectionGeneration
     generation: int
 
-    def begin(self, trust: Trust) -> None:
+    def begin(self, trust: ConnectionGeneration) -> None:
         self.trust, self.generation = trust, trust.generation
         self._untold: list[tuple[str, str]] = []
         _keep_alive(self._transport.get_extra_info("socket"))

@@ -344,7 +344,7 @@ class DayBudgets:
         """Return a tenant's account for the calls of an embedder."""
         return TenantAccount(self, tenant_id, None, EMBEDDING, _EMBEDDING_WAIT_S)
 
-    def beside(self, tenant_id: UUID, run_id: UUID | None, name: str) -> TenantAccount:
+    def account_for(self, tenant_id: UUID, run_id: UUID | None, name: str) -> TenantAccount:
         """Return the account for calls that no agent of a run makes.
 
         Args:

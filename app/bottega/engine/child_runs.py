@@ -589,7 +589,7 @@ def give_files(swarm: Swarm, run: ClaimedRun) -> None:
         swarm.context.restore(path, content)
 
 
-def written(swarm: object, run: ClaimedRun) -> dict[str, Any]:
+def changed_files(swarm: object, run: ClaimedRun) -> dict[str, Any]:
     """Return the files that a child run created or changed in its own folder, by path."""
     if run.parent_task is None or run.own_task is None or not isinstance(swarm, Swarm):
         return {}

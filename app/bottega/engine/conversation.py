@@ -33,7 +33,7 @@ from bottega.db.engine import acting_as
 from bottega.db.failures import persist
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import End
-from bottega.engine.memory import facts_of
+from bottega.engine.memory import run_facts
 from bottega.engine.replay import RunReplay, TaskReplay, ToolCallReplay, replay_run, result_of
 from bottega.errors import BottegaError
 from bottega.events.log import event_of
@@ -184,7 +184,7 @@ class PastTurns:
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))
-        asked = facts_of(run).question
+        asked = run_facts(run).question
         answer = end.output if isinstance(end.output, str) else as_text(end.output)
         turn = {
             "number": self.number,

@@ -22,19 +22,19 @@ from bottega.db.failures import is_outage, is_transient
 from bottega.engine.async_tasks import SubagentRuntime, end_all, running_subagents
 from bottega.engine.budget import DayBudgets
 from bottega.engine.build_agents import Teams
-from bottega.engine.child_runs import ElementRuns, agent_of_task, written
+from bottega.engine.child_runs import ElementRuns, agent_of_task, changed_files
 from bottega.engine.claim import ClaimedRun, hand_back
 from bottega.engine.conversation import broken, conversation_of, end_of
 from bottega.engine.graph_run import GraphRun
 from bottega.engine.journal import End, Journal, RunEpisode
 from bottega.engine.live_text import LiveText
 from bottega.engine.mcp import McpSessions
-from bottega.engine.memory import facts_of, use_facts, use_memory
+from bottega.engine.memory import run_facts, use_facts, use_memory
 from bottega.engine.recorder import FairQueue, JournalRecorder
 from bottega.engine.replay import replay_run
 from bottega.engine.retrieval import MemorySources
 from bottega.engine.telemetry import about, observe
-from bottega.engine.waiting import Soon, Wait, take_decisions, take_messages
+from bottega.engine.waiting import Debounced, SuspendReason, take_decisions, take_messages
 from bottega.engine.workers import RunLease
 from bottega.errors import FencedError, PendingRequestError
 from bottega.events import log
@@ -54,7 +54,7 @@ _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class ActiveRun:
     """A run that this worker is executing.
 
     Attributes:
@@ -74,7 +74,7 @@ class _UnderWay:
     cancelled: bool = False
     lost: bool = False
     recorder: JournalRecorder | None = None
-    wait: Wait | None = None
+    wait: SuspendReason | None = None
     ending: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
 
@@ -115,7 +115,7 @@ class Executor:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     mcp: McpSessions | None = None
     _fair: FairQueue = field(default_factory=FairQueue)
-    _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
+    _under_way: dict[UUID, ActiveRun] = field(default_factory=dict)
 
     def leases(self) -> list[RunLease]:
         """Return the runs that this worker executes. May be called from another thread."""
@@ -172,7 +172,7 @@ class Executor:
         for entry in self._under_way.values():
             self._hand_back_if_waiting(entry)
 
-    def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
+    def _hand_back_if_waiting(self, entry: ActiveRun) -> None:
         """Hand back a run that only waits, if it has waited long enough or this worker stops.
 
         If the run has not waited long enough yet, check it again when it has.
@@ -209,7 +209,7 @@ class Executor:
         assert task is not None
         earlier = self._under_way.get(run.run_id)
         lease = RunLease(run.tenant_id, run.run_id, run.attempt)
-        entry = self._under_way[run.run_id] = _UnderWay(run.tenant_id, task, lease)
+        entry = self._under_way[run.run_id] = ActiveRun(run.tenant_id, task, lease)
         try:
             with structlog.contextvars.bound_contextvars(**about(run)):
                 return await self._execute(run, entry, earlier)
@@ -218,7 +218,7 @@ class Executor:
             if self._under_way.get(run.run_id) is entry:
                 del self._under_way[run.run_id]
 
-    async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> bool:
+    async def _execute(self, run: ClaimedRun, entry: ActiveRun, earlier: ActiveRun | None) -> bool:
         run_id = run.run_id
         self.notifier.began(run_id, run.quiet_s)
         recorder = entry.recorder = self._recorder_of(run, entry)
@@ -266,8 +266,8 @@ class Executor:
         self,
         recorder: JournalRecorder,
         run: ClaimedRun,
-        entry: _UnderWay,
-        earlier: _UnderWay | None,
+        entry: ActiveRun,
+        earlier: ActiveRun | None,
     ) -> None:
         if earlier is not None:  # this worker claimed the run again before it noticed the loss
             _lose(earlier)
@@ -283,10 +283,10 @@ class Executor:
         by_rules, is_full = not (self.sources and self.sources.analyst), run.memory == "full"
         episode = None
         if is_full:
-            episode = RunEpisode(EpisodeRecorder(facts_of(run), known.text, reflects=by_rules))
+            episode = RunEpisode(EpisodeRecorder(run_facts(run), known.text, reflects=by_rules))
         return Journal(self.writer, run, episode=episode, wake=self.notifier.wrote, known=known)
 
-    def _recorder_of(self, run: ClaimedRun, entry: _UnderWay) -> JournalRecorder:
+    def _recorder_of(self, run: ClaimedRun, entry: ActiveRun) -> JournalRecorder:
         recorder = JournalRecorder(
             self._journal_of(run),
             run,
@@ -294,7 +294,7 @@ class Executor:
             day=() if self.day_budgets is None else self.day_budgets.open(run.tenant_id, run.payer),
             live_text=self.live_text,
             run_files=self._files_of(run),
-            waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),
+            waits=Debounced(functools.partial(self._hand_back_if_waiting, entry)),
         )
         observe(recorder, run)
         return recorder
@@ -305,7 +305,7 @@ class Executor:
         return RunFiles(self.files, run.tenant_id, run.run_id, run.session_id)
 
     async def _take_to_its_end(
-        self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay
+        self, recorder: JournalRecorder, run: ClaimedRun, entry: ActiveRun
     ) -> None:
         if run.is_cancelled:
             await self._end_cancelled(recorder, run)
@@ -318,7 +318,7 @@ class Executor:
             await self._go_on(recorder, run, entry)
 
     async def _hand_back(
-        self, run: ClaimedRun, journal: Journal, wait: Wait | None, cause: str
+        self, run: ClaimedRun, journal: Journal, wait: SuspendReason | None, cause: str
     ) -> None:
         """Commit the current step, then queue the run again, or suspend it if it has to wait."""
         with contextlib.suppress(Exception):
@@ -335,7 +335,7 @@ class Executor:
         """End a run because of an unexpected error."""
         await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
 
-    async def _put_off(self, run: ClaimedRun, entry: _UnderWay) -> None:
+    async def _put_off(self, run: ClaimedRun, entry: ActiveRun) -> None:
         """Queue the run for a later attempt; try again until the database is back."""
         entry.is_leaving = True
         while True:
@@ -366,7 +366,7 @@ class Executor:
         """Close the run's daily budgets, then write its end."""
         await self._close_day_budgets(recorder)
         journal = recorder.journal
-        files = written(recorder.swarm, run)
+        files = changed_files(recorder.swarm, run)
         await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
         for observer in journal.observers:
             observer.ended(end)
@@ -378,7 +378,7 @@ class Executor:
         if self.day_budgets is not None:
             await self.day_budgets.close(day)
 
-    async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
+    async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: ActiveRun) -> None:
         """Replay and execute the claimed run up to its final event."""
         journal = recorder.journal
         limit = asyncio.timeout(max(0.0, run.remaining_s))
@@ -414,7 +414,7 @@ class Executor:
             end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
             await self._finish(recorder, run, end)
 
-    async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
+    async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: ActiveRun) -> End:
         """Run the agents; return the run's end."""
         tasks, ending = recorder.tasks, entry.ending
         session = None
@@ -431,7 +431,7 @@ class Executor:
             if conversation is not None:
                 conversation.begin(team.agents)
             given, question = split_turns(query)
-            about = {"input": facts_of(run).question, "metadata": run.metadata}
+            about = {"input": run_facts(run).question, "metadata": run.metadata}
             elements = None
             if self.runtime is not None:
                 elements = ElementRuns(self.runtime.children, recorder, run)
@@ -461,7 +461,7 @@ class Executor:
             journal.resume(replay_run(events, journal.carried_seq), events)
 
 
-def _lose(entry: _UnderWay) -> None:
+def _lose(entry: ActiveRun) -> None:
     if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
         return  # the run ends; if another worker has it, the database refuses this end
     entry.lost = True

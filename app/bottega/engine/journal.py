@@ -318,7 +318,7 @@ class Journal:
         """
         self._end = len(self._step.events), len(self._step.publications)
 
-    async def settle(self) -> None:
+    async def commit_if_binding(self) -> None:
         """Commit, unless the step has only events that may wait. Raises as :meth:`commit`."""
         if self._step.binding or self._writing.locked() or self._failure is not None:
             await self.commit()

@@ -63,7 +63,7 @@ _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 logger = structlog.get_logger(__name__)
 
 
-def facts_of(run: ClaimedRun) -> RunFacts:
+def run_facts(run: ClaimedRun) -> RunFacts:
     """Return the facts about a claimed run that are known before it starts."""
     return RunFacts(
         run.run_id,
@@ -116,7 +116,7 @@ async def use_memory(
         sources: memory of earlier runs; ``None``: no memory is retrieved.
         limit: most tokens of a prompt.
     """
-    about = facts_of(run)
+    about = run_facts(run)
     assignment = Assignment(run.salt, run.assigned_as, learns=run.memory == "full")
     analysis = await _analysis(about, recorder.journal, sources)
     goals = _goals(about, run.demands, analysis)
@@ -283,7 +283,7 @@ class MemoryRetriever:
         )
         hits = [hit for hit in found.hits if hit.relevant]
         insights = insights_in([(hit.episode, hit.score) for hit in hits], self._assignment.salt)
-        return [*insight_events(insights[:MOST_INSIGHTS]), *map(given, hits)]
+        return [*insight_events(insights[:MOST_INSIGHTS]), *map(episode_payload, hits)]
 
     async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
         """Return the results that come in time, in order; write a warning for each other one."""
@@ -402,7 +402,7 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
     )
 
 
-def given(hit: Hit) -> dict[str, Any]:
+def episode_payload(hit: Hit) -> dict[str, Any]:
     """Return a found episode as event data, with the reason why it is given."""
     return {**episode_event(hit.episode, hit.score), "why": hit.why}
 

@@ -57,15 +57,14 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     Return 0 if another process is sweeping or has just swept.
     """
     lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
-    if lost is None:
-        return 0
     if lost:
         logger.warning("queue.swept", runs=lost)
-    try:
-        await pool.execute("SELECT do_upkeep()")
-    except Exception as error:  # the takeover of runs must not depend on this
-        logger.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
-    return lost
+    if lost is not None:
+        try:
+            await pool.execute("SELECT do_upkeep()")
+        except Exception as error:  # the takeover of runs must not depend on this
+            logger.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
+    return lost or 0
 
 
 async def sweep_regularly(pool: asyncpg.Pool, lease_s: float) -> None:
@@ -109,8 +108,7 @@ class RunClaimer:
         So this worker itself goes on with the next runs of a batch whose runs it executed.
         """
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
-        claims = ended_lately and len(self._active) < self._places() * 4 // 5
-        if claims:
+        if claims := ended_lately and len(self._active) < self._places() * 4 // 5:
             self._wake.set()
         return claims
 
@@ -128,9 +126,7 @@ class RunClaimer:
                 try:
                     pause_s = 2 * _PAUSE_S if await self._claim() else POLL_S
                 except Exception as error:  # the sweep finds claimed runs that no report names
-                    logger.warning(
-                        "queue.claim_failed", error=str(error), kind=type(error).__name__
-                    )
+                    logger.warning("queue.claim_failed", error=repr(error))
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
@@ -139,8 +135,7 @@ class RunClaimer:
             await asyncio.wait(self._active, timeout=grace_s)
         for task in (left := list(self._active)):
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _claim(self) -> bool:
         """Claim and begin some runs; return true if this worker may claim more at once."""

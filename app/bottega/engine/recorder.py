@@ -48,7 +48,7 @@ from bottega.engine.replay import (
     usage_of,
 )
 from bottega.engine.retrieval import FailureMemory, ToolFailure, help_after
-from bottega.engine.waiting import Inbox, Loops, ModelCall, OpenInterrupts
+from bottega.engine.waiting import Inbox, ModelCall, OpenInterrupts, RunActivity
 from bottega.errors import ModelError
 from bottega.events.log import as_stored
 from bottega.events.types import (
@@ -311,7 +311,7 @@ class JournalRecorder(Recorder):
         self.node_accounts: dict[Path, Sequence[Account]] = {}
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._calls: dict[Query, ModelCall] = {}
-        self.loops = Loops(self.tasks.open, self._calls)
+        self.loops = RunActivity(self.tasks.open, self._calls)
         self.interrupts = OpenInterrupts(self.tasks, run.run_id, self.loops, waits)
         self.inbox: Inbox = Inbox(self.tasks)
         self.looks_if_it_waits = waits
@@ -416,7 +416,7 @@ class JournalRecorder(Recorder):
         target = getattr(query.agent.provider, "target", None)  # a user's provider may lack this
         heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
         started = self._started(query, about | memory | heard, target)
-        await self.journal.settle()
+        await self.journal.commit_if_binding()
         await self._fair.enter(self.journal.tenant_id)
         began = monotonic()
         call = self._calls[query] = ModelCall(target, began)

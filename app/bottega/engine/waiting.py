@@ -112,7 +112,7 @@ async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class SuspendReason:
     """The wait of a run while none of its agents' loops is at work.
 
     Attributes:
@@ -222,7 +222,7 @@ class NodeClock:
             self._left_s, self._timer = ends_at - asyncio.get_running_loop().time(), None
 
 
-class Loops:
+class RunActivity:
     """The loops of a run's agents: whether each is at work, and for what it waits.
 
     Args:
@@ -344,7 +344,7 @@ class Loops:
         return not is_busy and _wait_for_models(self._calls.values(), monotonic()) is not None
 
     @property
-    def wait(self) -> Wait | None:
+    def wait(self) -> SuspendReason | None:
         """The wait of the run; ``None``: one of its loops is at work."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
         left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
@@ -357,11 +357,11 @@ class Loops:
         self._awaits_children_since = now if since is None else since
         return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
 
-    def _with_pauses(self, now: float) -> Wait | None:
+    def _with_pauses(self, now: float) -> SuspendReason | None:
         """Return the run's wait, which ends with the first pause to end, or earlier."""
         if not self._pauses:
             return self._wait_at(now) if self._queries else None
-        wait = self._wait_at(now) if self._queries else Wait(0.0, "time")
+        wait = self._wait_at(now) if self._queries else SuspendReason(0.0, "time")
         if wait is None or self.between():
             return None
         until_s = min(self._pauses.values()) - now
@@ -372,7 +372,7 @@ class Loops:
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
-    def _wait_at(self, now: float) -> Wait | None:
+    def _wait_at(self, now: float) -> SuspendReason | None:
         if self.between():
             return None
         if not all(self._rests(query, now) for query in self._queries):
@@ -381,7 +381,7 @@ class Loops:
             return None
         if self._calls:
             found = _wait_for_models(self._calls.values(), now)
-            return None if found is None else Wait(found[0], "model", found[1])
+            return None if found is None else SuspendReason(found[0], "model", found[1])
         children = sum(handle.spread for handle in self.tasks())
         children += sum(awaited.unended for awaited in self.child_runs.values())
         if self._admitted or not (self._asking or children):
@@ -392,9 +392,13 @@ class Loops:
         if children:
             return self._wait_for_children(children, tuple(groups.values()))
         of_client = all(kind == "client_tool" for _, kind in self._asking.values())
-        return Wait(0.0, "client" if of_client else "person", groups=tuple(groups.values()))
+        return SuspendReason(
+            0.0, "client" if of_client else "person", groups=tuple(groups.values())
+        )
 
-    def _wait_for_children(self, unended: int, groups: tuple[tuple[UUID, ...], ...]) -> Wait | None:
+    def _wait_for_children(
+        self, unended: int, groups: tuple[tuple[UUID, ...], ...]
+    ) -> SuspendReason | None:
         """Return the wait of a run that awaits tasks, at least one of them done by a child run."""
         waits = [wait for query in self._queries for wait in _waits_of(query)]
         ends = [wait.fewest_ends for wait in waits]
@@ -402,7 +406,7 @@ class Loops:
         fewest = min(ends, default=unended)
         due = [at for wait in waits if (at := wait.limit.when()) is not None]
         until_s = min(due) - asyncio.get_running_loop().time() if due else None
-        return Wait(0.0, "children", until_s, groups, max(0, unended - fewest))
+        return SuspendReason(0.0, "children", until_s, groups, max(0, unended - fewest))
 
     @property
     def any_asks(self) -> bool:
@@ -546,7 +550,7 @@ def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 class WaitingTasks:
     """The tasks that cannot go on without people: they ask people, or await a task that asks."""
 
-    def __init__(self, tasks: Tasks, loops: Loops) -> None:
+    def __init__(self, tasks: Tasks, loops: RunActivity) -> None:
         self._tasks = tasks
         self._loops = loops
         self._waiting: set[Query] = set()
@@ -581,7 +585,7 @@ def task_of(query: Query) -> TaskOfQuery | None:
     return task if isinstance(task, TaskOfQuery) and task.handle.path == query.path else None
 
 
-class Soon:
+class Debounced:
     """Calls a function once in the event loop's next pass, even after several requests for it."""
 
     def __init__(self, act: Callable[[], object]) -> None:
@@ -620,7 +624,9 @@ class OpenInterrupts:
         tasks: writes which tasks wait.
     """
 
-    def __init__(self, tasks: Tasks, run_id: UUID, loops: Loops, waits: Callable[[], None]) -> None:
+    def __init__(
+        self, tasks: Tasks, run_id: UUID, loops: RunActivity, waits: Callable[[], None]
+    ) -> None:
         self._tasks = tasks
         self._journal = tasks.journal
         self._run_id = run_id

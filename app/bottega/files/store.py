@@ -26,7 +26,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.clock import Clock, utcnow
 from bottega.db.engine import Database, acting_as, acting_user
-from bottega.db.pages import PageItems, beside, fetch_page, paged
+from bottega.db.pages import PageItems, fetch_page, lateral_rows, paged
 from bottega.db.quota import storage_full
 from bottega.db.sessions import driver_of
 from bottega.db.tables import files, runs, sessions
@@ -389,7 +389,9 @@ async def page(
 
 def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
     """Return the files of a user's sessions or runs; ``place``: the files' column with their id."""
-    its = beside(files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys())
+    its = lateral_rows(
+        files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys()
+    )
     own = table.c.tenant_id == tenant_id, table.c.user_id == user
     return select(*its.c).select_from(table.join(its, true())).where(*own)
 

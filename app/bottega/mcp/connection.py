@@ -683,10 +683,10 @@ class Connection:
 
 
 def _telling(on_progress: OnProgress) -> Callable[..., Awaitable[None]]:
-    async def told(progress: float, total: float | None, message: str | None) -> None:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
         on_progress(progress, total, message)
 
-    return told
+    return report
 
 
 async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> dict[str, Any]:

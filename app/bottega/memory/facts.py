@@ -189,7 +189,7 @@ class UserFacts:
         ids = [str(row["id"]) for row in rows[: len(lines) - 1]]
         return context_recalled(FACTS, "\n".join(lines)) | {"facts": ids} if ids else None
 
-    async def remember(self, text: str, *, confirmed: bool) -> bool:
+    async def store(self, text: str, *, confirmed: bool) -> bool:
         """Store a fact of this run; return true if it is confirmed. Raises as :func:`add`."""
         async with acting_as(self._pool, self._tenant_id) as connection:
             who = self._tenant_id, self._user
@@ -262,9 +262,9 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
         asking = current_call.get()
         return asking is not None and not _has_read_outside(asking.query)
 
-    async def remember(text: str) -> str:
+    async def store(text: str) -> str:
         confirmed = is_trusted() and suspicious(text) is None
-        if await facts.remember(text, confirmed=confirmed):
+        if await facts.store(text, confirmed=confirmed):
             return "Stored."
         return "Stored; a person must confirm it before it is used."
 
@@ -273,7 +273,7 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
             return "Deleted."
         raise InvalidInputError(f"there is no fact with the number {number} that you may delete")
 
-    return RememberFact(remember), ForgetFact(forget)
+    return RememberFact(store), ForgetFact(forget)
 
 
 def _has_read_outside(query: Query) -> bool:

@@ -61,7 +61,7 @@ class Fork:
 
 def _refuse_giving(nodes: NodeTasks, name: str, may_give: Callable[[Any], None]) -> None:
     """Raise an error if the caller may not answer for a node, or for people in its graph."""
-    for node in (nodes.node(name), *nodes.people().get(name, ())):
+    for node in (nodes.node(name), *nodes.human_nodes().get(name, ())):
         may_give(node)
 
 
@@ -181,7 +181,7 @@ def _done_again(
     started = set() if wanted.node is None else {wanted.node}
     again = started | nodes.below(started)
     asked = set()
-    for name, people in nodes.people().items():
+    for name, people in nodes.human_nodes().items():
         decides = wanted.node is None or not again.isdisjoint(nodes.below([name]))
         if wanted.input is not None or (decides and not all(map(may_answer, people))):
             asked.add(name)

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, and_, or_, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from bottega.db.pages import PageItems, beside, fetch_page, paged
+from bottega.db.pages import PageItems, fetch_page, lateral_rows, paged
 from bottega.db.tables import interrupts, runs
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.json_schema.arguments import argument_schema
@@ -38,9 +38,9 @@ _now = interrupts.c
 _OF_RUN = ("agent", "graph", "principal", "user_id", "last_seq")
 _OF_CALL = ("id", "run_id", "tool", "tool_call_id", "arguments", "status")
 _same_run = and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id)
-_run = beside(runs, _same_run, "session_id", *_OF_RUN)
+_run = lateral_rows(runs, _same_run, "session_id", *_OF_RUN)
 _SHOWN = select(interrupts, _run.c.session_id, _run.c.user_id.label("user")).join(_run, true())
-_of_runs = beside(interrupts, _same_run, *_now.keys())
+_of_runs = lateral_rows(interrupts, _same_run, *_now.keys())
 _SHOWN_OF_RUNS = select(_of_runs, runs.c.session_id, runs.c.user_id.label("user")).join_from(
     runs, _of_runs, true()
 )

@@ -43,7 +43,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import CURRENCY
-from bottega.db.pages import MOST_SKEW, PageItems, beside, fetch_page, first_id, measured, paged
+from bottega.db.pages import (
+    MOST_SKEW,
+    PageItems,
+    fetch_page,
+    first_id,
+    lateral_rows,
+    measured,
+    paged,
+)
 from bottega.db.tables import (
     agent_versions,
     episode_feedback,
@@ -218,11 +226,11 @@ _BLOCKED_BY = func.blocked_by(
 
 def _runs(*but: str) -> Select[Any]:
     """Select runs, without the columns ``but``, joined with related rows of other tables."""
-    ends = beside(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
-    learning = beside(run_learning, _of_run(run_learning), "status")
-    feedback = beside(episode_feedback, _of_run(episode_feedback), "outcome")
-    checks = beside(run_checks, _of_run(run_checks), *OF_CHECK)
-    waits = beside(run_waits, _of_run(run_waits), *_OF_WAIT)
+    ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
+    learning = lateral_rows(run_learning, _of_run(run_learning), "status")
+    feedback = lateral_rows(episode_feedback, _of_run(episode_feedback), "outcome")
+    checks = lateral_rows(run_checks, _of_run(run_checks), *OF_CHECK)
+    waits = lateral_rows(run_waits, _of_run(run_waits), *_OF_WAIT)
     return (
         select(
             *(column for column in runs.c if column.name not in but),
@@ -715,7 +723,7 @@ Place = tuple[UUID, int]
 """Run and ``seq`` of a delivery; deliveries are listed by the age of runs, then by ``seq``."""
 
 _same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
-_run = beside(runs, _same_run, "status", "user_id")
+_run = lateral_rows(runs, _same_run, "status", "user_id")
 _event = case(
     (webhooks.c.seq > 0, EventType.RUN_WAITING.value), else_=func.concat("run.", _run.c.status)
 )

@@ -221,7 +221,7 @@ class NodeTasks(NamedTuple):
         found = {name_of_node(node): node for node in self.definition["nodes"]}
         return {**found[name], "name": name}
 
-    def people(self) -> dict[str, list[Mapping[str, Any]]]:
+    def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
         """Return the nodes that ask people, inside sub-graphs too, by the run's node with them."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}

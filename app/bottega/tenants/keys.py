@@ -166,7 +166,7 @@ async def create(
     row = (await tx.execute(added.returning(*PUBLIC_COLUMNS))).mappings().one()
     details: dict[str, object] = {"scopes": stored, "name": name}
     details |= {"require_user": True} if require_user else {}
-    details |= {"limits": limits.given} if limits.given else {}
+    details |= {"limits": limits.limits_set} if limits.limits_set else {}
     await audit.note(tx, tenant_id, actor, "key.create", prefix, details)
     return row, key
 

@@ -48,7 +48,7 @@ class RequestLimits(BaseModel):
         Raises:
             ForbiddenError: ``beyond_limits``.
         """
-        if any(name in self.given for name in ("agents", "models", "tokens_per_day")):
+        if any(name in self.limits_set for name in ("agents", "models", "tokens_per_day")):
             raise ForbiddenError(
                 "a key with limits of agents, models or tokens may not make schedules or repeat "
                 "batches, because their runs would not have the limits: use another key",
@@ -56,7 +56,7 @@ class RequestLimits(BaseModel):
             )
 
     @property
-    def given(self) -> dict[str, JsonValue]:
+    def limits_set(self) -> dict[str, JsonValue]:
         """The limits that are not null, as JSON."""
         return self.model_dump(
             mode="json", include={*RequestLimits.model_fields}, exclude_none=True
@@ -130,7 +130,7 @@ class StoredLimits(RequestLimits):
                     f"the limits of your own key do not include {wider[0]}: leave it out",
                     pointer=f"/limits/{name}",
                 )
-        values: dict[str, object] = {**self.given, **new.given}
+        values: dict[str, object] = {**self.limits_set, **new.limits_set}
         for name in ("requests_per_s", "tokens_per_day"):
             amounts = [getattr(self, name), getattr(new, name)]
             values[name] = min((each for each in amounts if each is not None), default=None)

@@ -196,7 +196,7 @@ class SignIn:
         )
 
     def _limits_of(self, tenant_id: UUID, user: str) -> StoredLimits:
-        given = self._mapping.limits.given
+        given = self._mapping.limits.limits_set
         return StoredLimits(payer=uuid5(tenant_id, user), **given) if given else NO_LIMITS
 
     async def _tenant(self, name: str) -> UUID | None:

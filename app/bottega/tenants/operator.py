@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from bottega.db.connect import SYSTEM_ROLE, connect
 from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
-from bottega.db.sessions import Silence, Trust
+from bottega.db.sessions import ConnectionGeneration, SilenceTimeouts
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
@@ -48,7 +48,7 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
             the role that sees all tenants.
     """
 
-    trust = Trust(Silence())
+    trust = ConnectionGeneration(SilenceTimeouts())
 
     async def connected() -> asyncpg.Connection:
         connection = await connect(url, role=SYSTEM_ROLE, trust=trust)

@@ -19,7 +19,7 @@ import httpx2
 from yarl import URL
 
 from bottega.errors import UnavailableError
-from bottega.lookups import NameLookups, Resolver, resolve
+from bottega.lookups import DnsResolver, Resolver, resolve
 from bottega.network import (
     NETWORK_ERRORS,
     AddressRefusedError,
@@ -137,7 +137,7 @@ class Egress:
         ssl_context: ssl.SSLContext | None = None,
         each: int = 256,
     ) -> None:
-        self.lookups = NameLookups(resolve)
+        self.lookups = DnsResolver(resolve)
         allowed = allow if isinstance(allow, AllowList) else AllowList.parse(allow)
         self._guard = AddressGuard(allowed, self.lookups)
         self._ssl_context = ssl_context

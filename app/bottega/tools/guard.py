@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from bottega.errors import InvalidInputError
-from bottega.lookups import NameLookups
+from bottega.lookups import DnsResolver
 from bottega.network import AddressRefusedError
 
 Address = IPv4Address | IPv6Address
@@ -258,7 +258,7 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 class AddressGuard:
     """Checks the connections of the request in :data:`asking`: only public or allowed addresses."""
 
-    def __init__(self, allowed: AllowList, lookups: NameLookups) -> None:
+    def __init__(self, allowed: AllowList, lookups: DnsResolver) -> None:
         self._allowed = allowed
         self._lookups = lookups
 

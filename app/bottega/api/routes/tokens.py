@@ -219,7 +219,7 @@ async def revoke(
 async def me(tx: Transaction, principal: PrincipalDep, tenant: AnyTenant) -> Any:
     name: str = principal.actor
     scopes: Sequence[str] = principal.scopes
-    limits: dict[str, object] = {**principal.limits.given}
+    limits: dict[str, object] = {**principal.limits.limits_set}
     if (token := principal.token) is not None and token.user is not None:
         allowed = principal.limits.agents
         agents = [each for each in token.agents or () if allowed is None or each in allowed]

@@ -89,7 +89,7 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 Line = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Signature = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Trust = Annotated[int, Field(ge=1, le=3), WHOLE]
+TrustLevel = Annotated[int, Field(ge=1, le=3), WHOLE]
 Moment = Annotated[PlaceInTime, Field(strict=False)]
 Tags = Annotated[
     list[Label], Field(max_length=50, description="Labels for filters, which compare whole tags.")
@@ -238,7 +238,7 @@ class EpisodeFilters(Body):
     """Only episodes that ended before this time."""
     failure_signature: Signature | None = None
     """Only episodes with this signature of a failure."""
-    min_trust: Trust = 1
+    min_trust: TrustLevel = 1
     """Lowest trust. 3: only own runs; 2: also runs that read outside content; 1: all episodes."""
 
 

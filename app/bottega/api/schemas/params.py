@@ -166,10 +166,10 @@ class Parameters(Body):
     @model_serializer(mode="wrap")
     def _given(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
         """Show only what was sent. (A return annotation would replace the schema of the fields.)"""
-        return {name: value for name, value in handler(self).items() if name in self.given}
+        return {name: value for name, value in handler(self).items() if name in self.names_sent}
 
     @property
-    def given(self) -> set[str]:
+    def names_sent(self) -> set[str]:
         """Names of the parameters that were sent, including those that are null."""
         return self.model_fields_set
 

@@ -28,7 +28,7 @@ def is_key(value: str) -> bool:
     return re.fullmatch(_KEY, value) is not None
 
 
-class Once:
+class IdempotencyGuard:
     """Function that creates a resource once per key; without a key, at every call.
 
     Attributes:
@@ -104,9 +104,9 @@ async def _once(
             ),
         ),
     ] = None,
-) -> Once:
-    return Once(request, principal.tenant_id, idempotency_key)
+) -> IdempotencyGuard:
+    return IdempotencyGuard(request, principal.tenant_id, idempotency_key)
 
 
-OnceDep = Annotated[Once, Depends(_once)]
+OnceDep = Annotated[IdempotencyGuard, Depends(_once)]
 """Dependency of every route that creates a resource."""

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import MessageSent, NewMessage
-from bottega.api.shared.idempotency import Once
+from bottega.api.shared.idempotency import IdempotencyGuard
 from bottega.container import Service
 from bottega.errors import BottegaError, ForbiddenError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
@@ -68,7 +68,7 @@ async def send_message(
     principal: Principal,
     run_id: UUID,
     body: NewMessage,
-    once: tuple[Once, Response] | None = None,
+    once: tuple[IdempotencyGuard, Response] | None = None,
 ) -> Any:
     """Store a message for a run; return its ``message_id``.
 

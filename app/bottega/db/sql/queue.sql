@@ -42,8 +42,7 @@ BEGIN
     END IF;
 END $$;
 
--- Return up to 500 tenants with due runs, upwards from p_from, then from the lowest id on (round
--- 2), at the cost of one index step for each.
+-- Return up to 500 tenants with due runs: from p_from on, then from the lowest id on (round 2).
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE due(tenant, round) AS (

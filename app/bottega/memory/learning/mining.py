@@ -95,7 +95,7 @@ def counts(episode: Episode) -> bool:
     )
 
 
-def observed(episode: Episode) -> Observed | None:
+def observation_of(episode: Episode) -> Observed | None:
     """Convert an episode for mining; ``None`` if it has no trace or nothing may be learned from it.
     Imported, cancelled, quarantined, deleted and consolidated episodes are excluded."""
     if not counts(episode) or episode.state.state not in SEARCHABLE or not episode.trace:

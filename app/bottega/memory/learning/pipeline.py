@@ -26,7 +26,7 @@ from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.maintenance import Counts, Job, Stages
-from bottega.memory.learning.mining import Observed, mine, observed
+from bottega.memory.learning.mining import Observed, mine, observation_of
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.refinement import narrowed, narrowing
@@ -120,7 +120,7 @@ async def _seen(
                 raw = await _fetched(objects, row["object_key"])
             away += raw is None
             if raw is not None and (episode := episodes.get(row["episode_id"])) is not None:
-                seen += filter(None, [observed(replace(episode, trace=from_json(raw)))])
+                seen += filter(None, [observation_of(replace(episode, trace=from_json(raw)))])
             await asyncio.sleep(0)
     return seen, read, away
 

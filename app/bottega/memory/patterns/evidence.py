@@ -279,7 +279,7 @@ def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
         verdict=verdict.value,
     )
     if known != old and (old.verdict or given.since.n or given.lately.n):
-        after = after.but(evidence=replace(known, validated_at=now))
+        after = after.with_changes(evidence=replace(known, validated_at=now))
     return Validation(was, after, lately)
 
 
@@ -311,7 +311,7 @@ def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
         life = replace(life, reason=decision if state is PatternState.IN_REVIEW else None)
     if state is PatternState.VALIDATED and (on_trial or number == max(LOOKS)):
         life = replace(life, looks=0, looks_since=now)  # the next series begins
-    return pattern.but(lifecycle=life)
+    return pattern.with_changes(lifecycle=life)
 
 
 class Judged(NamedTuple):

@@ -221,7 +221,7 @@ class Pattern:
     def state(self) -> PatternState:
         return self.lifecycle.state
 
-    def but(self, **changes: Any) -> "Pattern":
+    def with_changes(self, **changes: Any) -> "Pattern":
         return replace(self, **changes)
 
     def moved(

@@ -162,7 +162,9 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
         looks_since=None,
         decision=None,
     )
-    return pattern.but(version=pattern.version + 1, evidence=told, origin=origin, lifecycle=again)
+    return pattern.with_changes(
+        version=pattern.version + 1, evidence=told, origin=origin, lifecycle=again
+    )
 
 
 MOST_MERGED = 20

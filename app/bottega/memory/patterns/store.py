@@ -387,9 +387,9 @@ class PatternStore:
             )
         new = {name: value for name, value in changes.items() if getattr(was, name) != value}
         if _SAYS & new.keys():
-            await self.write(started_over(was.but(**new), reason))
+            await self.write(started_over(was.with_changes(**new), reason))
         elif new:
-            await self.write(was.but(version=version + 1, **new))
+            await self.write(was.with_changes(version=version + 1, **new))
             await self._do(_CARRY, pattern_id, version, version + 1)
         return await self._read(pattern_id)
 
@@ -420,7 +420,7 @@ class PatternStore:
             )
         given_up = held[pattern_id].moved(PatternState.DEPRECATED, reason, replaced_by)
         if by is not None:
-            given_up = given_up.but(origin={**given_up.origin, "deprecated_by": by})
+            given_up = given_up.with_changes(origin={**given_up.origin, "deprecated_by": by})
         if given_up != held[pattern_id]:
             await self.write(given_up)
         return await self._read(pattern_id)
@@ -546,7 +546,7 @@ class PatternStore:
         return {row["id"]: from_row(row) for row in found}
 
     async def _insert(self, new: Pattern) -> UUID:
-        fresh = new.but(version=1, evidence=Evidence(), lifecycle=Lifecycle())
+        fresh = new.with_changes(version=1, evidence=Evidence(), lifecycle=Lifecycle())
         row = row_of(fresh, self.now)
         stored: UUID = await self._do(_INSERT, new.id, row, self.now)
         await self._do(_SOURCES, stored, new.evidence.mined_from)

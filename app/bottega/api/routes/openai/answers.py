@@ -76,7 +76,7 @@ class Spoken:
         self._cut = ""
         self._last = ""
 
-    def hear(self, message: AssistantMessage) -> None:
+    def observe(self, message: AssistantMessage) -> None:
         ending = ending_of(message)
         if ending is Ending.EMPTY:
             return
@@ -123,7 +123,7 @@ class _Live:
         self._call: tuple[int, int] | None = None
         self._text = ""
 
-    def hear(self, call: int, attempt: int, offset: int, text: str) -> str:
+    def observe(self, call: int, attempt: int, offset: int, text: str) -> str:
         if self._call != (call, attempt):
             self._call, self._text = (call, attempt), ""
         self._text = self._text[:offset] + text
@@ -148,10 +148,10 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
             continue
         data = from_json(frame.body)["data"]
         if frame.type == EventType.LLM_COMPLETED:
-            spoken.hear(AssistantMessage.model_validate(LlmCompleted.of(data).message))
+            spoken.observe(AssistantMessage.model_validate(LlmCompleted.of(data).message))
             text = spoken.certain()
         else:
-            text = spoken.certain(live.hear(**data))
+            text = spoken.certain(live.observe(**data))
         if len(text) > len(sent) and text.startswith(sent):
             yield text[len(sent) :]
             sent = text
@@ -213,7 +213,7 @@ def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswe
     last = output_text(run) if is_over and run["status"] == RunStatus.COMPLETED else None
     spoken = Spoken()
     for message in () if checks.schema else part.said:
-        spoken.hear(message)
+        spoken.observe(message)
     return RoundAnswer(run, spoken.text(last), calls, part.usage)
 
 
