@@ -38,6 +38,31 @@ async def test_episodes_are_searched_and_their_score_is_explained(console: Conso
     assert await violations(page) == []
 
 
+async def test_lessons_are_edited_pinned_and_removed(console: Console) -> None:
+    client = console.server.client
+    insights = {"insights": ["Ask for the date.", "Write in Italian."]}
+    await remember(client, user="ada", reflection=insights)
+    page = await console.open("memory/lessons")
+    await expect(page.get_by_text("There is no such lesson.")).to_be_visible()
+    await page.get_by_label("User").fill("ada")
+    await page.get_by_label("User").press("Enter")
+    other, row = page.locator("tbody tr").first, page.locator("tbody tr").nth(1)
+    await row.get_by_label("Lesson").fill("Ask for the day.")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("button", name="Save")).to_have_count(0)
+    await row.get_by_role("button", name="Pin").click()
+    await expect(row.get_by_role("button", name="Unpin")).to_be_visible()
+    assert await violations(page) == []
+    await other.get_by_role("button", name="Remove").click()
+    await other.get_by_role("group").get_by_role("button", name="Remove").click()
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    found = (await client.get("/v1/lessons?user=ada")).json()["items"]
+    assert [(each["text"], each["state"], each["pinned"]) for each in found] == [
+        ("Ask for the day.", "active", True),
+        ("Write in Italian.", "removed", False),
+    ]
+
+
 async def test_a_pattern_shows_how_its_evidence_grew(console: Console) -> None:
     client = console.server.client
     pattern = await add(client, name="ask first")

@@ -88,6 +88,7 @@ function Stored({ name }) {
       since <${Time} at=${user.requested_at} />.</p>`}
     ${error && html`<${Failure} error=${error} />`}
     <div class="actions">${at(["chat"], "Conversations")} ${at(["runs"], "Runs")} ${at(["memory"], "Episodes")}
+      ${at(["memory", "lessons"], "Lessons")}
       <${Button} busy=${isSaving} onClick=${write}>Export<//>
       <${Confirmed} needs="admin" label="Erase" question=${`Erase all that is stored of ${name}? It cannot be undone.`}
         act=${async () => (await call("DELETE", url`/v1/users/${name}`), found.reload())} /></div>
