@@ -189,5 +189,5 @@ COMMENT ON COLUMN graph_snapshots.version IS 'Number of the publication of this 
 COMMENT ON COLUMN graph_snapshots.content IS 'The published text.';
 COMMENT ON COLUMN run_answers.agent IS 'Null: a graph ran by itself.';
 COMMENT ON COLUMN run_answers.question IS 'Input: a text, or a list of messages.';
-COMMENT ON COLUMN run_answers.answer IS 'A text, or the texts of several nodes by name; null: none.';
+COMMENT ON COLUMN run_answers.answer IS 'A text, or the texts of nodes by name; null: none.';
 COMMENT ON COLUMN run_answers.answer_json IS 'The answer parsed, if it has a schema.';
