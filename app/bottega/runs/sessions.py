@@ -265,6 +265,13 @@ def unknown_session(session_id: str) -> NotFoundError:
     return NotFoundError(f"there is no session '{session_id}'")
 
 
+async def user_of(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> str | None:
+    """Return a session's user; ``None``: no user, or no session."""
+    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    found: str | None = await connection.scalar(select(sessions.c.user_id).where(own))
+    return found
+
+
 async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | None) -> None:
     """Keep an erasure of a user from ending before this transaction, which stores user data.
 
@@ -455,13 +462,7 @@ async def clear_memory(
     """Remove the publications of a session's agents, or of one agent; return their number.
 
     Runs under way may publish again afterwards.
-
-    Raises:
-        NotFoundError: unknown, or another tenant's.
     """
-    mine = sessions.c.tenant_id == tenant_id, sessions.c.id == session_id
-    if await connection.scalar(select(sessions.c.id).where(*mine)) is None:
-        raise unknown_session(session_id)
     of = session_memory.c
     removal = delete(session_memory).where(of.tenant_id == tenant_id, of.session_id == session_id)
     if agent is not None:
@@ -499,13 +500,7 @@ async def message_page(
     Args:
         agent: list only conversations of this agent.
         after: the message before the page.
-
-    Raises:
-        NotFoundError: an unknown session.
     """
-    own = (sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-    if await connection.scalar(select(sessions.c.id).where(*own)) is None:
-        raise unknown_session(session_id)
     wanted = _Wanted(tenant_id, session_id, agent, descending)
     found: list[dict[str, Any]] = []
     begun, inside = (None, None) if after is None else (after[0], after[1:])

@@ -16,6 +16,7 @@ from bottega.db.sessions import driver_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner
+from bottega.runs import sessions
 from bottega.runs import submit as submitting
 from bottega.runs.submit import OnceKey
 from bottega.settings import Settings
@@ -117,7 +118,11 @@ async def _prepared(
 ) -> AsyncIterator[tuple[submitting.RunRequest, StoredInput]]:
     """Check the body and store the input's files; yield the run to submit and its input."""
     tenant, settings = principal.tenant_id, service.settings
-    owner = Owner(acts_for(principal, body.user).user, body.session_id)
+    user = acts_for(principal, body.user).user
+    if user is None and body.session_id is not None and channel is None:
+        async with service.database.begin(tenant) as tx:
+            user = await sessions.user_of(tx, tenant, body.session_id)
+    owner = Owner(user, body.session_id)
     if body.webhook_url is not None:
         async with service.database.begin(tenant) as tx:
             await check_webhook(tx, tenant, settings, body.webhook_url)
