@@ -158,6 +158,8 @@ async def test_a_cost_budget_ends_a_run_whose_models_have_prices(
         model.script(asks, answer, answer)
         cheap = await ended(bottega)
         assert cheap["usage"]["cost"] == {"amount": "0.09021", "currency": "USD", "complete": True}
+        memory = (await bottega.client.get(f"/v1/runs/{cheap['id']}/working-memory")).json()
+        assert memory["variables"]["metadata"]["cost"] == 0.09021
         model.script(asks, answer, answer)
         dear = await ended(bottega, cost_budget={"amount": "0.05"})
         assert (dear["status"], dear["error"]["code"]) == ("failed", "budget_exhausted")

@@ -65,6 +65,14 @@ async def test_a_run_s_working_memory_while_it_runs_and_after(
         assert frames[first["seq"] - 1]["data"]["name"] == "requirements"
         assert found["prompt"] is None
         assert found["variables"]["global"]["agent"] == SOFTWARE.coordinator
+        assert found["variables"]["task"] == {"input": "Build a todo app."}
+        assert found["text"]["task"].count("Build a todo app.") == 1
+        assert list(found["variables"]["intermediate"].values()) == ["1. Todos."]
+        assert found["variables"]["execution"] == {
+            "current_agent": SOFTWARE.coordinator,
+            "current_task": None,
+        }
+        assert found["variables"]["metadata"]["cost"] == 0
     assert "now: running" in running["text"]["state"]
     assert "now: completed" in over["text"]["state"]
     assert running["variables"]["metadata"]["model_calls"] == 2
@@ -82,8 +90,33 @@ async def test_the_agents_of_a_dag_are_its_intermediate_results(
     await bottega.frames(f"/v1/runs/{run_id}/ws")
     found = await known(bottega, run_id)
     assert "m1 requirements: 1. Todos." in found["text"]["intermediate"]
+    tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    outputs = {each["id"]: each["output"] for each in tasks}
+    assert found["variables"]["intermediate"] == outputs
+    assert set(outputs.values()) == {"1. Todos.", "A list.", "Modules."}
+    assert found["variables"]["execution"] == {"current_agent": None, "current_task": None}
     assert [each["name"] for each in found["references"]][-1] == "requirements"
     assert found["results"] == 3
+
+
+async def test_the_working_memory_names_the_agent_at_work(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    await create(bottega, "leaf")
+    await create(bottega, "root", subagents={"names": ["leaf"]})
+    model.script(calls(("leaf", {"query": "x"})), gated(gate, text("a leaf")), text("done"))
+    run_id = await start(bottega.client, agent="root", graph=None)
+    await model.received(2)
+    variables = (await known(bottega, run_id))["variables"]
+    (task,) = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    execution = {"current_agent": "leaf", "current_task": task["id"]}
+    assert (variables["execution"], variables["intermediate"]) == (execution, {})
+    gate.set()
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    variables = (await known(bottega, run_id))["variables"]
+    assert variables["execution"] == {"current_agent": "root", "current_task": None}
+    assert variables["intermediate"] == {task["id"]: "a leaf"}
 
 
 async def test_working_memory_of_waiting_and_unknown_runs(

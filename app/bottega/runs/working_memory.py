@@ -61,9 +61,10 @@ SELECT e.seq, left({_TEXT}, {_LONGEST}) AS text
 {_OF_RUN} AND e.seq = ANY(CAST(:seqs AS bigint[]))
 """)
 _SPENT = text("""
-SELECT count(*) AS calls, CAST(coalesce(sum(
+SELECT count(*) AS model_calls, CAST(coalesce(sum(
     CAST(e.data #>> '{usage,input}' AS bigint)
-  + CAST(e.data #>> '{usage,output}' AS bigint)), 0) AS bigint) AS tokens
+  + CAST(e.data #>> '{usage,output}' AS bigint)), 0) AS bigint) AS tokens,
+    CAST(coalesce(sum(CAST(e.data #>> '{usage,cost,amount}' AS numeric)), 0) AS float) AS cost
 FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.completed'
 """)
@@ -99,7 +100,8 @@ def fold_working(
     run: Mapping[str, Any],
     definition: Mapping[str, Any] | None,
     results: Sequence[Result],
-    spent: tuple[int, int],
+    spent: Mapping[str, Any],
+    tasks: Sequence[Mapping[str, Any]] = (),
     retrieved: Sequence[Retrieved] = (),
     prompt: Mapping[str, int] | None = None,
     plan: Sequence[str] = (),
@@ -109,12 +111,18 @@ def fold_working(
     Args:
         definition: definition of the root agent; ``None`` in a DAG.
         results: all results, the newest with their texts.
-        spent: (tokens, model calls) of the run.
+        spent: the run's ``tokens``, ``model_calls`` and ``cost`` in US dollars.
+        tasks: the newest tasks, the newest first.
         retrieved: memory of earlier runs that this run got.
         prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it had to be cut.
         plan: plan of the root agent, if it wrote one.
     """
     memory = _filled(run, definition, results, spent)
+    at_work = next((each for each in tasks if each["started_at"] and not each["ended_at"]), None)
+    at_work = None if run["ended_at"] else at_work
+    agent = at_work["agent"] if at_work else run["agent"]
+    memory.set("current_agent", agent, VariableScope.EXECUTION)
+    memory.set("current_task", at_work and at_work["id"], VariableScope.EXECUTION)
     memory.load_task_context(plan=plan)
     memory.retrieve_from_episodic(retrieved)
     first = len(results) - NEWEST
@@ -131,7 +139,8 @@ def fold_working(
             }
             for part in Area
         ],
-        "variables": {scope.value: memory.variables(scope) for scope in VariableScope},
+        "variables": {scope.value: memory.variables(scope) for scope in VariableScope}
+        | {VariableScope.INTERMEDIATE.value: _outputs(tasks)},
         "results": len(results),
         "references": [
             {
@@ -149,18 +158,29 @@ def fold_working(
     }
 
 
+def _outputs(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the answers, or errors, of tasks that have ended, by the task's id."""
+    return {
+        str(each["id"]): f"Error: {error['message']}"
+        if (error := each["error"])
+        else each["output"]
+        for each in tasks
+        if each["error"] or each["output"] is not None
+    }
+
+
 def _filled(
     run: Mapping[str, Any],
     definition: Mapping[str, Any] | None,
     results: Sequence[Result],
-    spent: tuple[int, int],
+    spent: Mapping[str, Any],
 ) -> WorkingMemory:
     memory = WorkingMemory(Budgets())
     system = definition["system_message"] if definition else ""
     names = ", ".join(_tool_names(definition)) if definition else ""
     memory.initialize(f"{system}\nTools: {names}" if names else system)
+    memory.set("input", question_of(run["input"]))
     memory.load_task_context(
-        question_of(run["input"]),
         goals=run["goals"],
         criteria=run["success_criteria"],
         constraints=run["constraints"],
@@ -168,9 +188,8 @@ def _filled(
     for name in ("agent", "session_id"):
         if run[name] is not None:
             memory.set(name, run[name], VariableScope.GLOBAL)
-    tokens, calls = spent
     started = run["started_at"] and run["started_at"].isoformat()
-    about = {"started_at": started, "tokens": tokens, "model_calls": calls, "results": len(results)}
+    about = {"started_at": started, **spent, "results": len(results)}
     for name, value in about.items():
         memory.set(name, value, VariableScope.METADATA)
     unread = next((i for i, each in enumerate(results) if each.text is not None), len(results))
@@ -207,7 +226,10 @@ async def working_memory(
     """
     run = await read.get(connection, tenant_id, run_id)
     of_run = {"tenant_id": tenant_id, "run_id": run_id}
-    spent = (await connection.execute(_SPENT, of_run)).one()
+    spent = dict((await connection.execute(_SPENT, of_run)).mappings().one())
+    tasks = await read.tasks_page(
+        connection, tenant_id, run_id, status=None, after=None, descending=True, limit=NEWEST
+    )
     rows = await connection.execute(_NODES if run["mode"] == "dag" else _ROOT, of_run)
     definition = None if run["mode"] == "dag" else await _definition(connection, tenant_id, run)
     results = _results(rows.all(), definition)
@@ -226,9 +248,7 @@ async def working_memory(
     prompt = starts[-1].data.get("memory") if starts else None
     plans = [call.started.arguments for call in root.tools.values() if call.started is not None]
     plan = plan_of(plans[-1]) if plans else None
-    return fold_working(
-        run, definition, results, (spent.tokens, spent.calls), retrieved, prompt, plan or ()
-    )
+    return fold_working(run, definition, results, spent, tasks, retrieved, prompt, plan or ())
 
 
 def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
