@@ -141,7 +141,7 @@ recalls = _counter(
     "user).",
     "result",
 )
-verdicts = _counter("verdicts", "Verdicts on runs: check, judge, or feedback.", "by")
+verdicts = _counter("verdicts", "Verdicts on runs: check, judge, feedback, or approval.", "by")
 cache_hits = _counter("cache_hits", "Reads that a cache of this process answered.", "cache")
 service_deaths = _counter(
     "service_deaths",
@@ -162,6 +162,10 @@ for _status in ("completed", "failed", "timeout", "cancelled"):
     subagents_ended.labels(_status)
 for _reason in ("circuit_open", "queue_full", "depth", "budget", "guard"):
     subagents_rejected.labels(_reason)
+for _result in ("given", "nothing", "nobody"):
+    recalls.labels(_result)
+for _by in ("check", "judge", "feedback", "approval"):
+    verdicts.labels(_by)
 for _kind in ("sse", "websocket"):
     streams.labels(_kind)
 

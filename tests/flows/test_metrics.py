@@ -18,6 +18,8 @@ from bottega import metrics
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text
 from tests.flows.conftest import asking
+from tests.flows.test_interrupts import decide, pending
+from tests.flows.test_patience import start as asking_run
 from tests.processes import command
 from tests.service import Running, client_of, running
 from tests.team import define, start
@@ -228,6 +230,30 @@ async def test_the_queue_is_read_at_the_time_of_a_scrape(
         assert of(found, "bottega_queue_depth") == 2
         assert of(found, "bottega_queue_oldest_seconds") > 0
         assert of(found, "bottega_workers") == 0
+
+
+async def test_verdicts_of_people_are_counted_by_their_way(
+    watched: Running, model: FakeModel
+) -> None:
+    client = watched.client
+    before = await scraped(client)
+    tools = [{"type": "builtin", "name": "calculator", "approval": "always"}]
+    model.script(calls(("calculator", {"expression": "9"})), text("no"))
+    run_id = await asking_run(watched, tools=tools)
+    (asks,) = await pending(client, run_id)
+    await decide(client, asks, decision="deny", comment="Ask first.")
+    await watched.watch(run_id)
+    for said in ({"score": 0.5}, {"comment": "Shorter."}):  # a score alone is no verdict
+        (await client.post(f"/v1/runs/{run_id}/feedback", json=said)).raise_for_status()
+    after = await scraped(client)
+    name = "bottega_verdicts_total"
+    assert of(after, name, by="approval") - of(before, name, by="approval") == 1
+    assert of(after, name, by="feedback") - of(before, name, by="feedback") == 1
+    for metric, label, value in (
+        (name, "by", "judge"),
+        ("bottega_recalls_total", "result", "given"),
+    ):
+        assert (metric, frozenset({(label, value)})) in before, "there is one from the start"
 
 
 async def test_what_memory_holds_is_read_at_the_time_of_a_scrape(

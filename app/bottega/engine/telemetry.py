@@ -138,8 +138,10 @@ class RunLog(RunObserver):
 
     def ended(self, end: End) -> None:
         metrics.runs.labels(end.status, self._run.mode).inc()
-        if self._recorder.journal.episode is not None:
+        if (episode := self._recorder.journal.episode) is not None:
             metrics.episodes_stored.inc()
+            if episode.recorder.decided:
+                metrics.verdicts.labels("approval").inc()
         say = logger.info if end.error is None else logger.warning
         say("run.ended", status=str(end.status), error=end.error)
 

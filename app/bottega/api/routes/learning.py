@@ -656,7 +656,8 @@ async def give_feedback(
         )
     said = body.model_dump(exclude={"user"})
     given = await read.give_feedback(tx, tenant, run_id, actor, **said)
-    metrics.verdicts.labels("feedback").inc()
+    if body.outcome or body.comment:
+        metrics.verdicts.labels("feedback").inc()
     details = {"outcome": body.outcome, "score": body.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
     return given
