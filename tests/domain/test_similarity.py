@@ -51,6 +51,8 @@ def test_spacing_and_a_full_stop_make_no_difference(task: str, written: Any) -> 
         ("Please delete the logs", "Delete the logs"),
         ("Hello, delete logs. Thanks!", "Delete the logs"),
         ("Delete the logs!", "delete logs"),
+        ("Delete order 42.", "Delete order 42"),
+        ('Print "ready".', 'Print "ready"'),
         ("Write a report of an hour", "Write report of hour"),
         ("Per favore, cancella il file. Grazie", "Cancella file"),
     ],

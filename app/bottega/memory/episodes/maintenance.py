@@ -384,8 +384,8 @@ class EpisodeUpkeep:
 # task may differ. In doubt two tasks are different: to keep both costs some space, but to merge
 # them wrongly loses information.
 
-_END_MARK = re.compile(r"(?<=[^\W\d_])[.!]$")
-"""A full stop or an exclamation mark after a letter, at the end; "3." and "5!" may mean more."""
+_END_MARK = re.compile(r"""(?<=[\w"'”»)])\.$|(?<=[^\W\d_])!$""")
+"""A full stop, or an exclamation mark after a letter, at the end; "5!" means more."""
 _COURTESY = (
     "please|kindly|thanks|thank you|hello|hi|hey|dear|per favore|per piacere|grazie|ciao|salve|"
     "bitte|danke|hallo|por favor|gracias|hola|s'il vous plaît|merci|bonjour|obrigad[oa]"
