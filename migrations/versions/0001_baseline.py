@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_28f736107950"
+revision = "0001_2e98c966755a"
 down_revision = None
 branch_labels = None
 depends_on = None

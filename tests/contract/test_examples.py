@@ -357,6 +357,7 @@ async def _memory(ask: Recorder) -> None:
     (pattern,) = await ask.send_examples("create_pattern")
     lesson = (await ask("list_lessons"))["items"][0]
     at = {"lesson_id": lesson["id"]}
+    await ask("get_lesson", at)
     await ask.send_examples("change_lesson", at)
     await ask("delete_lesson", at)
     at = {"pattern_id": pattern["id"]}

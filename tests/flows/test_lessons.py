@@ -2,13 +2,16 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from bottega.settings import Settings
-from tests.fake_model import FakeModel
+from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_given_insights import SENTENCE, TASK, given, thinker
+from tests.flows.test_interrupts import decide, pending
 from tests.flows.test_learning import THINKER, done, learned
+from tests.flows.test_patience import ended
 from tests.service import Running, running
 
 __all__ = ["thinker"]
@@ -126,6 +129,58 @@ async def test_a_new_verdict_withdraws_the_lesson_of_the_old_one(
     edited = [("Check the date.", "local")]
     assert await judged("SUCCESS", "Fine.") == edited
     assert await judged("PARTIAL", "The date is wrong.") == edited, "it does not come back"
+
+
+async def test_what_a_person_says_without_an_outcome_is_a_lesson_too(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    client = guest.client
+    tools = [{"type": "builtin", "name": "calculator", "approval": "always"}]
+    agent = {"name": "a", "system_message": "x", "tools": tools}
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    asked = {"agent": "a", "input": TASK, "user": "alice"}
+
+    async def said() -> list[tuple[str, str]]:
+        return [(each["text"], each["source"]["by"]) for each in await lessons(guest, user="alice")]
+
+    guest_model.script(calls(("calculator", {"expression": "9"})), text("no"), text("no"))
+    run = (await client.post("/v1/runs", json=asked)).json()
+    (asks,) = await pending(client, run["id"])
+    await decide(client, asks, decision="deny", comment="Ask the\nledger.")
+    await ended(guest, run["id"])
+    denied = [("Ask the ledger.", "approval")]
+    assert await said() == denied
+    path = f"/v1/runs/{run['id']}/feedback"
+    assert (await client.post(path, json={"score": 0.5})).is_success
+    assert await said() == denied
+    assert (await client.post(path, json={"comment": "Shorter."})).is_success
+    assert await said() == [("Shorter.", "feedback")]
+    assert (await client.post(path, json={"outcome": "SUCCESS", "comment": "Fine."})).is_success
+    assert await said() == []
+    again = await client.post("/v1/runs?wait=30", json=asked)
+    assert again.json()["status"] == "completed"
+    prompt = str(guest_model.requests[-1]["messages"])
+    assert "Failed because" not in prompt
+    assert prompt.count("ledger.") == 2, "in the step and in its error"
+
+
+async def test_rules_make_a_lesson_of_a_cure_alone(guest: Running, guest_model: FakeModel) -> None:
+    tools = [{"type": "builtin", "name": "calculator"}]
+    agent = {"name": "a", "system_message": "x", "tools": tools}
+    assert (await guest.client.post("/v1/agents", json=agent)).status_code == 201
+    failing, working = ({"expression": each} for each in ("1/0", "1+1"))
+    asked = {"agent": "a", "input": TASK, "user": "alice"}
+    run: dict[str, Any] = {}
+    for more in ([], [calls(("calculator", failing))], [calls(("calculator", working))]):
+        guest_model.script(calls(("calculator", failing)), *more, text("done"))
+        run = (await guest.client.post("/v1/runs?wait=30", json=asked)).json()
+        assert run["status"] == "completed"
+    (lesson,) = await lessons(guest, user="alice")
+    assert "calculator went well." in lesson["text"]
+    assert (lesson["source"]["run_id"], lesson["source"]["by"]) == (run["id"], "rules")
+    one = await guest.client.get(f"/v1/lessons/{lesson['id']}")
+    assert (one.status_code, one.json()) == (200, lesson)
+    assert (await guest.client.get(f"/v1/lessons/{uuid4()}")).status_code == 404
 
 
 @pytest.mark.parametrize(

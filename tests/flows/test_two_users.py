@@ -65,7 +65,7 @@ OF_TENANT = {
     *("create_ws_ticket", "get_schedule", "change_schedule", "delete_schedule", "get_session"),
     *("get_user", "delete_user", "export_user", "list_user_facts", "create_user_fact"),
     *("change_user_fact", "delete_user_fact", "create_file", "get_file", "get_file_content"),
-    *("get_interrupt", "get_episode", "delete_episode", "list_audit_log"),
+    *("get_interrupt", "get_episode", "get_lesson", "delete_episode", "list_audit_log"),
     *("DELETE /mcp", "DELETE /mcp/", "GET /mcp", "GET /mcp/"),
     # batches and drafts act for nobody
     "create_draft_run",

@@ -33,8 +33,8 @@ class LessonSource(Answer):
     """The run that taught it; null: an imported episode did."""
     episode_id: UUID
     by: str
-    """Author: `rules`, a model, `check`, `judge`, `feedback`, or the caller that edited the
-    text."""
+    """Author: `rules`, a model, `check`, `judge`, `feedback`, `approval` (a person denied or edited
+    a tool call), or the caller that edited the text."""
 
 
 class LessonItem(Answer):
@@ -98,8 +98,8 @@ def _to_response(row: lessons.Lesson) -> dict[str, Any]:
     operation_id="list_lessons",
     summary="List lessons by age",
     description=(
-        "Lessons are made from what rules or a model found in a finished run, and from the reasons "
-        "of bad outcomes. Without `user` and `session_id`: lessons that name neither."
+        "Lessons are the cures that rules found in a finished run, what a model found in it, and "
+        "the reasons of its judgements. Without `user` and `session_id`: lessons that name neither."
     ),
     response_model=Page[LessonItem],
     responses={**problems(), 200: headers(Link=LINK)},
@@ -119,11 +119,23 @@ async def list_(
     return query.page(request, response, items, lambda item: item["id"])
 
 
+@router.get(
+    "/{lesson_id}",
+    operation_id="get_lesson",
+    summary="Read a lesson",
+    description="A removed lesson can be read, too; no run gets it.",
+    response_model=LessonItem,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, lesson_id: LessonId) -> Any:
+    return _to_response(await lessons.get(await driver_of(tx), tenant, lesson_id))
+
+
 async def _refuse_other(
     driver: asyncpg.Connection, principal: Principal, lesson_id: UUID, user: str | None
 ) -> None:
     acting = acts_for(principal, user, None)
-    lesson = await lessons.held(driver, acting.tenant_id, lesson_id)
+    lesson = await lessons.get(driver, acting.tenant_id, lesson_id, lock=True)
     acting.refuse_other(lesson["user"], f"lesson {lesson_id}")
 
 

@@ -239,7 +239,8 @@ BEGIN
                                 user_id, agent, failure_signature, trust, terms)
     SELECT v_tenant, e.id, e.at, coalesce(s.label, e.outcome), e.domain, e.task_type,
            e.session_id, e.user_id, e.agent, e.failure_signature, e.trust,
-           episode_terms(v_tenant, judged_summary(e.summary, s.verdict))
+           episode_terms(v_tenant, judged_summary(
+               e.summary, coalesce(s.verdict, decision_in(e.metadata))))
     FROM episodes e
     JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
     WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids)
@@ -265,12 +266,15 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_id uuid;
     v_outcome text;
-    v_terms tsvector;
     v_signatures text[];
+    v_verdict jsonb;
+    v_summary jsonb;
+    v_terms tsvector;
 BEGIN
     UPDATE episode_state s SET label = n.label, label_source = n.source, verdict = n.verdict
     FROM (
-        SELECT e.id, e.outcome, e.summary, v.*, coalesce(f.outcome, v.checked) AS label,
+        SELECT e.id, e.outcome, e.summary, e.metadata, v.*,
+            coalesce(f.outcome, v.checked) AS label,
             CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
                  WHEN c.passed IS NOT NULL THEN 'check' END AS source,
             CASE WHEN f.outcome IS NOT NULL OR (c.passed IS NULL AND f.comment IS NOT NULL)
@@ -294,13 +298,13 @@ BEGIN
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run) n
     WHERE s.tenant_id = p_tenant AND s.episode_id = n.id
     RETURNING n.id, coalesce(n.label, n.outcome), n.signatures,
-        episode_terms(p_tenant, judged_summary(n.summary, n.verdict))
-    INTO v_id, v_outcome, v_signatures, v_terms;
+        coalesce(n.verdict, decision_in(n.metadata)), n.summary
+    INTO v_id, v_outcome, v_signatures, v_verdict, v_summary;
     IF v_id IS NULL THEN
         RETURN;
     END IF;
-    PERFORM learn_from_verdict(p_tenant, v_id, s.verdict)
-    FROM episode_state s WHERE s.tenant_id = p_tenant AND s.episode_id = v_id;
+    v_terms := episode_terms(p_tenant, judged_summary(v_summary, v_verdict));
+    PERFORM learn_from_verdict(p_tenant, v_id, v_verdict);
     DELETE FROM episode_failures
     WHERE tenant_id = p_tenant AND episode_id = v_id AND starts_with(signature, 'check:')
       AND signature <> ALL (coalesce(v_signatures, '{}'));

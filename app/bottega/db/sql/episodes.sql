@@ -67,6 +67,7 @@ BEGIN
         INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
         VALUES (p_tenant, e.id, e.reflection);
     END IF;
+    PERFORM learn_from_verdict(p_tenant, e.id, decision_in(e.metadata));
     IF e.tags <> '{}' THEN
         INSERT INTO episode_tags (tenant_id, tag, episode_id)
         SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
@@ -84,7 +85,7 @@ BEGIN
                                     instances, terms)
         VALUES (p_tenant, e.id, e.at, e.outcome, e.domain, e.task_type, e.session_id, e.user_id,
                 e.agent, e.failure_signature, coalesce(e.trust, 1), coalesce(e.instances, 1),
-                episode_terms(p_tenant, e.summary));
+                episode_terms(p_tenant, judged_summary(e.summary, decision_in(e.metadata))));
         INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
@@ -299,12 +300,18 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Called when an episode has a new verdict. Make a lesson of the reason of a bad outcome, once, and
--- withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed it.
+-- Return the verdict, without an outcome, of people who denied or edited a run's calls; null: none.
+CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT jsonb_build_object('reason', p_metadata #> '{approval,reason}', 'by', 'approval')
+    WHERE p_metadata ? 'approval'
+$$;
+
+-- Called when an episode has a new verdict. Make a lesson of its reason, once, except of a success,
+-- and withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed it.
 CREATE OR REPLACE FUNCTION learn_from_verdict(p_tenant uuid, p_episode uuid, p_verdict jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_text text := CASE WHEN p_verdict ->> 'outcome' IN ('PARTIAL', 'FAILURE') THEN
+    v_text text := CASE WHEN p_verdict ->> 'outcome' IS DISTINCT FROM 'SUCCESS' THEN
         nullif(left(btrim(regexp_replace(p_verdict ->> 'reason', '\s+', ' ', 'g')), 300), '') END;
 BEGIN
     DELETE FROM lessons

@@ -144,7 +144,7 @@ class EpisodeRecorder:
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
         self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
-        self._decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
+        self.decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
 
     def observe(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
@@ -193,12 +193,12 @@ class EpisodeRecorder:
     ) -> None:
         """Note the reason why a person denied or edited a call, so that later runs can read it."""
         if resolution.get("decision") == "deny" and resolution.get("comment"):
-            self._decided.append((self._short(resolution["comment"]), "denied"))
+            self.decided.append((self._short(resolution["comment"]), "denied"))
         edited = resolution.get("arguments")
         for name, value in edited.items() if isinstance(edited, Mapping) else ():
             if value != (was := arguments.get(name)):
                 old, new = (self._short(to_json(each).decode()) for each in (was, value))
-                self._decided.append((f"{tool}: {name} {old} became {new}", "edited"))
+                self.decided.append((f"{tool}: {name} {old} became {new}", "edited"))
 
     def _failed(
         self, agent: str | None, task_id: UUID | None, data: Data, name: str | None
@@ -338,9 +338,9 @@ class EpisodeRecorder:
         }
         if patterns:
             metadata["patterns"] = patterns
-        if self._decided:
-            reason = "; ".join(reason for reason, _ in self._decided)[:2000]
-            metadata["approval"] = {"reason": reason, "how": self._decided[-1][1]}
+        if self.decided:
+            reason = "; ".join(reason for reason, _ in self.decided)[:2000]
+            metadata["approval"] = {"reason": reason, "how": self.decided[-1][1]}
         if self.goals is not None:
             metadata["features"] = dict(self.goals.features)
         return metadata
@@ -349,11 +349,10 @@ class EpisodeRecorder:
         about = self.about
         around = [about.said("domain"), about.first, *about.tags]
         steps = [" ".join(filter(None, around)), *told_steps(self.trace)]
-        decided = [reason for reason, _ in self._decided]
         return Summary(
             task=summary_of(question, _SUMMARY_TOKENS),
             result=summary_of(answer, _SUMMARY_TOKENS),
-            errors=summary_of("\n".join([*self._errors, *decided]), _SUMMARY_TOKENS),
+            errors=summary_of("\n".join(self._errors), _SUMMARY_TOKENS),
             steps=summary_of("\n".join(steps), _SUMMARY_TOKENS, whole_lines=True),
         )
 

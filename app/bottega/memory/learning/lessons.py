@@ -1,7 +1,7 @@
 """Lessons of episodes, which people may edit, pin and remove.
 
-A lesson is an insight of a reflection, or the reason of a verdict on a bad outcome. It belongs to
-the user, session and agent of its episode's run.
+A lesson is an insight of a reflection, or the reason of a verdict that does not say success. It
+belongs to the user, session and agent of its episode's run.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ SELECT {_SHOWN} FROM lessons
 WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id {{than}} $2) AND {{conditions}}
 ORDER BY id {{order}} LIMIT ${{limit}}
 """  # noqa: S608 (constant texts)
-_HELD = f"SELECT {_SHOWN} FROM lessons WHERE tenant_id = $1 AND id = $2 FOR UPDATE"  # noqa: S608
+_GET = f"SELECT {_SHOWN} FROM lessons WHERE tenant_id = $1 AND id = $2"  # noqa: S608
 _CHANGE = f"""
 UPDATE lessons SET text = coalesce($3, text), "by" = CASE WHEN $3 IS NULL THEN "by" ELSE $5 END,
     pinned = coalesce($4, pinned)
@@ -96,7 +96,7 @@ async def change(
         ConflictError: ``removed``; ``too_many_pinned``.
         InvalidInputError: the text that runs would get looks like an order to a model.
     """
-    now = await held(connection, tenant_id, lesson_id)
+    now = await get(connection, tenant_id, lesson_id, lock=True)
     if now["state"] == "removed":
         raise ConflictError(f"lesson {lesson_id} is removed", code="removed")
     text = None if text is None else " ".join(text.split())
@@ -122,18 +122,24 @@ async def remove(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUI
     Raises:
         NotFoundError: there is no such lesson.
     """
-    await held(connection, tenant_id, lesson_id)
+    await get(connection, tenant_id, lesson_id, lock=True)
     done: str = await connection.execute(_REMOVE, tenant_id, lesson_id)
     return done == "UPDATE 1"
 
 
-async def held(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> Lesson:
-    """Return a lesson, and lock it until the end of the transaction.
+async def get(
+    connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID, *, lock: bool = False
+) -> Lesson:
+    """Return a lesson.
+
+    Args:
+        lock: keep others from changing it until the end of the transaction.
 
     Raises:
         NotFoundError: there is no such lesson.
     """
-    found: Lesson | None = await connection.fetchrow(_HELD, tenant_id, lesson_id)
+    query = f"{_GET} FOR UPDATE" if lock else _GET
+    found: Lesson | None = await connection.fetchrow(query, tenant_id, lesson_id)
     if found is None:
         raise NotFoundError(f"there is no lesson {lesson_id}")
     return found

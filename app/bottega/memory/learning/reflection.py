@@ -64,7 +64,7 @@ def reflect(episode: Episode) -> Reflection:
     ]
     well = [call.name for call in calls if call.ok] if episode.judged is Outcome.SUCCESS else []
     return {
-        "insights": [*map(_insight, failures)],
+        "insights": [_cure(each) for each in failures if each["recovered"]],
         "patterns": [{"uses": well[:MOST]}] if well else [],
         "failures": failures,
         "performance": _performance(episode, calls),
@@ -134,12 +134,9 @@ def went_well(episode: Episode) -> bool | None:
     return None if episode.judged is Outcome.UNKNOWN else episode.judged is Outcome.SUCCESS
 
 
-def _insight(failure: Mapping[str, Any]) -> str:
+def _cure(failure: Mapping[str, Any]) -> str:
     what = f"{failure['tool']} failed ({failure['signature']})"
-    if not failure["then"]:
-        return cut(f"{what}, and nothing followed.", LONGEST)
-    end = "went well" if failure["recovered"] else "failed too"
-    return cut(f"After {what}, {failure['then']} {end}.", LONGEST)
+    return cut(f"After {what}, {failure['then']} went well.", LONGEST)
 
 
 def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any]:
