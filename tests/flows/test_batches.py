@@ -3,19 +3,23 @@
 import asyncio
 import json
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
+import httpx2
 import pytest
 
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, gated, http_error, text
+from tests.flows.test_dag import named
 from tests.flows.test_processes import environment
 from tests.flows.test_run_limits import configured
 from tests.processes import command
@@ -338,48 +342,139 @@ async def test_a_batch_of_a_graph(bottega: Running) -> None:
     assert (over["graph"], over["counts"]["completed"]) == ("pair", 2)
 
 
+DESKS = {
+    "name": "desks",
+    "nodes": [
+        {"agent": "sort", "router": True},
+        "even",
+        {"agent": "odd", "retry": {"max": 1, "backoff_s": 0.0, "on": ["check_failed"]}}
+        | {"success_check": [{"type": "contains", "value": "odd"}]},
+        {
+            "name": "sum",
+            "type": "tool",
+            "tool": {"type": "builtin", "name": "calculator"},
+            "arguments": {"expression": {"from": "run", "pointer": "/metadata/sum"}},
+        },
+        "last",
+    ],
+    "edges": [
+        {"source": "sort", "target": "even"},
+        {"source": "sort", "target": "odd"},
+        {"source": "even", "target": "sum"},
+        {"source": "odd", "target": "sum"},
+        {"source": "even", "target": "last"},
+        {"source": "odd", "target": "last"},
+        {"source": "sum", "target": "last"},
+    ],
+}
+
+
+class Desks:
+    """Model of the agents of ``DESKS``.
+
+    It answers 503 at first for each seventh item, with a broken route for each fifth, with an
+    answer that does not pass its check for each third, and with 400 always for each tenth.
+
+    Attributes:
+        gate: later items wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.asked = Counter[tuple[str, int]]()
+
+    def reply(self, request: dict[str, Any]) -> Reply:
+        name, said = named(request), json.dumps(request["messages"])
+        number = int(re.findall(r"item (\d+)", said)[-1])
+        self.asked[name, number] += 1
+        is_first = self.asked[name, number] == 1
+        if name == "sort":
+            if is_first and number % 7 == 0:
+                return http_error(503)
+            is_broken = number % 5 == 0 and self.asked[name, number] == 1 + (number % 7 == 0)
+            route = "odd" if number % 2 else "even"
+            reply = text('{"route": ' if is_broken else json.dumps({"route": route}))
+            return gated(self.gate, reply) if number >= 60 else reply
+        if name == "last":
+            (desk,) = re.findall(r"Shared context from (even|odd)", said)
+            (sum_,) = re.findall(r"from sum.*?<shared-context-\w+>\D*(\d+)", said)
+            return text(f"{desk} {sum_}")
+        if number % 10 == 0:
+            return http_error(400)
+        return text("wrong" if name == "odd" and is_first and number % 3 == 0 else name)
+
+
+async def begin_desks(client: httpx2.AsyncClient, size: int) -> str:
+    """Start a batch of ``DESKS``, and change the definitions after a quarter; return its id."""
+    for name in ("sort", "even", "odd", "last"):
+        await swarm.agent(client, name)
+    assert (await client.post("/v1/graphs", json=DESKS)).status_code == 201
+    items = [{"input": f"item {n}", "metadata": {"sum": f"{n} + 1"}} for n in range(1, size + 1)]
+    body = {"graph": "desks", "items": items, "concurrency": 20}
+    batch = (await client.post("/v1/batches", json=body)).json()
+    path = f"/v1/batches/{batch['id']}"
+
+    async def completed() -> int:
+        counts: dict[str, int] = (await client.get(path)).json()["counts"]
+        return counts["completed"]
+
+    await until(completed, lambda count: count >= size // 5)
+    other = {"nodes": ["last"], "edges": []}
+    assert (await client.put("/v1/graphs/desks", json=other)).status_code == 200
+    changed = {"system_message": "You are another."}
+    assert (await client.put("/v1/agents/last", json=changed)).status_code == 200
+    batch_id: str = batch["id"]
+    return batch_id
+
+
+async def check_desks(client: httpx2.AsyncClient, batch_id: str, size: int) -> None:
+    """Wait for the end of a batch of ``DESKS``, and check each item."""
+    path = f"/v1/batches/{batch_id}"
+
+    async def read() -> dict[str, Any]:
+        batch: dict[str, Any] = (await client.get(path)).json()
+        return batch
+
+    over: dict[str, Any] = await until(read, lambda batch: batch["ended_at"] is not None)
+    assert (over["counts"]["completed"], over["counts"]["failed"]) == (size * 9 // 10, size // 10)
+    answer = await client.get(f"{path}/results")
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    assert [each["index"] for each in found] == list(range(size))
+    for number, each in enumerate(found, 1):
+        if number % 10 == 0:
+            assert each["error"]["message"].startswith("failed: even ("), each
+        else:
+            expected = f"{'odd' if number % 2 else 'even'} {number + 1}"
+            assert (each["output"], each["error"]) == (expected, None), each
+    used = (await client.get("/v1/usage?by=agent")).json()["items"]
+    assert sum(each["input"] for each in used) == over["usage"]["input"]
+
+
+async def test_items_of_a_graph_that_decides_end_right(bottega: Running, model: FakeModel) -> None:
+    desks = Desks()
+    desks.gate.set()
+    model.decide = desks.reply
+    await check_desks(bottega.client, await begin_desks(bottega.client, 10), 10)
+
+
 @pytest.mark.deep
 async def test_every_item_ends_right_though_a_worker_dies(
     database_url: str, model: FakeModel
 ) -> None:
-    gate = asyncio.Event()
-
-    def decide(request: dict[str, Any]) -> Reply:
-        said = str(request["messages"][-1]["content"])
-        number = int(said.split()[-1])
-        return gated(gate, echo(request)) if number >= 60 else echo(request)
-
-    model.decide = decide
+    desks = Desks()
+    model.decide = desks.reply
     with_model = environment(database_url, model)
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,
         client_of(api.port) as client,
+        command("worker", **with_model) as first,
+        command("worker", **with_model),
     ):
-        await swarm.agent(client, "clerk")
-        async with command("worker", **with_model) as first, command("worker", **with_model):
-            items = [{"input": f"{'bad' if n % 10 == 0 else 'item'} {n}"} for n in range(200)]
-            body = {"agent": "clerk", "items": items, "concurrency": 20}
-            batch = (await client.post("/v1/batches", json=body)).json()
-            path = f"/v1/batches/{batch['id']}"
-
-            async def counts() -> dict[str, Any]:
-                found: dict[str, Any] = (await client.get(path)).json()
-                return found
-
-            await until(counts, lambda found: found["counts"]["completed"] >= 40)
-            first.kill()
-            await first.process.wait()
-            gate.set()
-            over = await until(counts, lambda found: found["ended_at"] is not None)
-        assert (over["counts"]["completed"], over["counts"]["failed"]) == (180, 20)
-        answer = await client.get(f"{path}/results")
-        found = [json.loads(line) for line in answer.text.splitlines()]
-        for each in found:
-            said = items[each["index"]]["input"]
-            bad = said.startswith("bad")
-            assert each["output"] == (None if bad else f"seen {said}")
-        used = (await client.get("/v1/usage?by=agent")).json()["items"]
-        assert sum(each["input"] for each in used) == over["usage"]["input"]
+        batch_id = await begin_desks(client, 200)
+        first.kill()
+        await first.process.wait()
+        desks.gate.set()
+        await check_desks(client, batch_id, 200)
 
 
 async def test_the_command_line_runs_a_file_and_shows_it_again(
