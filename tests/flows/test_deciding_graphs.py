@@ -451,3 +451,17 @@ async def test_nodes_with_names_of_their_own_have_a_conversation(
     await run(bottega, input="And now?", **session)
     assert "Choose a colour." in str(model.requests[-1]["messages"])
     assert "blue" in str(model.requests[-1]["messages"])
+
+
+@pytest.mark.parametrize(
+    ("on", "calls"),
+    [(["tool_failed"], 2), (["503", "tool_failed"], 2), (["503"], 1), (["timeout"], 1), (None, 2)],
+)
+async def test_a_node_is_tried_again_only_after_errors_that_its_retry_lists(
+    bottega: Running, on: list[str] | None, calls: int
+) -> None:
+    retry = {"max": 1, "backoff_s": 0.0} | ({} if on is None else {"on": on})
+    await define(bottega, [calculates("sum", "1 / 0") | {"retry": retry}], [])
+    found, log = await run(bottega)
+    assert found["error"]["code"] == "tool_failed"
+    assert sum(each["type"] == "tool.failed" for each in log) == calls

@@ -151,6 +151,7 @@ async def test_a_try_of_a_graph_is_a_part(bottega: Running, model: FakeModel) ->
     assert statuses(shown) == {"improve/draft": "failed", "improve/try-2": "completed"}
     again = await parts(bottega, found["id"], "improve/try-2")
     assert statuses(again) == {"improve/try-2/draft": "completed"}
+    assert again["nodes"][0]["task_id"] != shown["nodes"][0]["task_id"]
 
 
 @pytest.mark.parametrize("node", ["nobody", "a/1", "improve/7", "improve/1/nobody", "/", "a//b"])

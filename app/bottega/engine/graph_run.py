@@ -89,14 +89,20 @@ MOST_RECEIVED = 64_000_000
 
 @dataclass(slots=True)
 class _Failure:
-    """The names under which a node's ``retry`` may list its error: a code, and an HTTP status."""
+    """The names under which a node's ``retry`` may list its error: codes, and an HTTP status.
+
+    Attributes:
+        code: the code of the tool's error, or else of the node's.
+        node_code: the node's, if it is another one.
+    """
 
     code: str
     status: str | None = None
+    node_code: str | None = None
 
     def is_retried(self, retry: Mapping[str, Any]) -> bool:
         if (wanted := retry.get("on")) is not None:
-            return self.code in wanted or self.status in wanted
+            return not {self.code, self.status, self.node_code}.isdisjoint(wanted)
         if self.status is not None and self.status[0] in "34":
             return self.status in _LATER
         return self.code not in _NO_RETRY
@@ -914,7 +920,7 @@ class GraphRun:
             kind = result.error_type or TOOL_FAILED
             code = TIMEOUT if "timeout" in kind else TOOL_FAILED
             status = None if result.error_status is None else str(result.error_status)
-            failure = _Failure(code if code == TIMEOUT else kind, status)
+            failure = _Failure(kind, status, code)
             return _failed(code, result.error or "", query.usage), failure
         return _said(query, result.result), None
 

@@ -97,8 +97,8 @@ class NodeRetry(Part):
     backoff_s: Annotated[float, Field(ge=0, le=600)] = 1.0
     """Seconds before each retry."""
     on: Annotated[list[_Code], Field(min_length=1, max_length=20)] | None = None
-    """Errors after which the node is retried: HTTP statuses as text, or error codes. Null: all
-    errors except bad requests."""
+    """Errors after which the node is retried: error codes, or HTTP statuses of a tool as text.
+    Null: all errors except bad requests."""
 
 
 NodeChecks = Annotated[
