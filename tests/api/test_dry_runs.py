@@ -51,6 +51,11 @@ async def team(shared: Running, shared_url: str) -> AsyncIterator[httpx2.AsyncCl
         assert made.status_code == 201, made.text
         await client.post("/v1/graphs", json={"name": "payers", "nodes": ["payer"]})
         await client.post("/v1/graphs", json={"name": "ghosts", "nodes": ["ghost"]})
+        desk = {"nodes": [{"agent": "first", "router": True}, "second", "third"]}
+        desk["edges"] = [{"source": "first", "target": each} for each in ("third", "second")]
+        await client.post("/v1/graphs", json={"name": "desk", "output": "third", **desk})
+        inner = {"name": "sub", "type": "graph", "graph": "desk"}
+        await client.post("/v1/graphs", json={"name": "desks", "nodes": [inner]})
         async with unchanged(shared_url, without=("api_keys",)):
             yield client
 
@@ -60,6 +65,18 @@ async def dry_run(client: httpx2.AsyncClient, graph: str, **asked: Any) -> dict[
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+@pytest.mark.parametrize("graph", ["desk", "desks"])
+async def test_a_router_takes_one_edge(team: httpx2.AsyncClient, graph: str) -> None:
+    found = await dry_run(team, graph)
+    assert [task["agent"] for task in found["tasks"]] == ["first", "third"]
+    if graph == "desk":
+        assert found["nodes"] == [
+            {"name": "first", "status": "completed", "reason": None},
+            {"name": "second", "status": "skipped", "reason": "first chose third"},
+            {"name": "third", "status": "completed", "reason": None},
+        ]
 
 
 async def test_a_graph_shows_who_receives_what_from_whom(team: httpx2.AsyncClient) -> None:

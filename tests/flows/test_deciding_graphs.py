@@ -378,6 +378,8 @@ async def test_a_person_decides(bottega: Running, model: FakeModel) -> None:
     found = await interrupt_of(bottega, run_id)
     assert (found["kind"], found["node"], found["agent"]) == ("question", "check", None)
     assert (found["question"], found["who"]) == ("Is it right?", "run")
+    tasks = (await bottega.client.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
+    assert [each["agent"] for each in tasks] == ["a"]
     shown = (await bottega.client.get(f"/v1/runs/{run_id}/graph")).json()
     assert [node["status"] for node in shown["nodes"]] == [
         "completed",

@@ -11,6 +11,7 @@ from bottega.agents.output import answer_schema
 from bottega.agents.provider import LLMProvider
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
+from bottega.graph.decisions import GraphRules, route_schema
 from bottega.graph.shared_memory import SharedMemoryGraph
 
 Definitions = Mapping[str, Mapping[str, Any]]
@@ -46,6 +47,13 @@ class BuiltTeam:
     members: Sequence[Member]
     roots: Mapping[str, BaseAgent]
     warnings: Sequence[tuple[str, str]]
+
+    def let_route(self, rules: GraphRules) -> None:
+        """Give routers the schema of their answers: the name of one of their targets."""
+        for name, rule in rules.nodes.items():
+            if rule.is_router:
+                targets = [edge.target for edge in rules.outgoing[name]]
+                self.roots[name].output = answer_schema(route_schema(targets))
 
 
 async def build_team(

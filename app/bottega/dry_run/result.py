@@ -322,11 +322,14 @@ class _Trial:
         self, content: Mapping[str, Any], graph: SharedMemoryGraph, agent: str | None
     ) -> BuiltTeam:
         """Build all agents of a graph, or only ``agent``."""
-        nodes = GraphRules.of(content).nodes
-        agents = {name: rule.agent for name, rule in nodes.items() if rule.agent is not None}
+        rules = GraphRules.of(content)
+        agents = {name: rule.agent for name, rule in rules.nodes.items() if rule.agent is not None}
         roots = {agent: agent} if agent else agents
         servers = self.plan.get("mcp_servers", {})
-        return await team_of(self.plan["agents"], graph, roots, self.registry, servers)
+        team = await team_of(self.plan["agents"], graph, roots, self.registry, servers)
+        if agent is None:
+            team.let_route(rules)
+        return team
 
     async def ask_all(
         self,

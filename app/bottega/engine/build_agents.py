@@ -31,7 +31,7 @@ from bottega.dry_run.tools import harmless_tools
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.mcp import McpAccess, McpSession, mcp_tools
 from bottega.errors import InvalidInputError
-from bottega.graph.decisions import GraphRules, name_of_node, route_schema
+from bottega.graph.decisions import GraphRules, name_of_node
 from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
@@ -285,7 +285,8 @@ async def _compiled(
             known[id(each)] = below
             tools += below.tools
             warnings += [told for told in below.warnings if told not in warnings]
-    _let_route(rules, built.roots)
+    if rules is not None:
+        built.let_route(rules)
     return CompiledTeam(
         run.agents,
         run.providers,
@@ -313,16 +314,6 @@ def _own_caller(
     if session is not None:
         own.registered_tools = [session.own(tool) for tool in own.registered_tools]
     return own
-
-
-def _let_route(rules: GraphRules | None, roots: Mapping[str, BaseAgent]) -> None:
-    """Give routers the schema of their answers: the name of one of their targets."""
-    if rules is None:
-        return
-    for name, rule in rules.nodes.items():
-        if rule.is_router:
-            targets = [edge.target for edge in rules.outgoing[name]]
-            roots[name].output = answer_schema(route_schema(targets))
 
 
 def _callers(

@@ -624,7 +624,10 @@ class Tasks:
         return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
 
     def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:
-        """Write an event of a task, and change the task's row; return the event's ``seq``."""
+        """Write an event of a task, and change the task's row; return the event's ``seq``.
+
+        A node that is no agent has no row.
+        """
         seq = self.journal.add(
             event_type,
             data,
@@ -633,7 +636,7 @@ class Tasks:
             agent=place.agent or None,
             depth=place.depth,
         )
-        if place.task_id is None or not self.journal.is_new(seq):
+        if place.task_id is None or not place.agent or not self.journal.is_new(seq):
             return seq
         if change := row_change(event_type, data, seq):
             self.journal.task(
