@@ -153,6 +153,12 @@ async def test_a_router_takes_one_edge(bottega: Running, model: FakeModel) -> No
     assert edges_shown == taken(log)
     drawing = await bottega.client.get(f"/v1/graphs/g/drawing?run_id={found['id']}")
     assert "<title>skipped: triage chose support</title>" in drawing.text
+    for form, node in (
+        ("mermaid", '["billing: skipped: triage chose support"]'),
+        ("dot", '"billing" [label="billing: skipped: triage chose support"];'),
+    ):
+        path = f"/v1/graphs/g/drawing?format={form}&run_id={found['id']}"
+        assert node in (await bottega.client.get(path)).text
     model.decide = says(triage=text('{"route": "billing"}'))
     other, _ = await run(bottega)
     diff = await bottega.client.get(f"/v1/runs/{found['id']}/diff?with={other['id']}")
@@ -389,6 +395,8 @@ async def test_a_person_decides(bottega: Running, model: FakeModel) -> None:
     ]
     drawing = await bottega.client.get("/v1/graphs/g/drawing?format=mermaid")
     assert f'n1 -->|"{drawn}"| n2' in drawing.text
+    drawing = await bottega.client.get("/v1/graphs/g/drawing?format=dot")
+    assert f'"check" -> "yes" [label="{drawn}"];' in drawing.text
     path = f"/v1/interrupts/{found['id']}/resolve"
     wrong = await bottega.client.post(path, json={"answer": {"ok": "yes"}})
     assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/answer/ok")

@@ -127,7 +127,7 @@ def mermaid(
 
     Args:
         labels: conditions of edges, in words.
-        notes: texts about nodes: what they run, and how often.
+        notes: texts about nodes: what they run, how often, and why they were skipped.
     """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
@@ -135,10 +135,10 @@ def mermaid(
         label = _as_label(f"{name}: {notes[name]}" if name in notes else name)
         lines.append(f'  {short}["{label}"]' + (":::published" if name in published else ""))
     for source, target, policy in edges:
-        arrow = "-->" if policy == _DEFAULT_POLICY else f"-->|{policy}|"
-        if (condition := labels.get((source, target))) is not None:
-            words = [condition] if policy == _DEFAULT_POLICY else [policy, condition]
-            arrow = f'-->|"{_as_label(", ".join(words))}"|'
+        condition = labels.get((source, target))
+        words = _as_label(_about_edge(policy, condition))
+        words = words if condition is None else f'"{words}"'
+        arrow = f"-->|{words}|" if words else "-->"
         lines.append(f"  {number[source]} {arrow} {number[target]}")
     lines.append("  classDef published fill:#d6f5d6,stroke:#2e7d32")
     return "\n".join(lines) + "\n"
@@ -150,17 +150,31 @@ def _as_label(text: str) -> str:
     return " ".join(text.split())
 
 
-def dot(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
-    """Return a Graphviz digraph; ``published`` agents are filled."""
+def dot(
+    nodes: Sequence[str],
+    edges: Sequence[Edge],
+    published: AbstractSet[str],
+    labels: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return a Graphviz digraph; ``published`` agents are filled; the rest as for Mermaid."""
     lines = ["digraph shared_memory {", "  rankdir=LR;", "  node [shape=box];"]
     for name in nodes:
-        style = ' [style=filled, fillcolor="#d6f5d6"]' if name in published else ""
-        lines.append(f"  {_quoted(name)}{style};")
+        look = ["style=filled", 'fillcolor="#d6f5d6"'] if name in published else []
+        look += [f"label={_quoted(f'{name}: {notes[name]}')}"] if name in notes else []
+        shown = f" [{', '.join(look)}]" if look else ""
+        lines.append(f"  {_quoted(name)}{shown};")
     for source, target, policy in edges:
-        label = "" if policy == _DEFAULT_POLICY else f" [label={_quoted(policy)}]"
+        words = _about_edge(policy, labels.get((source, target)))
+        label = f" [label={_quoted(words)}]" if words else ""
         lines.append(f"  {_quoted(source)} -> {_quoted(target)}{label};")
     lines.append("}")
     return "\n".join(lines) + "\n"
+
+
+def _about_edge(policy: str, condition: str | None) -> str:
+    words = [] if policy == _DEFAULT_POLICY else [policy]
+    return ", ".join([*words, *([] if condition is None else [condition])])
 
 
 def _quoted(text: str) -> str:
@@ -582,11 +596,19 @@ class SharedMemoryGraph:
 
     def to_mermaid(self) -> str:
         """Return a Mermaid flowchart that marks the nodes with a publication."""
-        return mermaid(*self._diagram(), self.labels, self.notes)
+        return mermaid(*self._diagram(), self.labels, self._about_nodes())
 
     def to_dot(self) -> str:
         """Return a Graphviz digraph that marks the nodes with a publication."""
-        return dot(*self._diagram())
+        return dot(*self._diagram(), self.labels, self._about_nodes())
+
+    def _about_nodes(self) -> dict[str, str]:
+        """Return what drawings say about nodes besides their names."""
+        found = dict(self.notes)
+        for name, reason in self.skipped.items():
+            note = f"{found[name]}; " if name in found else ""
+            found[name] = f"{note}skipped: {reason}"
+        return found
 
     @locked
     def _diagram(self) -> tuple[tuple[str, ...], list[Edge], frozenset[str]]:
