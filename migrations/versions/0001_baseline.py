@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_2e98c966755a"
+revision = "0001_e9f71e589958"
 down_revision = None
 branch_labels = None
 depends_on = None

@@ -1073,13 +1073,17 @@ CREATE TABLE lessons (
     state text NOT NULL DEFAULT 'active',
     -- Runs get it whatever their task is.
     pinned boolean NOT NULL DEFAULT false,
+    -- Runs of all users that begin with this agent get it: it is the agent's own text, or released.
+    for_all boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT pk_lessons PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_lessons_tenant_id_episode_id_episodes
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
     CONSTRAINT ck_lessons_state CHECK (state IN ('active', 'removed')),
-    CONSTRAINT ck_lessons_pinned CHECK (state = 'active' OR NOT pinned)
+    CONSTRAINT ck_lessons_pinned CHECK (state = 'active' OR NOT pinned),
+    CONSTRAINT ck_lessons_for_all CHECK (NOT for_all OR state = 'active' AND agent IS NOT NULL)
 );
+CREATE INDEX ix_lessons_for_all ON lessons (tenant_id, agent, id) WHERE for_all;
 CREATE INDEX ix_lessons_episode ON lessons (tenant_id, episode_id, id);
 CREATE INDEX ix_lessons_user ON lessons (tenant_id, user_id, id);
 CREATE INDEX ix_lessons_pinned ON lessons (tenant_id, user_id, id) WHERE pinned;

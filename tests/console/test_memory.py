@@ -165,7 +165,7 @@ async def test_an_episode_tells_what_failed_and_what_cured_it(console: Console) 
     await expect(page.locator("ol.steps > li.failed")).to_have_count(1)
     await expect(page.locator("ol.steps > li.failed")).to_contain_text("zero")
     await expect(page.get_by_text("Says who")).to_be_visible()
-    await expect(page.get_by_text("Too short.")).to_be_visible()
+    await expect(page.get_by_text(": Too short.")).to_be_visible()
     await expect(page.get_by_text("then current_time went well")).to_be_visible()
     assert await violations(page) == []
     await page.get_by_role("link", name="what it was given and learnt").click()

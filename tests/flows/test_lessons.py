@@ -11,8 +11,9 @@ from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_given_insights import SENTENCE, TASK, given, thinker
 from tests.flows.test_interrupts import decide, pending
 from tests.flows.test_learning import THINKER, done, learned
+from tests.flows.test_outcomes import checked, finished
 from tests.flows.test_patience import ended
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 
 __all__ = ["thinker"]
 
@@ -57,7 +58,7 @@ async def test_an_edited_lesson_reaches_the_next_run_and_a_removed_one_does_not(
     changed = await thinker.client.patch(path, json={"text": EDITED.replace("; ", ";\n")})
     assert (changed.status_code, changed.json()["text"]) == (200, EDITED)
     assert changed.json()["source"]["by"] == "local"
-    await done(thinker, input=TASK, user="alice")
+    await learned(thinker, (await done(thinker, input=TASK, user="alice"))["id"], "done")
     assert EDITED in prompts(model)
     assert SENTENCE not in prompts(model)
     for each in await lessons(thinker, user="alice"):
@@ -162,6 +163,52 @@ async def test_what_a_person_says_without_an_outcome_is_a_lesson_too(
     prompt = str(guest_model.requests[-1]["messages"])
     assert "Failed because" not in prompt
     assert prompt.count("ledger.") == 2, "in the step and in its error"
+
+
+async def test_a_lesson_for_all_reaches_every_run_of_its_agent(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    """Its text is the agent's own, or a person with the scope ``define`` has released it."""
+    for name in ("a", "b"):
+        checks = [{"type": "contains", "value": "VAT"}]
+        agent = {"name": name, "system_message": "x", "success_check": checks}
+        assert (await guest.client.post("/v1/agents", json=agent)).status_code == 201
+    guest_model.decide = lambda request: text("done")
+
+    async def prompt(name: str = "a", **more: Any) -> str:
+        await checked(guest, await finished(guest, agent=name, memory="full", **more))
+        return str(guest_model.requests[-1]["messages"]).replace('\\"', '"')
+
+    lacks = 'the answer did not contain "VAT"'
+    assert lacks not in await prompt(input=TASK, user="alice")
+    (lesson,) = await lessons(guest, user="alice")
+    assert (lesson["text"], lesson["for_all"]) == (lacks, True)
+    for more in ({"user": "bob"}, {}):
+        read = await prompt(input="Paint it.", **more)
+        assert (read.count(lacks), "Fabriano" in read, "Failed because" in read) == (
+            1,
+            False,
+            False,
+        )
+    run = lesson["source"]["run_id"]
+    comment = {"outcome": "FAILURE", "comment": "Alice wants it in blue."}
+    assert (await guest.client.post(f"/v1/runs/{run}/feedback", json=comment)).is_success
+    (lesson,) = await lessons(guest, user="alice")
+    assert lesson["for_all"] is False
+    assert "in blue" not in await prompt(input=TASK, user="bob")
+    path = f"/v1/lessons/{lesson['id']}"
+    made = await guest.client.post("/v1/keys", json={"name": "r", "scopes": ["run", "read"]})
+    key = {"authorization": f"Bearer {made.json()['key']}"}
+    async with client_of(guest.port, headers=key) as client:
+        refused = await client.patch(path, json={"for_all": True})
+        assert (refused.status_code, refused.json()["code"]) == (403, "insufficient_scope")
+        released = await guest.client.patch(path, json={"text": "Blue.", "for_all": True})
+        assert (released.status_code, released.json()["for_all"]) == (200, True)
+        assert (await client.patch(path, json={"text": "Red."})).status_code == 403
+    assert "Blue." in await prompt(input="Paint it.", user="eve")
+    assert "Blue." not in await prompt("b", input="Paint it.", user="eve")
+    assert (await guest.client.patch(path, json={"for_all": False})).is_success
+    assert "Blue." not in await prompt(input="Paint it.", user="eve")
 
 
 async def test_rules_make_a_lesson_of_a_cure_alone(guest: Running, guest_model: FakeModel) -> None:

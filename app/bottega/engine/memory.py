@@ -269,7 +269,10 @@ class MemoryRetriever:
 
     async def _pinned(self, sources: MemorySources) -> list[dict[str, Any]]:
         tenant_id = self._journal.tenant_id
-        return pinned_events(await pinned_for(sources.episodes.pool, tenant_id, self._scope))
+        about, pool = self._about, sources.episodes.pool
+        is_closed = about.definitions.get(about.first, {}).get("memory_scope") == "run"
+        agent = None if is_closed else about.agent
+        return pinned_events(await pinned_for(pool, tenant_id, self._scope, agent))
 
     async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
         if not tells_a_topic(self._about.question):

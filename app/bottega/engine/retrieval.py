@@ -36,6 +36,7 @@ _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # parts of an episode; all below 2 KB
 _LONGEST_NAME = 120
 _PINNED = "[lesson, pinned by a person]"  # the first line of its text
+_FOR_ALL = "[lesson for all runs of this agent]"
 _LEAST_WORDS = 3  # content words of a question; with fewer, memory is not searched
 CURE = f"Worked after this failure in an {EARLIER}: "
 """Beginning of the first line of help: the call that worked."""
@@ -185,11 +186,16 @@ def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
 
 
 def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
-    """Return pinned lessons as event data."""
+    """Return pinned lessons, and those for all runs, as event data."""
     return [
         context_recalled(
             f"{INSIGHT}{each['id']}",
-            f"{_PINNED}\n  {' '.join(without_identities(each['text']).split())}",
+            "\n  ".join(
+                (
+                    _PINNED if each["pinned"] else _FOR_ALL,
+                    " ".join(without_identities(each["text"]).split()),
+                )
+            ),
             score=1.0,
         )
         | {"episodes": [str(each["episode_id"])]}

@@ -46,6 +46,8 @@ class LessonItem(Answer):
     """`removed`: no run gets it."""
     pinned: bool
     """True if runs get it whatever their task is."""
+    for_all: bool
+    """True if all runs that begin with its agent get it, also of other users and of none."""
     user: str | None
     """End user of the run; null: none."""
     session_id: str | None
@@ -66,13 +68,16 @@ class LessonChanges(Body):
 
     text: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
     """The sentence that runs get, on one line."""
+    for_all: bool | None = None
+    """True: all runs that begin with its agent get it, also of other users. Needs the scope
+    `define`, as does another text of such a lesson."""
     pinned: bool | None = None
     """True: runs get it whatever their task is. At most 10 lessons of a user are pinned."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.text is None and self.pinned is None:
-            raise PydanticCustomError("missing", "send `text`, `pinned`, or both")
+        if self.text is None and self.pinned is None and self.for_all is None:
+            raise PydanticCustomError("missing", "send `text`, `pinned` or `for_all`")
         if self.text is not None and not self.text.strip():
             raise PydanticCustomError("blank", "the text has no visible character")
         return self
@@ -131,12 +136,14 @@ async def get(tx: Transaction, tenant: Tenant, lesson_id: LessonId) -> Any:
     return _to_response(await lessons.get(await driver_of(tx), tenant, lesson_id))
 
 
-async def _refuse_other(
+async def _owned(
     driver: asyncpg.Connection, principal: Principal, lesson_id: UUID, user: str | None
-) -> None:
+) -> lessons.Lesson:
+    """Return a lesson, and lock it. Raises ``session_user`` for another user's."""
     acting = acts_for(principal, user, None)
     lesson = await lessons.get(driver, acting.tenant_id, lesson_id, lock=True)
     acting.refuse_other(lesson["user"], f"lesson {lesson_id}")
+    return lesson
 
 
 @router.patch(
@@ -160,10 +167,10 @@ async def change(
     user: OwnerNamed = None,
 ) -> Any:
     driver = await driver_of(tx)
-    await _refuse_other(driver, principal, lesson_id, user)
-    changed = await lessons.change(
-        driver, tenant, lesson_id, actor, text=body.text, pinned=body.pinned
-    )
+    lesson = await _owned(driver, principal, lesson_id, user)
+    if body.for_all is not None or (lesson["for_all"] and body.text is not None):
+        principal.need("define")
+    changed = await lessons.change(driver, tenant, lesson_id, actor, **body.model_dump())
     details = {"fields": sorted(body.model_dump(exclude_none=True))}
     await audit.note(tx, tenant, actor, "lesson.change", str(lesson_id), details)
     return _to_response(changed)
@@ -186,6 +193,6 @@ async def delete(
     user: OwnerNamed = None,
 ) -> None:
     driver = await driver_of(tx)
-    await _refuse_other(driver, principal, lesson_id, user)
+    await _owned(driver, principal, lesson_id, user)
     if await lessons.remove(driver, tenant, lesson_id):
         await audit.note(tx, tenant, actor, "lesson.delete", str(lesson_id))

@@ -268,6 +268,7 @@ DECLARE
     v_outcome text;
     v_signatures text[];
     v_verdict jsonb;
+    v_is_own boolean;
     v_summary jsonb;
     v_terms tsvector;
 BEGIN
@@ -290,6 +291,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT string_agg(nullif(r.reason, ''), '; ') AS said,
                 CASE WHEN bool_or(r.type = 'judge') THEN 'judge' ELSE 'check' END AS who,
+                bool_and(r.type = 'contains') AS is_own,
                 array_agg(r.signature) FILTER (WHERE NOT r.passed) AS failed,
                 CASE c.passed WHEN true THEN 'SUCCESS' WHEN false THEN 'FAILURE' END AS checked
             FROM jsonb_to_recordset(c.results) AS r(
@@ -298,13 +300,13 @@ BEGIN
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run) n
     WHERE s.tenant_id = p_tenant AND s.episode_id = n.id
     RETURNING n.id, coalesce(n.label, n.outcome), n.signatures,
-        coalesce(n.verdict, decision_in(n.metadata)), n.summary
-    INTO v_id, v_outcome, v_signatures, v_verdict, v_summary;
+        coalesce(n.verdict, decision_in(n.metadata)), n.source = 'check' AND n.is_own, n.summary
+    INTO v_id, v_outcome, v_signatures, v_verdict, v_is_own, v_summary;
     IF v_id IS NULL THEN
         RETURN;
     END IF;
     v_terms := episode_terms(p_tenant, judged_summary(v_summary, v_verdict));
-    PERFORM learn_from_verdict(p_tenant, v_id, v_verdict);
+    PERFORM learn_from_verdict(p_tenant, v_id, v_verdict, v_is_own IS TRUE);
     DELETE FROM episode_failures
     WHERE tenant_id = p_tenant AND episode_id = v_id AND starts_with(signature, 'check:')
       AND signature <> ALL (coalesce(v_signatures, '{}'));

@@ -308,8 +308,10 @@ $$;
 
 -- Called when an episode has a new verdict. Make a lesson of its reason, once, except of a success,
 -- and withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed it.
-CREATE OR REPLACE FUNCTION learn_from_verdict(p_tenant uuid, p_episode uuid, p_verdict jsonb)
-RETURNS void LANGUAGE plpgsql AS $$
+-- p_for_all: the reason's text is the agent's own, so it serves all users of the agent.
+CREATE OR REPLACE FUNCTION learn_from_verdict(
+    p_tenant uuid, p_episode uuid, p_verdict jsonb, p_for_all boolean DEFAULT false
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_text text := CASE WHEN p_verdict ->> 'outcome' IS DISTINCT FROM 'SUCCESS' THEN
         nullif(left(btrim(regexp_replace(p_verdict ->> 'reason', '\s+', ' ', 'g')), 300), '') END;
@@ -319,22 +321,30 @@ BEGIN
       AND state = 'active' AND NOT pinned
       AND (reason, "by") IS DISTINCT FROM (v_text, p_verdict ->> 'by');
     INSERT INTO lessons (tenant_id, episode_id, run_id, session_id, user_id, agent, text, "by",
-                         reason)
+                         reason, for_all)
     SELECT e.tenant_id, e.id, e.run_id, e.session_id, e.user_id, e.agent, v_text,
-           p_verdict ->> 'by', v_text
+           p_verdict ->> 'by', v_text, p_for_all AND e.agent IS NOT NULL
     FROM (SELECT * FROM episodes WHERE tenant_id = p_tenant AND id = p_episode LIMIT 1) AS e
     WHERE v_text IS NOT NULL AND NOT EXISTS (
         SELECT FROM lessons
         WHERE tenant_id = p_tenant AND episode_id = p_episode AND reason = v_text);
 END $$;
 
--- Called at a run's start. Return the latest pinned lessons within the scope.
-CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb)
-RETURNS TABLE (id uuid, text text, episode_id uuid) LANGUAGE plpgsql STABLE AS $$
+-- Called at a run's start. Return the latest pinned lessons within the scope (null: none), and the
+-- latest texts for all runs that begin with the agent.
+CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb, p_agent text)
+RETURNS TABLE (id uuid, text text, episode_id uuid, pinned boolean) LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN QUERY EXECUTE 'SELECT id, text, episode_id FROM lessons
-        WHERE tenant_id = $1 AND pinned' || episode_scope(p_scope) || ' ORDER BY id DESC LIMIT 10'
-    USING p_tenant;
+    IF p_scope IS NOT NULL THEN
+        RETURN QUERY EXECUTE 'SELECT id, text, episode_id, true FROM lessons
+            WHERE tenant_id = $1 AND pinned' || episode_scope(p_scope)
+            || ' ORDER BY id DESC LIMIT 10'
+        USING p_tenant;
+    END IF;
+    RETURN QUERY SELECT (max(ARRAY[l.id::text, l.episode_id::text]))[1]::uuid, l.text,
+        (max(ARRAY[l.id::text, l.episode_id::text]))[2]::uuid, false
+    FROM lessons l WHERE l.tenant_id = p_tenant AND l.agent = p_agent AND l.for_all
+    GROUP BY l.text ORDER BY 1 DESC LIMIT 3;
 END $$;
 
 -- Called when a run, a session or an episode is erased. Delete episodes of the transaction's tenant

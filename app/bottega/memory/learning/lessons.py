@@ -20,7 +20,8 @@ MOST_PINNED = 10
 """Most pinned lessons of a user, or of a session without a user."""
 
 _SHOWN = """
-id, text, "by", state, pinned, user_id AS "user", session_id, agent, run_id, episode_id, created_at
+id, text, "by", state, pinned, for_all, user_id AS "user", session_id, agent, run_id, episode_id,
+created_at
 """
 _PAGE = f"""
 SELECT {_SHOWN} FROM lessons
@@ -30,7 +31,7 @@ ORDER BY id {{order}} LIMIT ${{limit}}
 _GET = f"SELECT {_SHOWN} FROM lessons WHERE tenant_id = $1 AND id = $2"  # noqa: S608
 _CHANGE = f"""
 UPDATE lessons SET text = coalesce($3, text), "by" = CASE WHEN $3 IS NULL THEN "by" ELSE $5 END,
-    pinned = coalesce($4, pinned)
+    pinned = coalesce($4, pinned), for_all = coalesce($6, for_all)
 WHERE tenant_id = $1 AND id = $2 RETURNING {_SHOWN}
 """  # noqa: S608
 _ONE_BY_ONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
@@ -40,11 +41,11 @@ WHERE tenant_id = $1 AND pinned AND id <> $2 AND user_id IS NOT DISTINCT FROM $3
   AND ($3 IS NOT NULL OR session_id IS NOT DISTINCT FROM $4)
 """
 _REMOVE = """
-UPDATE lessons SET state = 'removed', pinned = false
+UPDATE lessons SET state = 'removed', pinned = false, for_all = false
 WHERE tenant_id = $1 AND id = $2 AND state = 'active'
 """
 _PINNED_OF = """
-SELECT * FROM pinned_lessons(set_config('bottega.tenant', $1, true)::uuid, $2::jsonb)
+SELECT * FROM pinned_lessons(set_config('bottega.tenant', $1, true)::uuid, $2::jsonb, $3)
 """
 
 Lesson = Mapping[str, Any]
@@ -85,8 +86,9 @@ async def change(
     *,
     text: str | None,
     pinned: bool | None,
+    for_all: bool | None,
 ) -> Lesson:
-    """Change a lesson's text, or pin it.
+    """Change a lesson's text, pin it, or release it for all runs of its agent.
 
     Args:
         actor: author of the text.
@@ -94,16 +96,21 @@ async def change(
     Raises:
         NotFoundError: there is no such lesson.
         ConflictError: ``removed``; ``too_many_pinned``.
-        InvalidInputError: the text that runs would get looks like an order to a model.
+        InvalidInputError: the text that runs would get looks like an order to a model; no agent is
+            known.
     """
     now = await get(connection, tenant_id, lesson_id, lock=True)
     if now["state"] == "removed":
         raise ConflictError(f"lesson {lesson_id} is removed", code="removed")
     text = None if text is None else " ".join(text.split())
-    given = now["text"] if text is None and pinned else text
+    given = now["text"] if text is None and (pinned or for_all) else text
     if given is not None and (why := suspicious(given)):
         raise InvalidInputError(
             f"no run would get this text, because {why}: send another text", pointer="/text"
+        )
+    if for_all and now["agent"] is None:
+        raise InvalidInputError(
+            "the lesson has no agent whose runs could get it", pointer="/for_all"
         )
     if pinned:
         owner = now["user"], now["session_id"]
@@ -112,7 +119,9 @@ async def change(
             raise ConflictError(
                 f"{MOST_PINNED} lessons are pinned already: unpin one first", code="too_many_pinned"
             )
-    changed: Lesson = await connection.fetchrow(_CHANGE, tenant_id, lesson_id, text, pinned, actor)
+    changed: Lesson = await connection.fetchrow(
+        _CHANGE, tenant_id, lesson_id, text, pinned, actor, for_all
+    )
     return changed
 
 
@@ -145,8 +154,13 @@ async def get(
     return found
 
 
-async def pinned_for(pool: asyncpg.Pool, tenant_id: UUID, scope: Scope) -> list[Lesson]:
-    """Return the pinned lessons within a run's scope: ``id``, ``text`` and ``episode_id``."""
-    if scope.reach is Reach.RUN:
-        return []
-    return list(await pool.fetch(_PINNED_OF, str(tenant_id), scope.document))
+async def pinned_for(
+    pool: asyncpg.Pool, tenant_id: UUID, scope: Scope, agent: str | None
+) -> list[Lesson]:
+    """Return the lessons that a run gets whatever its task is.
+
+    These are the pinned lessons within the run's scope, and those for all runs of its agent. Each
+    has ``id``, ``text``, ``episode_id`` and ``pinned``.
+    """
+    within = None if scope.reach is Reach.RUN else scope.document
+    return list(await pool.fetch(_PINNED_OF, str(tenant_id), within, agent))

@@ -23,7 +23,7 @@ export function Lessons({ query }) {
       what is learnt for this user.</p>`}
     <${Panel} title="Lessons"><${Pages} key=${path} path=${path} what="lessons">${(items, reload) => items.length
       ? html`<${Table} label="Lessons" head=${HEAD}>${items.map((each) => html`<${Row} reload=${reload} lesson=${each}
-        key=${`${each.id} ${each.text} ${each.pinned} ${each.state}`} />`)}<//>`
+        key=${`${each.id} ${each.text} ${each.pinned} ${each.for_all} ${each.state}`} />`)}<//>`
       : html`<${Empty} title="There is no such lesson."><p>A lesson is made of what a run found out, and of the reason
         of a bad outcome.</p><//>`}<//><//>`;
 }
@@ -38,7 +38,8 @@ function Row({ lesson, reload }) {
   return html`<tr><td>${isActive ? html`<textarea aria-label="Lesson" rows="2" maxlength="2000" value=${text}
       onInput=${(e) => setText(e.target.value)}></textarea>` : lesson.text}
       ${lesson.pinned && html`<p class="small">Each run of ${lesson.user ? `the user ${lesson.user}` : "the session"}
-        gets it, whatever its task is.</p>`}${error && html`<${Failure} error=${error} />`}</td>
+        gets it, whatever its task is.</p>`}
+      ${lesson.for_all && html`<p class="small">All runs of ${lesson.agent} get it, of all users.</p>`}${error && html`<${Failure} error=${error} />`}</td>
     <td>${by}</td>
     <td>${lesson.agent ?? "–"}</td>
     <td><${Link} path=${run_id ? ["runs", run_id] : ["memory", "episodes", episode_id]}><${Time}
@@ -46,6 +47,8 @@ function Row({ lesson, reload }) {
     <td class="actions">${isActive && html`
       ${text !== lesson.text && html`<${Button} onClick=${() => change({ text })}>Save<//>`}
       <${Button} onClick=${() => change({ pinned: !lesson.pinned })}>${lesson.pinned ? "Unpin" : "Pin"}<//>
+      ${lesson.agent && html`<${Button} needs="define" onClick=${() => change({ for_all: !lesson.for_all })}>
+        ${lesson.for_all ? "Use for its user only" : `Use for all runs of ${lesson.agent}`}<//>`}
       <${Confirmed} label="Remove" question=${`Remove "${lesson.text}"? No run gets it any more.`}
         act=${async () => (await call("DELETE", at), reload())} />`}</td></tr>`;
 }
