@@ -50,7 +50,7 @@ async def test_those_that_differ_are_found_and_denied_by_keyboard(console: Conso
     """Three of six are wrong: another amount, another customer's, and one that is repeated."""
     await console.define(REFUND)
     console.model.decide = lambda _: text("done")
-    await waiting(console, "Refund order A-1, I paid 21.", "A-1", 21, "ada")
+    await waiting(console, "Refund order A-1, I paid 21.0.", "A-1", 21, "ada")
     await waiting(console, "Refund order A-2, I paid 22.", "A-2", 220, "bob")
     await waiting(console, "Refund order A-3, I paid 23.", "A-4", 23, "eve")
     await waiting(console, "Refund order A-5, I paid 24.", "A-5", 24, "dan")
@@ -65,6 +65,11 @@ async def test_those_that_differ_are_found_and_denied_by_keyboard(console: Conso
         await expect(page.locator(".inbox .said")).to_have_count(1)
         seen.add((user, *await page.locator(".fact").all_inner_texts()))
         await page.keyboard.press("j")
+    signs = page.locator(".inbox li .status")
+    await expect(signs).to_have_text(["1 warning"] * 2 + ["2 warnings"] + ["1 warning"] * 2)
+    await expect(page.locator(".inbox li").filter(has_text="dan").locator(".status")).to_have_count(
+        0
+    )
     assert seen == {
         ("ada", "the same call for ada waits, too"),
         ("bob", "amount 220 is not in the user's messages"),
@@ -101,8 +106,22 @@ async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     await page.keyboard.press("a")  # an impatient one decides nothing more
     await expect(page.locator(".inbox .chosen")).to_contain_text(users[1])
     await takes_keys(page)
+    comment = page.get_by_label("Comment")
     await page.keyboard.press("d")
+    await expect(comment).to_be_focused()
+    await page.keyboard.press("Escape")  # the way back
+    await page.keyboard.press("c")
+    await page.keyboard.type("paid already")
+    await page.keyboard.press("Enter")  # it stays, and decides nothing
+    await expect(comment).not_to_be_focused()
+    await page.keyboard.press("d")
+    await expect(page.get_by_text("Enter denies the call")).to_be_visible()
+    assert len(await decided(console)) == 1
+    await page.keyboard.press("Enter")
     await until(lambda: decided(console), lambda found: len(found) == 2)
+    client = console.server.client
+    items = (await client.get("/v1/interrupts?status=resolved&order=desc")).json()["items"]
+    assert {each["resolution"].get("comment") for each in items} == {None, "paid already"}
     last = await current(page, but=users)
     await takes_keys(page)
     await page.keyboard.press("e")
@@ -157,7 +176,8 @@ async def test_keys_wait_for_the_facts_and_the_focus_follows(console: Console) -
     await page.wait_for_timeout(600)  # longer than what another item takes until keys count
     assert await approve.get_attribute("aria-keyshortcuts") is None
     await page.keyboard.press("a")
-    await expect(approve).to_be_enabled()
+    await expect(approve).to_be_disabled()
+    await expect(page.get_by_text("Approve waits until what was said is checked.")).to_be_visible()
     await held.let_go()
     await takes_keys(page)
     await approve.click()
@@ -296,6 +316,8 @@ async def test_a_doubtful_amount_is_confirmed_and_all_decisions_are_listed(
     await page.keyboard.press("a")
     dialog = page.get_by_role("dialog")
     await expect(dialog).to_contain_text("clerk calls refund at once")
+    for shown in ("order", "A-1", "210", "The user wrote:", "Refund A-1, I paid 21."):
+        await expect(dialog).to_contain_text(shown)
     assert await violations(page) == []
     await page.keyboard.press("Enter")  # the way back has the focus
     await expect(dialog).to_have_count(0)
@@ -305,6 +327,8 @@ async def test_a_doubtful_amount_is_confirmed_and_all_decisions_are_listed(
     await takes_keys(page)
     await page.keyboard.press("a")
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
+    badge = page.get_by_role("navigation").locator(".badge")
+    await expect(badge).to_have_count(0, timeout=5000)  # before it is read again by itself
     await page.get_by_role("tab", name="Decided").click()
     listed = page.get_by_role("main").get_by_role("listitem")
     await expect(listed).to_have_count(2)

@@ -1,7 +1,7 @@
 /** What agents wait for people to decide, worked one after the other: j and k go on, a, d and e decide. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { url, withQuery } from "../api.js";
+import { get, url, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -11,12 +11,15 @@ import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
 import { Filter, Pages, usePages } from "../parts/lists.js";
 import { Markdown } from "../parts/markdown.js";
+import { pending } from "../parts/pending.js";
 import { go } from "../router.js";
 
 const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
 const SHOWN_DECISIONS = 10;
 const MOST = 200;
+/** For the first calls of the list it is read what users said, so that their rows have signs. */
+const LOOKED_THROUGH = 20;
 
 /** Who decides: a person here, or the program that started the run. */
 const isForPrograms = ({ kind }) => kind === "client_tool";
@@ -36,15 +39,16 @@ export function Approvals({ query }) {
   const others = useData(withQuery("/v1/interrupts", { order: "desc", limit: MOST }), { everyMs: EVERY_MS });
   const latest = (others.data?.items ?? []).filter(({ status }) => status === "resolved")
     .sort((a, b) => (a.resolved_at < b.resolved_at ? 1 : -1)).slice(0, SHOWN_DECISIONS);
+  useEffect(() => void (found.data && pending.value.reload?.()), [all.map(({ id }) => id).join()]);
   return html`
     <div class="head"><h1>Approvals</h1><p class="small soft">Keys: <kbd>j</kbd> next, <kbd>k</kbd> before,${" "}
-      <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit</p></div>
+      <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit, <kbd>c</kbd> comment</p></div>
     <${Tabs} tabs=${tabs} chosen=${tab} label="What waits, and what was decided"
       onChoose=${(name) => go(["approvals"], { tab: name }, { replace: true })} />
     ${tab === "decided" ? html`<${Decided} query=${query} />`
     : html`<${Loaded} from=${own} what="decisions">${(page) => page.items.length
       ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id}
-        others=${others.data?.items ?? null} />`
+        others=${others.data?.items ?? (others.error && !others.retries ? [] : null)} />`
       : html`<${Panel}><${Empty} title="Nobody waits for you.">
           <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>
     ${latest.length > 0 && html`<${Panel} title="Decided last" actions=${html`<${Link} path=${["approvals"]}
@@ -75,9 +79,42 @@ function useShown(items, named, isDecided) {
   return kept.current;
 }
 
+/** Read what was said before a call: `{said, text}`, the newest first; `text`: as `factsOf` takes it. */
+async function readTalk({ run_id: run, session_id: session }) {
+  const paths = [url`/v1/runs/${run}/messages`, session && url`/v1/sessions/${session}/messages`].filter(Boolean);
+  const pages = await Promise.all(paths.map((path) => get(withQuery(path, { order: "desc", limit: MOST }))));
+  const all = pages.flatMap(({ items }, at) => (at ? items.filter((each) => each.run_id !== run) : items));
+  const said = all.filter(({ role, content, parts }) =>
+    ["user", "assistant"].includes(role) && (content || parts?.length));
+  return { said, text: pages.some((page) => page.next_cursor) ? null : saidByUser(all) };
+}
+
+/** The facts about each of some calls, by its id. `others`: as of `factsOf`; null: not read yet. */
+function useFacts(items, shown, others) {
+  const [texts, setTexts] = useState({}); // what users said, by the ids of calls
+  const keep = (id, text) => setTexts((old) => (old[id] === text ? old : { ...old, [id]: text }));
+  // What is shown reads its own.
+  const isOpen = ({ id, kind }) => kind === "approval" && !(id in texts) && id !== shown;
+  const next = others ? items.slice(0, LOOKED_THROUGH).find(isOpen) : null;
+  useEffect(() => {
+    if (next) readTalk(next).then(({ text }) => keep(next.id, text), () => keep(next.id, null));
+  }, [next?.id]);
+  const facts = useMemo(() => Object.fromEntries(items.map((each) =>
+    [each.id, others ? factsOf(each, texts[each.id] ?? null, others) : []])), [items, texts, others]);
+  return { facts, keep };
+}
+
+const isUsers = ({ role, source }) => role === "user" && !source;
+const UNCHECKED = { name: null, text: "what was said could not be read, so nobody compared it", isGrave: true };
+
+/** How much there is to look at in a call before it is decided. */
+const Warned = ({ of }) => of.length > 0 && html` <span
+  class=${`status ${of.some(({ isGrave }) => isGrave) ? "bad" : "wait"}`}>${of.length === 1 ? "1 warning"
+    : `${of.length} warnings`}</span>`;
+
 function Inbox({ found, tab, named, others }) {
   const [done, setDone] = useState([]); // ids of those that were decided here
-  const items = found.data.items.filter(({ id }) => !done.includes(id));
+  const items = useMemo(() => found.data.items.filter(({ id }) => !done.includes(id)), [found.data, done]);
   const { item: asked, place } = useShown(items, named, (id) => done.includes(id));
   const isThere = items.includes(asked);
   const choose = (number) => {
@@ -92,16 +129,18 @@ function Inbox({ found, tab, named, others }) {
     found.reload();
   };
   const box = useHeading(asked.id);
+  const { facts, keep } = useFacts(items, asked.id, others);
   return html`<div class="inbox">
     <${Panel}><ul class="rows" ref=${list}>${items.map((each) => html`<li key=${each.id}
         class=${each.id === asked.id ? "chosen" : ""}>
       <${Link} path=${["approvals"]} query=${{ id: each.id, tab }} aria-current=${each.id === asked.id ? "true" : null}>
-        ${each.kind === "question" ? excerpt(each.question, 80) : each.tool}<//>
+        ${each.kind === "question" ? excerpt(each.question, 80) : each.tool}<//><${Warned} of=${facts[each.id]} />
       <p class="small soft">${each.user ?? "nobody"} · ${excerpt(worth(each.arguments), 60)} ·${" "}
         <${Time} at=${each.created_at} /></p>
     </li>`)}</ul>
       ${found.data.next_cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}<//>
-    <div ref=${box}><${One} key=${asked.id} asked=${asked} isThere=${isThere} others=${others} onDone=${onDone} /></div>
+    <div ref=${box}><${One} key=${asked.id} asked=${asked} isThere=${isThere} others=${others} onDone=${onDone}
+      onRead=${(text) => keep(asked.id, text)} /></div>
   </div>`;
 }
 
@@ -116,32 +155,28 @@ const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li 
     path=${["runs", each.run_id]}>the run<//></span>
   ${each.resolution?.comment && html`<p class="small">Why: ${each.resolution.comment}</p>`}</li>`)}</ul>`;
 
-/** `others`: as of `factsOf`; null: not read yet. */
-function One({ asked, isThere, others, onDone }) {
-  const latest = { order: "desc", limit: MOST };
-  const own = useData(withQuery(url`/v1/runs/${asked.run_id}/messages`, latest));
-  const session = asked.session_id;
-  const turns = useData(session && withQuery(url`/v1/sessions/${session}/messages`, latest));
-  const isRead = own.data !== null && (!session || turns.data !== null) && others !== null;
-  const earlier = (turns.data?.items ?? []).filter((each) => each.run_id !== asked.run_id);
-  const all = [...(own.data?.items ?? []), ...earlier];
-  const said = all.filter(({ role, content, parts }) =>
-    ["user", "assistant"].includes(role) && (content || parts?.length));
-  const isWhole = isRead && !own.data.next_cursor && !turns.data?.next_cursor;
-  const facts = isRead ? factsOf(asked, isWhole ? saidByUser(all) : null, others) : [];
+/** `others`: as of `factsOf`; null: not read yet. `onRead` gets what the users said. */
+function One({ asked, isThere, others, onDone, onRead }) {
+  const talk = useData(`what was said before ${asked.id}`, { from: () => readTalk(asked) });
+  const { said = [], text = null } = talk.data ?? {};
+  useEffect(() => void (talk.data && onRead(text)), [talk.data]);
+  const isLost = talk.error && !talk.retries && !talk.data;
+  const isRead = others !== null && (talk.data !== null || isLost);
+  const facts = isRead ? factsOf(asked, text, others).concat(isLost ? UNCHECKED : []) : null;
   const before = (others ?? []).filter(({ status, tool, kind, user }) =>
     status === "resolved" && tool === asked.tool && kind === asked.kind && user === asked.user);
   return html`<div class="stacked">
     <${Panel} title=${asked.user ? `Asked by ${asked.user}` : "Asked by nobody named"}
       actions=${html`<${Link} path=${["runs", asked.run_id]}>The run<//>`}>
-      <${Loaded} from=${own} what="what was said">${() => html`<div class="body">
+      <${Loaded} from=${talk} what="what was said">${() => html`<div class="body">
         ${said.slice(0, SHOWN_MESSAGES).reverse().map((each) => html`<div class=${`said ${each.role}`}
           key=${`${each.run_id} ${each.seq}`}>${each.role === "assistant"
             ? html`<${Markdown} text=${plain(each.content)} />`
             : html`<pre class="text">${plain(each.content)}</pre>`}</div>`)}
         ${!said.length && html`<p class="soft">Nothing was said.</p>`}</div>`}<//><//>
     <${Panel} kind="asked-now">
-      <${Decision} interrupt=${asked} facts=${facts} byKey=${isRead} isThere=${isThere} onDone=${onDone} /><//>
+      <${Decision} interrupt=${asked} facts=${facts} asking=${plain(said.find(isUsers)?.content)} byKey
+        isThere=${isThere} onDone=${onDone} /><//>
     ${before.length > 0 && html`<${Panel} title=${`Decided before for ${asked.user ?? "nobody"}`}>
       <${Decisions} of=${before.slice(0, 5)} /><//>`}
   </div>`;

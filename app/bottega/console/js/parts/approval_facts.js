@@ -1,23 +1,31 @@
 /** Facts about a call that waits for a person: what differs from the conversation, what is repeated. Pure. */
 
-/** A value as the words in which a text may have it; a number in the forms that people write. */
-function spellings(value) {
-  if (typeof value !== "number") return [String(value).toLowerCase()];
-  const fixed = value.toFixed(2);
-  const written = Number(fixed) === value ? [String(value), fixed] : [String(value)];
-  return written.flatMap((each) => [each, each.replace(".", ",")]);
+const NUMBER = /(?<![\p{L}\p{N}]|\d[.,])(?:eur|usd|gbp|chf)?(\d+(?:[.,'’]\d+)*)(?:eur|usd|gbp|chf)?(?![\p{L}\p{N}])/gu;
+const GROUPED = /^[1-9]\d{0,2}([.,'’])\d{3}(?:\1\d{3})*(?:(?!\1)[.,]\d+)?$/;
+/** A number as a JSON number is written; a text such as "007" is a name. */
+const PLAIN = /^(?:0|[1-9]\d*)(?:\.\d+)?$/;
+
+/** The number that people mean by `1000`, `1,000`, `1.000,00`, `15.0` or `15,50`. */
+function read(written) {
+  const group = GROUPED.exec(written)?.[1];
+  return Number((group ? written.replaceAll(group, "") : written).replace(",", "."));
 }
 
-/** Whether a text has a value, not as a part of a longer word or number. */
+/** Whether a text has a number, however it is written. */
+function hasNumber(text, number) {
+  const joined = text.replace(/(\d)[ \u00a0\u202f](?=\d{3}(\D|$))/g, "$1"); // 1 000 is one number, or two
+  return [text, joined].some((each) => [...each.matchAll(NUMBER)].some(([, written]) => read(written) === number));
+}
+
+/** Whether a text has a value, not as a part of a longer word or number. Equal numbers are the same value. */
 export function mentions(text, value) {
-  const lower = text.toLowerCase().replace(/(\d)[ ',](?=\d{3}(\D|$))/g, "$1");
-  for (const each of spellings(value)) {
-    for (let at = lower.indexOf(each); at >= 0; at = lower.indexOf(each, at + 1)) {
-      const before = lower[at - 1] ?? " ", after = lower.slice(at + each.length);
-      const isPart = /[\p{L}\p{N}]/u.test(before) || /^[\p{L}\p{N}]/u.test(after) || /^[.,]\d/.test(after)
-        || /\d[.,]$/.test(lower.slice(0, at));
-      if (!isPart) return true;
-    }
+  const lower = text.toLowerCase(), word = String(value).toLowerCase();
+  if (PLAIN.test(word) && hasNumber(lower, Number(word))) return true;
+  for (let at = lower.indexOf(word); word && at >= 0; at = lower.indexOf(word, at + 1)) {
+    const before = lower[at - 1] ?? " ", after = lower.slice(at + word.length);
+    const isPart = /[\p{L}\p{N}]/u.test(before) || /^[\p{L}\p{N}]/u.test(after) || /^[.,]\d/.test(after)
+      || /\d[.,]$/.test(lower.slice(0, at));
+    if (!isPart) return true;
   }
   return false;
 }

@@ -3,12 +3,13 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
 import { ASKED } from "../en.js";
+import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
 import { largeArguments } from "./approval_facts.js";
 import { Dialog } from "./dialog.js";
-import { useKeys } from "./keys.js";
+import { LEAVING, useKeys } from "./keys.js";
 import { Readable } from "./readable.js";
 
 /** Keyboard shortcuts work only after this time, so that a key meant for the item before does nothing. */
@@ -27,18 +28,21 @@ const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="
 
 /**
  * `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server has taken the decision. `facts`: as
- * of `factsOf`. `byKey`: the keys a, d and e approve, deny and edit. `isThere`: it waits still; else somebody else
- * decided it, or its time is over. `user`: of its run.
+ * of `factsOf`; null: not known yet, so nothing can be approved. `asking`: what the user wrote last. `byKey`: the keys
+ * a, d, e and c approve, deny, edit and comment. `isThere`: it waits still; else somebody else decided it, or its time
+ * is over. `user`: of its run.
  */
-export function Decision({ interrupt, user = interrupt.user, onDone, facts = [], byKey = false, isThere = true }) {
+export function Decision({ interrupt, user = interrupt.user, onDone, facts = [], asking = "", byKey = false,
+  isThere = true }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [comment, setComment] = useState("");
+  const [isDenying, setDenying] = useState(false); // Enter in the comment denies
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
   const [doubts, setDoubts] = useState([]); // what the person must confirm once more
   const id = `decision-${interrupt.id}`;
-  const field = useRef(null);
+  const field = useRef(null), reason = useRef(null);
   useEffect(() => field.current?.focus(), [edited === null]);
 
   const send = async (make) => {
@@ -58,7 +62,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     setDoubts([]);
     return send(() => ({ decision: "approve", ...changed(), ...said }));
   };
-  const grave = edited === null ? facts.filter(({ isGrave }) => isGrave) : [];
+  const grave = edited === null ? (facts ?? []).filter(({ isGrave }) => isGrave) : [];
   const approve = () => {
     const found = [...largeArguments(interrupt, edited).map(({ name, value, limit }) =>
       `${name} ${value} is above ${limit}`), ...grave.map(({ text }) => text)];
@@ -66,6 +70,15 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     else approveNow();
   };
   const deny = () => send(() => ({ decision: "deny", ...said }));
+  const write = (denies) => {
+    setDenying(denies);
+    reason.current.focus();
+  };
+  const onReasonKey = (event) => {
+    if (!byKey || busy || event.isComposing || event.repeat || !LEAVING.includes(event.key)) return;
+    if (isDenying && event.key === "Enter") deny();
+    else event.target.blur();
+  };
   const edit = () => {
     if (edited === null) setEdited(JSON.stringify(interrupt.arguments, null, 2));
     else field.current.focus(); // what was typed stays
@@ -76,13 +89,13 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const isOpen = isThere || busy; // a decision being sent from here does not count as made elsewhere
   const [isSettled, setSettled] = useState(false);
   useEffect(() => {
-    if (!byKey) return undefined;
+    if (!byKey || facts === null) return undefined;
     const timer = setTimeout(() => setSettled(true), SETTLED_MS);
     return () => clearTimeout(timer);
-  }, [byKey]);
-  const heedsKeys = byKey && isSettled && isThere && isApproval && mayDecide;
+  }, [byKey, facts === null]);
+  const heedsKeys = byKey && facts !== null && isSettled && isThere && isApproval && mayDecide;
   const keyed = (key) => (heedsKeys ? { "aria-keyshortcuts": key } : {});
-  useKeys(heedsKeys && !busy ? { a: approve, d: deny, e: edit } : {});
+  useKeys(heedsKeys && !busy ? { a: approve, d: () => write(true), e: edit, c: () => write(false) } : {});
   const plain = !interrupt.schema || interrupt.schema.type === "string";
   const reply = () => send(() => ({ answer: plain ? answer : JSON.parse(answer) }));
   const result = () => send(() => ({ result: JSON.parse(answer) }));
@@ -95,17 +108,19 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
       ${interrupt.expires_at && html` · ends <${Time} at=${interrupt.expires_at} />`}</p>
     ${interrupt.question && html`<p class="question">${interrupt.question}</p>`}
     ${interrupt.kind !== "question" && (edited === null
-      ? html`<${Arguments} of=${interrupt.arguments} facts=${facts} />`
+      ? html`<${Arguments} of=${interrupt.arguments} facts=${facts ?? []} />`
       : html`<label>Arguments <textarea rows="6" ref=${field} value=${edited}
           onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
     ${!mayDecide && html`<p class="small soft">${isOthers ? "Only the run's user may answer this."
       : "You may see this, but not decide it."}</p>`}
     ${!isOpen && html`<p class="note" role="status">This was decided elsewhere, or its time is over.</p>`}
     ${isOpen && mayDecide && isApproval && html`
-      <label>Comment <input value=${comment} maxlength="2000" readonly=${busy}
-        onInput=${(e) => setComment(e.target.value)} /></label>
+      <label>Comment <input ref=${reason} value=${comment} maxlength="2000" readonly=${busy} onKeyDown=${onReasonKey}
+        onBlur=${() => setDenying(false)} onInput=${(e) => setComment(e.target.value)} /></label>
+      <p class="small soft" role="status">${facts === null && "Approve waits until what was said is checked."}
+        ${isDenying && html`<kbd>Enter</kbd> denies the call with this comment, <kbd>Escape</kbd> goes back.`}</p>
       <div class="actions">
-        <${Button} kind="primary" busy=${busy} ...${keyed("a")} onClick=${approve}>Approve<//>
+        <${Button} kind="primary" busy=${busy || facts === null} ...${keyed("a")} onClick=${approve}>Approve<//>
         <${Button} kind="danger" busy=${busy} ...${keyed("d")} onClick=${deny}>Deny<//>
         ${edited === null && html`<${Button} ...${keyed("e")} onClick=${edit}>Edit arguments<//>`}
       </div>`}
@@ -120,6 +135,8 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     ${error && html`<p class="note bad" role="alert">${error}</p>`}
     ${doubts.length > 0 && html`<${Dialog} title="Approve this, too?" onClose=${() => setDoubts([])}>
       <p>${interrupt.tool}${interrupt.user ?? user ? ` for ${interrupt.user ?? user}` : ""}:</p>
+      <${Readable} value=${edited === null ? interrupt.arguments : JSON.parse(edited)} />
+      ${asking && html`<p class="small soft">The user wrote:</p><pre class="text">${excerpt(asking, 300)}</pre>`}
       <ul>${doubts.map((each) => html`<li><strong>${each}</strong></li>`)}</ul>
       <p class="small soft">Once you approve it, ${interrupt.agent} calls ${interrupt.tool} at once. That cannot be
         taken back.</p>

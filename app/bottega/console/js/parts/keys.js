@@ -6,6 +6,12 @@ const isForPage = (event) =>
   !event.repeat && !event.ctrlKey && !event.metaKey && !event.altKey
   && !event.target.closest("input, textarea, select, dialog");
 
+/** Keys that end what is typed into a field, after which keys act on the page again. */
+export const LEAVING = ["Enter", "Escape"];
+/** For a field: leave it by these keys. What the field itself does with Enter comes first. */
+export const leave = (event) => !event.isComposing && LEAVING.includes(event.key)
+  && setTimeout(() => event.target.blur());
+
 /** Do what `acts` has for a key, such as `{j: next}`. A key meets what is drawn at that moment. */
 export function useKeys(acts) {
   useLayoutEffect(() => {

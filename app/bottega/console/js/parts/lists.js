@@ -7,6 +7,7 @@ import { useData } from "../load.js";
 import { place } from "../router.js";
 import { Button, Failure, Loaded } from "./basics.js";
 import { Export } from "./export.js";
+import { leave } from "./keys.js";
 import { useWork } from "./work.js";
 
 const LIMIT = 50;
@@ -67,7 +68,7 @@ export function Pages({ path, what, everyMs = 0, isOver = never, isSaved = false
 export function Filter({ label, value, onChange, kind = "", leaves = false, ...rest }) {
   const [typed, setTyped] = useState(null);
   return html`<label class=${kind}>${label} <input value=${typed ?? value} placeholder="any" ...${rest}
-    onKeyDown=${(e) => leaves && ["Enter", "Escape"].includes(e.key) && setTimeout(() => e.target.blur())}
+    onKeyDown=${(e) => leaves && leave(e)}
     onInput=${(e) => setTyped(e.target.value)}
     onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
 }
