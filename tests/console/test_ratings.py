@@ -27,11 +27,16 @@ async def test_answers_are_rated_by_keyboard(console: Console) -> None:
     await page.set_viewport_size({"width": 320, "height": 800})
     assert await page.evaluate("document.documentElement.scrollWidth") <= 320
     await page.set_viewport_size({"width": 1280, "height": 900})
+    sent: list[Any] = []
+    page.on(
+        "request", lambda request: request.method == "POST" and sent.append(request.post_data_json)
+    )
     await page.keyboard.press("c")
     await expect(page.get_by_label("Comment")).to_be_focused()
     await page.keyboard.type("bag of words")  # no b rates it
-    await page.keyboard.press("Tab")
-    await page.locator("main").focus()
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("c")
+    await page.keyboard.press("Escape")
     await page.keyboard.press("b")
     await expect(page.get_by_text("Answer 1.")).to_be_visible()
     await page.keyboard.press("j")
@@ -44,6 +49,7 @@ async def test_answers_are_rated_by_keyboard(console: Console) -> None:
     await expect(page.get_by_role("button", name="Show the next ones")).to_be_visible()
     items: list[dict[str, Any]] = (await client.get("/v1/runs")).json()["items"]
     rated = {each["question"]: each["outcome"]["value"] for each in items}
+    assert sent[0] == {"outcome": "FAILURE", "comment": "bag of words"}
     assert rated == {"Question 0?": "SUCCESS", "Question 1?": "SUCCESS", "Question 2?": "FAILURE"}
     await page.get_by_role("button", name="Show the next ones").click()
     await expect(page.get_by_text("Every answer is rated.")).to_be_visible()
@@ -54,13 +60,24 @@ async def answers(console: Console, number: int) -> None:
     await console.define()
     for each in range(number):
         console.model.script(text(f"Answer {each}."))
-        run = {"agent": "clerk", "input": f"Question {each}?"}
+        run = {"agent": "clerk", "input": f"Question {each}?", "user": f"user-{each}"}
         await console.server.client.post("/v1/runs?wait=30", json=run)
 
 
 async def test_a_tab_that_is_looked_at_again_keeps_its_place(console: Console) -> None:
     await answers(console, 3)
-    page = await console.open("ratings")
+    page = await console.open("ratings?user=user-0")
+    await expect(page.get_by_role("status")).to_have_text("1 of 1, 0 rated")
+    await page.get_by_label("User").fill("")
+    await page.get_by_label("Question contains").fill("question 1")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Answer 1.")).to_be_visible()
+    await page.get_by_label("Question contains").fill("")
+    await page.get_by_label("Since").fill("2999-01-01")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("No answer like that waits for a rating.")).to_be_visible()
+    await page.get_by_label("Since").fill("2026-01-01")
+    await page.keyboard.press("Enter")
     await expect(page.get_by_text("Answer 2.")).to_be_visible()
     await page.keyboard.press("j")
     await expect(page.get_by_text("Answer 1.")).to_be_visible()

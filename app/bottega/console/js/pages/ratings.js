@@ -9,26 +9,34 @@ import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/b
 import { useKeys } from "../parts/keys.js";
 import { Filter } from "../parts/lists.js";
 import { Markdown } from "../parts/markdown.js";
-import { go } from "../router.js";
+import { go, route } from "../router.js";
 import { Rating, textOf } from "../run/story.js";
 
 const AT_ONCE = 20;
 
+/** The beginning of a day such as "2026-11-28" where the reader is. */
+const startOf = (day) => new Date(`${day}T00:00`).toISOString();
+
 export function Ratings({ query }) {
-  const { agent = "" } = query;
+  const { agent, user, q, since } = query;
   const path = withQuery("/v1/runs", {
-    status: "completed", rated: "false", agent, view: "full", limit: AT_ONCE, order: "desc",
+    status: "completed", rated: "false", agent, user, q, created_after: since && startOf(since),
+    view: "full", limit: AT_ONCE, order: "desc",
   });
+  const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} leaves ...${rest}
+    onChange=${(text) => go(["ratings"], { ...route.value.query, [name]: text }, { replace: true })} />`;
   const found = useData(path, { ended: () => true }); // read once: what is rated stays in its place
   return html`
     <div class="head"><h1>Ratings</h1><p class="small soft">Keys: <kbd>g</kbd> good, <kbd>b</kbd> bad,${" "}
       <kbd>c</kbd> comment, <kbd>j</kbd> next, <kbd>k</kbd> before</p></div>
-    <form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="Agent" value=${agent} leaves
-      onChange=${(text) => go(["ratings"], { agent: text }, { replace: true })} /></form>
+    <form class="filters" onSubmit=${(e) => e.preventDefault()}>
+      ${field("q", "Question contains", { kind: "grow", type: "search", maxlength: 500 })} ${field("agent", "Agent")}
+      ${field("user", "User")} ${field("since", "Since", { type: "date" })}</form>
     <${Loaded} from=${found} what="answers">${({ items, next_cursor }) => items.length
       ? html`<${Queue} key=${items.map(({ id }) => id).join()} runs=${items} hasMore=${next_cursor !== null}
         more=${found.reload} />`
-      : html`<${Panel}><${Empty} title="Every answer is rated." /><//>`}<//>`;
+      : html`<${Panel}><${Empty} title=${agent || user || q || since
+        ? "No answer like that waits for a rating." : "Every answer is rated."} /><//>`}<//>`;
 }
 
 /** `more` reads the next answers. */

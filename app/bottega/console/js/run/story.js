@@ -7,6 +7,7 @@ import { clock, count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Link, Panel } from "../parts/basics.js";
+import { leave } from "../parts/keys.js";
 import { Markdown } from "../parts/markdown.js";
 import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
@@ -46,7 +47,7 @@ export function Rating({ run, onRated }) {
     kind=${rated === outcome ? "primary" : ""} onClick=${() => rate(outcome)}>${name}<//>`;
   return html`<div class="filters rating" role="group" aria-label="Rate it">
     ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
-    <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy !== ""}
+    <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy !== ""} onKeyDown=${leave}
       placeholder="why; it is sent with the choice" onInput=${(e) => setComment(e.target.value)} /></label>
     ${rated && html`<p class="small soft">Another rating replaces this one and its comment.</p>`}
     ${error && html`<p class="bad-text small" role="alert">${error.message}</p>`}</div>`;
