@@ -618,15 +618,29 @@ async def test_forks_and_their_child_runs_are_deleted_with_the_run(
     await until(lambda: bottega.owner.fetchval(left, ids), lambda count: count == 0)
 
 
-async def test_a_token_for_some_sessions_starts_no_fork(bottega: Running, model: FakeModel) -> None:
+async def test_a_token_starts_no_fork_in_a_session(bottega: Running, model: FakeModel) -> None:
     await define_graph(bottega.client, "g", ("a", "b"))
     model.decide = says()
     first, _ = await run(bottega, user="ada", session_id="s")
-    body: Any = {"user": "ada", "actions": ["run"], "sessions": ["s"], "expires_in": 60}
-    token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
-    async with client_of(bottega.port, headers={"Authorization": f"Bearer {token}"}) as ada:
-        refusal = await ada.post(f"/v1/runs/{first['id']}/fork", json={"node": "b"})
+    for sessions, session_id in ((["s"], None), (["s"], "s"), (None, "s")):
+        body: Any = {"user": "ada", "actions": ["run"], "sessions": sessions, "expires_in": 60}
+        token = (await bottega.client.post("/v1/tokens", json=body)).json()["token"]
+        body = {"node": "b", "session_id": session_id}
+        async with client_of(bottega.port, headers={"Authorization": f"Bearer {token}"}) as ada:
+            refusal = await ada.post(f"/v1/runs/{first['id']}/fork", json=body)
         assert (refusal.status_code, refusal.json()["code"]) == (403, "insufficient_scope")
+
+
+async def test_a_fork_has_the_session_that_the_request_names(
+    bottega: Running, model: FakeModel
+) -> None:
+    first, log = await orchestrated(bottega, model)
+    model.script(text("again"))
+    again, _ = await forked(bottega, first["id"], at_seq=len(log), session_id="t", input="More?")
+    assert (again["session_id"], again["conversation_id"]) == ("t", None)
+    await bottega.client.post("/v1/sessions", json={"id": "hers", "user": "ada"})
+    other = {"at_seq": 1, "session_id": "hers"}
+    assert (await refused(bottega, first["id"], **other))[:2] == (409, "session_user")
 
 
 async def approved(bottega: Running, model: FakeModel) -> str:

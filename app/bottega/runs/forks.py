@@ -50,6 +50,7 @@ class Fork:
         publication: text that the node publishes; ``None``: the node is executed.
         agent: changed fields, by name, in the definition of the node's agent, or of the run's own.
         input: a message for the run's own agent; in a graph, the question to the repeated nodes.
+        session_id: session of the new run, without a conversation; ``None``: no session.
     """
 
     node: str | None = None
@@ -57,6 +58,7 @@ class Fork:
     publication: str | None = None
     agent: Mapping[str, Any] | None = None
     input: str | None = None
+    session_id: str | None = None
 
 
 def _refuse_giving(nodes: NodeTasks, name: str, may_give: Callable[[Any], None]) -> None:
@@ -89,7 +91,7 @@ async def fork(
         ForbiddenError: ``beyond_limits``, or an error of ``may_give``.
         InvalidInputError: ``unknown_node``, ``node_skipped``, ``unknown_event``; the publication
             does not fit the node's schema; ``agent`` is given, but the node has no agent.
-        ConflictError: ``not_final``, ``child_run``, ``no_graph``.
+        ConflictError: ``not_final``, ``child_run``, ``no_graph``, ``session_user``.
     """
     waits = () if wanted.node is not None else (RunStatus.WAITING,)
     old = await repeatable(connection, tenant_id, run_id, unfinished=UNFINISHED.difference(waits))
@@ -113,6 +115,7 @@ async def fork(
         await _check_publication(connection, old, nodes, node, wanted.publication)
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
     new |= same_tasks(old) | {"turn": base_of(old), "principal": principal}
+    new |= {"session_id": wanted.session_id, "conversation": "none"}
     new["given"] = _given(old["given"], wanted, again)
     place = {"seq": wanted.at_seq} if wanted.node is None else {"node": wanted.node}
     new["fork_of"] = {"run_id": run_id, **place, "usage": carried.usage.to_dict()}

@@ -292,9 +292,9 @@ async def _repeating(
         "paid again (`taken_over`). People are asked again for answers that the caller may not "
         "give. "
         "With `publication` the node publishes this text, and its agent is not asked. The new run "
-        "has no session, but knows what this run's session had published. 409 `not_final`, "
-        "`child_run`; `no_graph`: this run has no nodes, or is a batch. 422 `unknown_node`; "
-        "`node_skipped`: the node would be skipped again."
+        "has no session unless the request names one, but knows what this run's session had "
+        "published. 409 `not_final`, `child_run`; `no_graph`: this run has no nodes, or is a "
+        "batch. 422 `unknown_node`; `node_skipped`: the node would be skipped again."
     ),
     status_code=202,
     response_model=Run,
@@ -311,13 +311,15 @@ async def fork(
 ) -> Any:
     if body.agent is not None:
         principal.need("define")
-    if principal.token is not None and principal.token.sessions is not None:
+    if (token := principal.token) and (body.session_id or token.sessions is not None):
         raise ForbiddenError(
-            "this token is only for runs of some sessions, and a fork has no session: use a key",
+            "a token forks no run into a session, and a token for some sessions forks no run: use "
+            "a key",
             code="insufficient_scope",
         )
     changes = None if body.agent is None else body.agent.changes
-    wanted = Fork(body.node, body.at_seq, body.publication, changes, body.input)
+    own = body.publication, changes, body.input, body.session_id
+    wanted = Fork(body.node, body.at_seq, *own)
     acting = acts_for(principal, body.user)
     settings, pool = service.settings, service.database.pool
     async with _repeating(service, principal, run_id, body.user) as tx:

@@ -346,6 +346,8 @@ class NewFork(Body):
     input: Text | None = None
     """A message for the run's own agent, after the part that is taken over. In a graph it is the
     question for the nodes that are executed again, and all people are asked again."""
+    session_id: SessionName | None = None
+    """Session of the new run, of the same user; the run belongs to no conversation. Null: none."""
     user: OwnUser = None
 
     @model_validator(mode="after")
