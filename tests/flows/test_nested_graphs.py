@@ -3,11 +3,12 @@
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
+from tests.fake_model import FakeModel, Reply, calls, gated, gated_within, http_error, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_deciding_graphs import (
@@ -483,6 +484,51 @@ async def test_a_run_waits_for_its_elements_without_a_worker(
     asked = sorted(each[-1]["content"] for each in prompts(model, "read"))
     assert asked == list("abcde")
     assert '["read a","read b","read c","read d","read e"]' in str(prompts(model, "join"))
+
+
+async def streamed(
+    bottega: Running, run_id: str, query: str = "children=true"
+) -> AsyncIterator[tuple[str | None, dict[str, Any]]]:
+    """Yield the ids and the data of a stream's events, to its end."""
+    path, seq = f"/v1/runs/{run_id}/stream?{query}", None
+    async with bottega.client.stream("GET", path) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                seq = line[4:]
+            elif line.startswith("data: "):
+                yield seq, json.loads(line[6:])
+                seq = None
+
+
+async def test_a_stream_carries_the_child_runs_too(bottega: Running, model: FakeModel) -> None:
+    await define_map(bottega, {"agent": "read"}, spread_above=1, concurrency=2)
+    opened = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "split":
+            return list_of(*"abc")
+        said = text(f"{named(request)} {request['messages'][-1]['content']}")
+        return gated_within(opened, said, events=2) if named(request) == "read" else said
+
+    model.decide = decide
+    run_id = await start(bottega)
+    found = []
+    async for seq, event in streamed(bottega, run_id):
+        if event["type"] == "llm.delta" and event["agent"] == "read":
+            opened.set()  # only then does a child run end
+        found.append(event)
+        assert event["type"] == "end" or (seq == str(event["seq"])) == (event["run_id"] == run_id)
+    assert [each["type"] for each in found[-2:]] == ["run.completed", "end"]
+    children = {each["id"] for each in await children_of(bottega, run_id)}
+    of_children = [each for each in found[:-1] if each["run_id"] != run_id]
+    assert {each["run_id"] for each in of_children} == children
+    for child in children:
+        log = [each for each in of_children if each["run_id"] == child and each["seq"]]
+        assert [each["seq"] for each in log] == list(range(1, len(log) + 1))
+        assert log[-1]["type"] == "run.completed"
+    own = [event async for _, event in streamed(bottega, run_id, "after=0")]
+    assert own[:-1] == [each for each in found[:-1] if each["run_id"] == run_id and each["seq"]]
 
 
 @pytest.mark.parametrize("spread_above", [50, 1])

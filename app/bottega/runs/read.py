@@ -5,7 +5,7 @@ module also stores feedback and determines a run's outcome.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -584,6 +584,18 @@ def spelled(value: str) -> list[Any]:
 
 TALKING = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 """Statuses of tasks whose model may be saying something."""
+
+
+async def children(
+    connection: AsyncConnection, tenant_id: UUID, parents: Collection[UUID], since: datetime
+) -> list[UUID]:
+    """Return the child runs of some runs that are not over, or were created since a time."""
+    query = select(runs.c.id).where(
+        runs.c.tenant_id == tenant_id,
+        runs.c.parent_run_id.in_(parents),
+        runs.c.ended_at.is_(None) | (runs.c.created_at >= since),
+    )
+    return list(await connection.scalars(query))
 
 
 async def tasks_page(

@@ -1,6 +1,7 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -17,13 +18,16 @@ from bottega.api.schemas.runs import Event as EventAnswer
 from bottega.api.server.middleware import PAST
 from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep
 from bottega.api.shared.pages import PageQuery, escaped_lines
+from bottega.clock import utcnow
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.events import log
+from bottega.events.family import Family
 from bottega.events.frames import LLM_DELTA, OUTPUT_CHUNK, TOOL_PROGRESS, Filter, Frame
 from bottega.events.reader import RunCursor
 from bottega.events.stream import Subscriber
 from bottega.events.types import EventType
+from bottega.runs import read
 
 MAX_SEQ = 2**62
 _END = b'event: end\r\ndata: {"seq":null,"type":"end"}\r\n\r\n'
@@ -100,6 +104,17 @@ class StreamQuery(WatchQuery):
             )
         ),
     ] = "type"
+    children: Annotated[
+        bool,
+        Query(
+            description=(
+                "Only for a stream. True: it has the events and the live text of the run's child "
+                "runs at all levels, too: from the first event of each child run that is under "
+                "way, told apart by `run_id`, and without `id`, since a client resumes by the "
+                "run's own events."
+            )
+        ),
+    ] = False
     ticket: Annotated[
         str | None,
         Query(max_length=8192, description="A ticket of `POST /v1/ws-tickets`, instead of a key."),
@@ -244,7 +259,7 @@ async def _sse(
         ):
             if again:  # the previous process may have sent `retry: 0`
                 yield b"retry: 1000\r\n\r\n"
-            while (frames := await subscriber.next()) is not None:
+            async for frames in _frames(service, cursor, subscriber, query):
                 if frames:
                     part = b"".join(encoded(frame) for frame in frames)
                     if subscriber.place <= cursor.last_seq:
@@ -264,6 +279,25 @@ async def _sse(
             yield b": the key was revoked or has expired, or a key is required now\r\n\r\n"
         else:
             yield b": the server stops\r\nretry: 1000\r\n\r\n"
+
+
+async def _frames(
+    service: Service, cursor: RunCursor, subscriber: Subscriber, query: StreamQuery
+) -> AsyncIterator[list[Frame]]:
+    if not query.children:
+        while (frames := await subscriber.next()) is not None:
+            yield frames
+        return
+    since = utcnow()
+
+    async def find(parents: Collection[UUID]) -> list[UUID]:
+        async with service.database.begin(cursor.tenant_id) as tx:
+            return await read.children(tx, cursor.tenant_id, parents, since)
+
+    of_run = service.streams, cursor.tenant_id, cursor.run_id
+    async with aclosing(Family(*of_run, subscriber, query.only, find).frames()) as family:
+        async for frames in family:
+            yield frames
 
 
 def _named(frame: Frame) -> bytes:
