@@ -211,6 +211,24 @@ async def test_a_lesson_for_all_reaches_every_run_of_its_agent(
     assert "Blue." not in await prompt(input="Paint it.", user="eve")
 
 
+async def test_of_two_lessons_that_contradict_the_later_is_given(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    agent = {"name": "a", "system_message": "x"}
+    assert (await guest.client.post("/v1/agents", json=agent)).status_code == 201
+    asked = {"agent": "a", "input": TASK, "user": "alice"}
+    for comment in ("Round the sums to euros.", "Never round the sums to euros.", "Add a date."):
+        guest_model.script(text("done"))
+        run = (await guest.client.post("/v1/runs?wait=30", json=asked)).json()
+        judged = {"outcome": "PARTIAL", "comment": comment}
+        path = f"/v1/runs/{run['id']}/feedback"
+        assert (await guest.client.post(path, json=judged)).is_success
+    guest_model.script(text("done"))
+    run = (await guest.client.post("/v1/runs?wait=30", json=asked)).json()
+    found = [each["content"].splitlines()[1].strip() for each in await given(guest, run)]
+    assert sorted(found) == ["Add a date.", "Never round the sums to euros."]
+
+
 async def test_rules_make_a_lesson_of_a_cure_alone(guest: Running, guest_model: FakeModel) -> None:
     tools = [{"type": "builtin", "name": "calculator"}]
     agent = {"name": "a", "system_message": "x", "tools": tools}

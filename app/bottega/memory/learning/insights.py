@@ -21,6 +21,16 @@ LONGEST = 2000
 """Most characters of an insight, which is the bound of what a person may write."""
 
 
+_NEGATIONS = frozenset(
+    (
+        *("always", "do", "does", "don't", "doesn't", "never", "no", "non", "not"),
+        *("immer", "kein", "keine", "nicht", "nie", "ne", "jamais", "pas", "toujours"),
+        *("jamás", "nunca", "siempre", "mai", "sempre", "não", "nao"),
+    )
+)
+"""Words with which a sentence says the opposite of another, in six languages."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundInsight:
     """An insight, and the relevant episodes whose reflections have it, best first."""
@@ -34,7 +44,8 @@ class FoundInsight:
 def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
     """Return the insights of relevant episodes, most frequent first, then by score.
 
-    The result omits texts that look like instructions to a model.
+    The result omits texts that look like instructions to a model. Of insights that differ in a
+    negation only, it has that of the newest episode.
 
     Args:
         found: relevant episodes and their scores, best first.
@@ -49,7 +60,14 @@ def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[Foun
         for text, some in having.items()
         if suspicious(text) is None
     ]
-    return sorted(known, key=lambda each: (-len(each.episodes), -each.score, each.text))
+    by_age = sorted(known, key=lambda each: max(one.at for one in each.episodes))
+    latest = {_without_negations(each.text): each for each in by_age}
+    return sorted(latest.values(), key=lambda each: (-len(each.episodes), -each.score, each.text))
+
+
+def _without_negations(text: str) -> tuple[str, ...]:
+    words = text.casefold().replace("\u2019", "'").split()
+    return tuple(word for word in words if word not in _NEGATIONS) or (text,)
 
 
 def _sentences(episode: Episode) -> Iterable[str]:
