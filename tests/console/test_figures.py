@@ -85,9 +85,9 @@ async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: 
     await expect(runs.locator(".legend")).to_contain_text("clerk@2")
     await shows_no_fault(page)
     async with page.expect_download() as download:
-        await page.get_by_role("button", name="Export versions of clerk").click()
+        await page.get_by_role("button", name="Export all versions of clerk").click()
     lines = (await (await download.value).path()).read_text().splitlines()
-    assert lines[0].startswith("key,runs,errors,tokens,cost")
+    assert lines[0].startswith("name,runs,failed,judged_good,cost_of_a_run_usd")
     assert {each.split(",")[0] for each in lines[1:]} == {"clerk@1", "clerk@2"}
     await page.get_by_role("combobox", name="Lines by").select_option("agent")
     await expect(page).to_have_url(f"{console.address}#/health?agent=clerk&by=agent")
@@ -99,7 +99,7 @@ async def test_a_price_that_is_missing_is_set_from_where_it_is_missing(console: 
     console.model.script(ANSWER)
     page = await console.open(f"runs/{await console.run()}")
     await page.get_by_role("link", name="Set the price of gpt-5-mini").click()
-    await expect(page.get_by_text("The server's operator has set up what answers")).to_be_visible()
+    await expect(page.get_by_text("This page cannot set the price")).to_be_visible()
 
     own = {"name": "own", "dialect": "chat", "base_url": "https://models.example.com/v1"}
     (await client.post("/v1/providers", json=own)).raise_for_status()

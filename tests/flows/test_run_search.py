@@ -98,6 +98,10 @@ async def test_runs_are_found_by_how_they_ended(guest: Running, guest_model: Fak
     assert await found(guest, outcome="FAILURE", metadata="team:b") == []
     assert await found(guest, version=1) == ["good", "bad", "broken"]
     assert await found(guest, version=2) == []
+    assert (
+        failed["version"],
+        (await guest.client.get("/v1/runs")).json()["items"][0]["version"],
+    ) == (1, 1)
     assert await found(guest, longer_than_s=0) == ["good", "bad", "broken"]
     assert await found(guest, longer_than_s=600) == []
     assert await found(guest, cost_over=1000) == []

@@ -224,6 +224,12 @@ _BLOCKED_BY = func.blocked_by(
 )
 
 
+def _version(run: Any) -> ColumnElement[int]:
+    """Return the version of a run's graph, or of its first agent; ``run``: the run's columns."""
+    of_agent = run.pinned["agents"][run.agent].as_integer()
+    return func.coalesce(run.pinned["graph"]["version"].as_integer(), of_agent)
+
+
 def _runs(*but: str) -> Select[Any]:
     """Select runs, without the columns ``but``, joined with related rows of other tables."""
     ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
@@ -235,6 +241,7 @@ def _runs(*but: str) -> Select[Any]:
         select(
             *(column for column in runs.c if column.name not in but),
             *(ends.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
+            _version(runs.c).label("version"),
             learning.c.status.label("learning"),
             feedback.c.outcome.label("feedback_outcome"),
             *(checks.c[name].label(f"check_{name}") for name in OF_CHECK),
@@ -416,6 +423,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         waiting = {name: row[f"wait_{name}"] for name in _OF_WAIT}
     return {
         "learning": None,
+        "version": None,
         "blocked_by": None,
         "waiting": waiting,
         **row,
@@ -523,8 +531,7 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
     if wanted.cost_over is not None:
         yield cast(run.usage["cost"]["amount"].astext, Numeric) > Decimal(str(wanted.cost_over))
     if wanted.version is not None:
-        of_agent = run.pinned["agents"][run.agent].as_integer()
-        yield func.coalesce(run.pinned["graph"]["version"].as_integer(), of_agent) == wanted.version
+        yield _version(run) == wanted.version
     if wanted.retrying is not None:
         is_open = run.status.in_((RunStatus.RUNNING, RunStatus.WAITING))
         repeats = func.coalesce(func.is_retrying(run.tenant_id, run.id), false())

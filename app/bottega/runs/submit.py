@@ -330,4 +330,6 @@ def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     if reason is not None:
         what = _REFUSALS[reason].format(limit=answer["limit"])
         raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])
-    return to_response(answer)
+    pinned = new["pinned"]
+    version = (pinned.get("graph") or {}).get("version") or pinned["agents"].get(new["agent"])
+    return to_response({**answer, "version": version})

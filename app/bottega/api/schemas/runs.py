@@ -374,6 +374,9 @@ class RunSummary(Answer):
     agent: str | None
     """The agent that the run begins with; null: the mode is `dag`."""
     graph: str | None
+    version: int | None
+    """Version of the run's graph, or of the agent that it begins with; null: the definition is not
+    stored."""
     question: Annotated[str, Field(max_length=200)]
     """First 200 characters of the user's last text; empty: there is no text."""
     session_id: str | None

@@ -21,11 +21,15 @@ export const count = (value) => (value == null ? NONE : whole.format(value));
 export const tokens = (value) =>
   value == null ? NONE : value < 10_000 ? whole.format(value) : short.format(value);
 
+/** The amount of a cost; null: none of its calls has a known price. */
+export const knownAmount = (cost) => (!cost || (Number(cost.amount) === 0 && cost.complete === false) ? null
+  : cost.amount);
+
 /** An amount of money: at least two digits, and enough to see the first that is not zero. */
 export function money(cost) {
   if (!cost) return NONE;
+  if (knownAmount(cost) === null) return "no price";
   const amount = Number(cost.amount);
-  if (amount === 0 && cost.complete === false) return "no price";
   const digits = amount === 0 || amount >= 0.1 ? 2 : Math.min(9, Math.ceil(-Math.log10(amount)) + 1);
   const sign = cost.complete === false ? "≥ " : "";
   return `${sign}${amount.toFixed(digits)} ${cost.currency}`;

@@ -1,6 +1,7 @@
 /** One agent in two runs. */
 import { html } from "../html.js";
 import { Empty, Panel } from "../parts/basics.js";
+import { Source } from "../parts/source.js";
 import { Differences } from "./figures.js";
 import { rowsOf } from "./rows.js";
 import { Sides } from "./sides.js";
@@ -50,7 +51,7 @@ const Received = ({ agent, items, more }) => items.length === 0 ? null : html`
     <thead><tr><th scope="col">Received from</th><th scope="col">Before</th><th scope="col">After</th>
       <th scope="col">Text</th></tr></thead>
     <tbody>${items.map((each) =>
-      html`<tr key=${each.source}><th scope="row">${each.source}</th><td>${at(each)("before")}</td>
+      html`<tr key=${each.source}><th scope="row"><${Source} of=${each.source} /></th><td>${at(each)("before")}</td>
         <td>${at(each)("after")}</td>
       <td>${compared(each)}</td></tr>`)}</tbody></table></div>
   ${more && html`<p class="small soft">There are more than 100 sources.</p>`}`;

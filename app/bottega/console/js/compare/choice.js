@@ -2,11 +2,12 @@
 import { useState } from "preact/hooks";
 
 import { url, withQuery } from "../api.js";
-import { excerpt, money, shortId } from "../format.js";
+import { shortId } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Panel, Status, Time } from "../parts/basics.js";
 import { Pages } from "../parts/lists.js";
+import { titleOf, worth } from "../parts/run_table.js";
 
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 
@@ -33,10 +34,10 @@ export function Choice({ run, onChoose }) {
         : html`<ul class="rows">${all.map((each) => html`<li key=${each.id}><div class="actions">
             <${Button} kind="small" onClick=${() => onChoose(each.id)}
               aria-label=${`Compare with ${each.id}`}>Compare<//>
-            <span class="mono">${shortId(each.id)}</span> <${Status} value=${each.status} /> <span
-              class="small soft">made <${Time} at=${each.created_at} /> · ${money(each.usage?.cost)}</span>
-            ${relation(run, each) && html`<strong class="small">${relation(run, each)}</strong>`}
-            ${each.input && html`<span class="small soft">${excerpt(each.input, 80)}</span>`}</div></li>`)}</ul>`;
+            <span>${titleOf(each, 80)}</span> <${Status} value=${each.status} /> <span class="small soft">
+              ${[worth(each.outcome), each.version && `version ${each.version}`].filter(Boolean).join(" · ")} · made
+              ${" "}<${Time} at=${each.created_at} /></span>
+            ${relation(run, each) && html`<strong class="small">${relation(run, each)}</strong>`}</div></li>`)}</ul>`;
     }}<//>
     <form class="body filters" onSubmit=${choose}>
       <label class="grow">Id of a

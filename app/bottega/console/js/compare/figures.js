@@ -1,5 +1,5 @@
 /** Figures of two runs beside each other, with their change. */
-import { count, duration, money, tokens } from "../format.js";
+import { count, duration, knownAmount, money, tokens } from "../format.js";
 import { html } from "../html.js";
 
 /** @type {[string, string, (value: any) => string][]} */
@@ -11,8 +11,8 @@ const ROWS = [
 /** The number of a figure; null if it is unknown, such as a cost without any price. */
 function amount(value) {
   if (value === null || typeof value === "number") return value;
-  const number = Number(value.amount);
-  return number === 0 && !value.complete ? null : number;
+  const known = knownAmount(value);
+  return known === null ? null : Number(known);
 }
 
 /** The change from one number to another, such as "+25 %". */

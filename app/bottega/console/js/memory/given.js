@@ -1,10 +1,11 @@
 /** What memory gave a run, whether it helped, and what was learnt from the run. */
-import { url } from "../api.js";
+import { url, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
 import { Table } from "../parts/lists.js";
+import { Source } from "../parts/source.js";
 import { isFinal } from "../run/state.js";
 import { Learnt } from "./learnt.js";
 
@@ -26,6 +27,7 @@ export function Given({ id }) {
     <${Loaded} from=${learning} what="what was learnt">${(found) => html`
       ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}
         ${found.next_at && html`; tried again <${Time} at=${found.next_at} />`}</p>`}
+      <${Panel} title="What memory gave it"><${Recalled} id=${id} /><//>
       <${Panel} title="Patterns that were tried on it"><${Tried} items=${found.applications} /><//>
       <${Panel} title="What was learnt from it"><${Learnt} of=${found} empty=${none(found)} /><//>
       ${found.candidates.length > 0
@@ -35,6 +37,18 @@ export function Given({ id }) {
               <${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">
                 ${each.category.toLowerCase()}, ${each.state.toLowerCase().replace("_", " ")}</span></li>`)}</ul>
                   <//>`}`}<//>`}<//>`;
+}
+
+/** What of earlier runs stood in the run's prompts. */
+function Recalled({ id }) {
+  const found = useData(withQuery(url`/v1/runs/${id}/events`, { types: "context.recalled", limit: 100 }));
+  return html`<${Loaded} from=${found} what="what it was given">${({ items }) => {
+    const given = items.filter(({ data }) => data.content);
+    return given.length ? html`<ul class="rows">${given.map(({ seq, data }) => html`<li key=${seq}>
+        <p><${Source} of=${data.source} />${data.score != null && html` <span class="small soft">likeness
+          ${" "}${data.score}</span>`}</p><p class="small">${excerpt(data.content, 200)}</p></li>`)}</ul>`
+      : html`<${Empty} title="It was given nothing of earlier runs." />`;
+  }}<//>`;
 }
 
 function Tried({ items }) {

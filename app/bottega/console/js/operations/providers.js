@@ -18,9 +18,11 @@ const serverOf = (providers, model) => providers.find(({ owner, models }) => own
   && (!models || models.includes(model)))?.name ?? null;
 
 /** What can be done about a model whose calls have no known price. */
-const NoServer = ({ model }) => html`<p class="note" role="status">The server's operator has set up what answers
-  <code>${model}</code>, and gives its price: <code>prices</code> in the setting <code>BOTTEGA_PROVIDERS</code>. Or add
-  the model's server below, and its price there.</p>`;
+const NoServer = ({ model }) => html`<div class="note" role="status"><p>This page cannot set the price of
+    ${" "}<code>${model}</code>: its server is set up by the environment of this service. Its operator adds the price,
+    in US dollars for a million tokens, to the server's <code>prices</code> in <code>BOTTEGA_PROVIDERS</code>:</p>
+  <pre class="value" tabindex="0">${`"prices": {"${model}": {"input": 1, "output": 2}}`}</pre>
+  <p>Or add the model's server below, and its price there.</p></div>`;
 
 /** The form of the provider that the address names, or of that of a model. */
 function Wanted({ query: { of, model }, providers, onDone }) {

@@ -12,6 +12,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
 import { usePages } from "../parts/lists.js";
+import { worth } from "../parts/run_table.js";
 import { go } from "../router.js";
 import { isFinal } from "../run/state.js";
 
@@ -73,9 +74,17 @@ function Questions({ before, after }) {
         label="Difference of the questions" />`}<//>`}<//><//>`;
 }
 
+/** What a run was worth, and its version. */
+function Worth({ id }) {
+  const { data } = useData(url`/v1/runs/${id}`);
+  return data && html`<span class="small">${data.outcome.source ? `outcome ${worth(data.outcome)}` : "not judged"}
+    ${data.version && ` · version ${data.version}`}</span>`;
+}
+
 const Side = ({ name, run }) => html`<section class="panel side" aria-label=${name}>
   <p class="small soft">${name}</p>
-  <p><${Link} path=${["runs", run.id]}>${run.agent ?? run.graph}<//> <${Status} value=${run.status} /></p>
+  <p><${Link} path=${["runs", run.id]}>${run.agent ?? run.graph}<//> <${Status} value=${run.status} /> <${Worth}
+    id=${run.id} /></p>
   <p class="small soft"><span class="mono">${run.id}</span> <${Copy} text=${run.id} label="Copy id" /> made <${Time}
     at=${run.created_at} /></p>
 </section>`;

@@ -81,7 +81,7 @@ export function Run({ id, query }) {
           at=${run.data.created_at} />
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user
             && html` · user ${run.data.user}`}
-          ${run.data.memory_used && html` · memory_used: ${run.data.memory_used}`}
+          ${run.data.memory_used && html` · reads memory of: ${run.data.memory_used}`}
           ${run.data.memory !== "off" && may("read") && html` · <${Link}
             path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Source} of=${run.data.retry_of} id=${id} />`}

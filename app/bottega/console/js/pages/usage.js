@@ -16,15 +16,18 @@ const FILTERS = { agent: "Agent", model: "Model", user: "User", session_id: "Ses
   metadata: "Metadata (key:value)" };
 const EVERY_MS = 30_000;
 const dollars = (value) => `${Number(value.toPrecision(3))} USD`;
+/** What orders those that spent something: their tokens, since not each model has a price. */
+const spent = (each) => each.input + each.output;
 
 /** Tokens and cost over time, of all runs or by agent, version or model. */
 function OverTime({ span, by }) {
   const cost = useSeries({ cost: "cost" }, span, by);
-  const spent = useSeries({ tokens: "tokens" }, span, by);
-  const chart = (title, found, format) => html`<${Panel} title=${title}>
+  const used = useSeries({ tokens: "tokens" }, span, by);
+  const chart = (title, found, format, none) => html`<${Panel} title=${title}>
     <${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`<${Chart} label=${title} series=${series}
-      format=${format} />`}<//><//>`;
-  return html`<div class="charts">${chart("Cost", cost, dollars)}${chart("Tokens", spent, tokens)}</div>`;
+      format=${format} none=${none} />`}<//><//>`;
+  return html`<div class="charts">${chart("Cost", cost, dollars, "No call had a known price.")}
+    ${chart("Tokens", used, tokens)}</div>`;
 }
 
 function Sums({ by, items }) {
@@ -37,9 +40,10 @@ function Sums({ by, items }) {
     const [to, query] = (each[by] && path?.(each)) || [];
     return to ? html`<${Link} path=${to} query=${query}>${each[by]}<//>` : name(each);
   };
+  const shown = by === "day" ? items : [...items].sort((a, b) => spent(b) - spent(a));
   return html`<${Table} label=${`Usage by ${by}`}
     head=${[by[0].toUpperCase() + by.slice(1), "Tokens", "#In", "#Out", "#Runs", "#Cost"]}>
-    ${items.map((each) => html`<tr key=${name(each)}><td>${named(each)}</td>
+    ${shown.map((each) => html`<tr key=${name(each)}><td>${named(each)}</td>
       <td class="wide-cell"><span class="stack" aria-hidden="true">
         <i class="bar model" style=${{ width: part(each.input) }}></i>
         <i class="bar tool-bar" style=${{ width: part(each.output) }}></i></span></td>
@@ -58,7 +62,7 @@ const OneAgent = ({ agent, span, actions }) => html`<${VersionFigures} agent=${a
 /** Agents that spent anything, to choose one whose versions are shown. */
 function Versions({ agent, span, onChoose }) {
   const found = useData(withQuery("/v1/usage", { by: "agent", limit: 200, since: hourOf(span) }));
-  const names = (found.data?.items ?? []).map((each) => each.agent);
+  const names = [...(found.data?.items ?? [])].sort((a, b) => spent(b) - spent(a)).map((each) => each.agent);
   const chosen = agent ?? names[0];
   const all = [...new Set([...names, ...(agent ? [agent] : [])])];
   const choice = html`<label class="inline">Agent <select value=${chosen}

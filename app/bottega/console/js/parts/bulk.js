@@ -5,11 +5,14 @@ import { newId, post, url } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { isFinal } from "../run/state.js";
+import { Link } from "./basics.js";
 import { RUN_COLUMNS } from "./csv.js";
 import { Export } from "./export.js";
 import { Confirmed } from "./lists.js";
 
 const AT_ONCE = 4;
+/** The ids of runs, the oldest first: they begin with their time. */
+const idsOf = (runs) => runs.map(({ id }) => id).sort();
 
 /** Do `act` with each run, a few at once; return how many it worked for, and the first reason why not. */
 async function forAll(runs, act) {
@@ -41,6 +44,9 @@ export function Bulk({ path, runs, onDone }) {
   return html`<div class="actions body" role="group" aria-label="All of them">
     ${asked(open, "Cancel", "Cancel them?", all(open, "cancelled", cancel))}
     ${asked(over, "Retry", "Run them again?", all(over, "started again", retry))}
-    <${Export} name="runs" path=${path} columns=${RUN_COLUMNS} />
+    ${runs.length === 2 && html`<${Link} class="button small" path=${["runs", ...idsOf(runs).slice(0, 1), "compare"]}
+      query=${{ with: idsOf(runs)[1] }}>Compare<//>`}
+    ${runs.length ? html`<${Export} key="chosen" name="runs" label=${`Export ${count(runs.length)}`} items=${runs}
+      columns=${RUN_COLUMNS} />` : html`<${Export} key="all" name="runs" path=${path} columns=${RUN_COLUMNS} />`}
     <span class="small soft" role="status">${said}</span></div>`;
 }

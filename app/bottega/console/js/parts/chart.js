@@ -110,11 +110,11 @@ const NO_MARKS = [];
  * Values over time as lines, with a table of them.
  *
  * @param {{label: string, series: {key: string, colour?: string, points: {at: string, value: number | null}[]}[],
- *   format: (value: number) => string, marks?: {at: string, text: string}[]}} properties
+ *   format: (value: number) => string, marks?: {at: string, text: string}[], none?: string}} properties
  */
-export function Chart({ label, series, format, marks = NO_MARKS }) {
+export function Chart({ label, series, format, marks = NO_MARKS, none = "There was nothing." }) {
   const [isOpen, setOpen] = useState(false);
-  if (!series.length || !series[0].points.length) return html`<p class="small soft body">There was nothing.</p>`;
+  if (!series.length || !series[0].points.length) return html`<p class="small soft body">${none}</p>`;
   const last = series.map(({ key, points }) => {
     const value = points.findLast((each) => each.value)?.value;
     return `${key}: ${value == null ? "none" : format(value)}`;

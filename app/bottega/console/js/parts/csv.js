@@ -1,4 +1,5 @@
 /** Lists as comma-separated values. Pure. */
+import { knownAmount } from "../format.js";
 import { causeOf } from "../run/diagnosis.js";
 
 /** The columns of runs in a file. */
@@ -7,6 +8,7 @@ export const RUN_COLUMNS = {
   question: (run) => run.question,
   agent: (run) => run.agent,
   graph: (run) => run.graph,
+  version: (run) => run.version,
   user: (run) => run.user,
   session: (run) => run.session_id,
   status: (run) => run.status,
@@ -18,7 +20,7 @@ export const RUN_COLUMNS = {
     ? (Date.parse(run.ended_at) - Date.parse(run.started_at)) / 1000 : ""),
   tokens_in: (run) => run.usage?.input,
   tokens_out: (run) => run.usage?.output,
-  cost: (run) => run.usage?.cost?.amount,
+  cost: (run) => knownAmount(run.usage?.cost),
   currency: (run) => run.usage?.cost?.currency,
 };
 
@@ -33,6 +35,7 @@ function field(value) {
 function valuesOf(item, before = "") {
   return Object.entries(item).flatMap(([name, value]) => {
     const place = before + name;
+    if (value?.currency) return [[`${place}.amount`, knownAmount(value)], [`${place}.complete`, value.complete]];
     if (value === null || typeof value !== "object") return [[place, value]];
     return Array.isArray(value) ? [[place, value.length ? JSON.stringify(value) : ""]] : valuesOf(value, `${place}.`);
   });

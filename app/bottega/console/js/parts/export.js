@@ -30,8 +30,9 @@ async function allOf(path) {
  *   name: what the items are, such as "runs": the file's name.
  *   path: of the list, all pages of which are read; or `items`, if the page has them all.
  *   columns: as of `csvOf`.
+ *   label: of the button.
  */
-export function Export({ name, path, items, columns }) {
+export function Export({ name, path, items, columns, label = "Export all" }) {
   const [said, setSaid] = useState("");
   const { busy, error, work } = useWork();
   const write = () => work(async () => {
@@ -39,7 +40,7 @@ export function Export({ name, path, items, columns }) {
     save(new Blob([csvOf(found.items, columns)], { type: "text/csv" }), `${name.replaceAll(" ", "-")}.csv`);
     setSaid(`${count(found.items.length)} ${name} saved${found.isCut ? "; there are more" : ""}`);
   });
-  return html`<${Button} kind="small" busy=${busy} onClick=${write} aria-label=${`Export ${name}`}
-    title="Save all of this list as CSV">Export<//>
+  return html`<${Button} kind="small" busy=${busy} onClick=${write} aria-label=${`${label} ${name}`}
+    title="Save as CSV">${label}<//>
     <span class="small soft" role="status">${error?.message ?? said}</span>`;
 }

@@ -11,7 +11,7 @@ const lasted = (run) =>
 /** @typedef {import("../api.js").Schemas["RunSummary"]} RunSummary */
 
 /** What a run was worth, if anybody said so, and who did. */
-const worth = ({ value, source }) => (source ? `${OUTCOME_WORDS[value]} (${source})` : "–");
+export const worth = ({ value, source }) => (source ? `${OUTCOME_WORDS[value]} (${source})` : "–");
 
 /**
  * A run by what was asked; its id, which nobody remembers, only where nothing was.

@@ -9,6 +9,18 @@ import { useOutcomes, useTotals } from "./series.js";
 
 const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const dollars = (value, tokens) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
+/** The columns of a file of versions, or of agents; `judged`: the tally of good runs of a key, in words. */
+export const columnsOf = (judged) => ({
+  name: ({ key }) => key,
+  runs: ({ runs }) => runs,
+  failed: ({ errors }) => errors,
+  judged_good: ({ key }) => judged(key),
+  cost_of_a_run_usd: ({ run_cost: cost, runs }) => (cost && runs ? cost / runs : null),
+  tokens: ({ tokens }) => tokens,
+  half_take_s: (each) => each.duration_p50,
+  "95_percent_take_s": (each) => each.duration_p95,
+  first_token_95_percent_s: (each) => each.first_token_p95,
+});
 const numberOf = ({ key }) => Number(key.split("@").at(-1));
 
 /** Totals and outcomes of an agent by version, of a span as in series.js. */
@@ -21,7 +33,8 @@ export const useVersions = (agent, span) => ({
 export function VersionFigures({ agent, of: { found, outcomes }, actions = null }) {
   const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
   return html`<${Panel} title=${`Versions of ${agent}`} actions=${html`${actions}${found.data && html`<${Export}
-    name=${`versions of ${agent}`} items=${found.data.items} />`}`}>
+    name=${`versions of ${agent}`} columns=${columnsOf(judged)}
+    items=${found.data.items.filter(({ key }) => key.includes("@"))} />`}`}>
     <${Loaded} from=${found} what="figures">${({ items }) => {
     const versions = items.filter(({ key, runs }) => key.includes("@") && runs)
       .sort((a, b) => numberOf(b) - numberOf(a));

@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { Button, Copy, Empty, Panel, Status, Tabs, Value, chosenOf, permitted } from "../parts/basics.js";
 import { Pages } from "../parts/lists.js";
 import { Readable } from "../parts/readable.js";
+import { Source } from "../parts/source.js";
 import { may } from "../person.js";
 import { Fork } from "./fork.js";
 import { Piece, Prompt } from "./prompt.js";
@@ -95,7 +96,7 @@ function Tools({ task, state }) {
 const Received = ({ task, state }) => task.received.length === 0
   ? html`<${Empty} title="Nothing from other agents or memory." />`
   : task.received.map((item) => html`<details class="tool" key=${item.seq} open=${task.received.length < 3}>
-      <summary>${item.isRecalled ? "recalled from" : "from"} <strong>${item.source}</strong> <span
+      <summary>${item.isRecalled ? "recalled from" : "from"} <strong><${Source} of=${item.source} /></strong> <span
         class="small soft">version ${item.version}${item.data.policy ? ` · ${item.data.policy}`
           : ""}${item.data.score != null ? ` · likeness ${item.data.score}` : ""}${item.data.arm
             ? ` · ${item.data.arm}`
