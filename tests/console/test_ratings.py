@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Request, expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
@@ -28,9 +28,12 @@ async def test_answers_are_rated_by_keyboard(console: Console) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth") <= 320
     await page.set_viewport_size({"width": 1280, "height": 900})
     sent: list[Any] = []
-    page.on(
-        "request", lambda request: request.method == "POST" and sent.append(request.post_data_json)
-    )
+
+    def note(request: Request) -> None:
+        if request.method == "POST":
+            sent.append(request.post_data_json)
+
+    page.on("request", note)
     await page.keyboard.press("c")
     await expect(page.get_by_label("Comment")).to_be_focused()
     await page.keyboard.type("bag of words")  # no b rates it

@@ -168,7 +168,7 @@ async def test_what_a_person_says_without_an_outcome_is_a_lesson_too(
 async def test_a_lesson_for_all_reaches_every_run_of_its_agent(
     guest: Running, guest_model: FakeModel
 ) -> None:
-    """Its text is the agent's own, or a person with the scope ``define`` has released it."""
+    """Release one with the scope ``define``; another has a text of the agent's own."""
     for name in ("a", "b"):
         checks = [{"type": "contains", "value": "VAT"}]
         agent = {"name": name, "system_message": "x", "success_check": checks}

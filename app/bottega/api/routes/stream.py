@@ -18,7 +18,7 @@ from bottega.api.schemas.runs import Event as EventAnswer
 from bottega.api.server.middleware import PAST
 from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep
 from bottega.api.shared.pages import PageQuery, escaped_lines
-from bottega.clock import utcnow
+from bottega.clock import Clock, utcnow
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.events import log
@@ -282,13 +282,17 @@ async def _sse(
 
 
 async def _frames(
-    service: Service, cursor: RunCursor, subscriber: Subscriber, query: StreamQuery
+    service: Service,
+    cursor: RunCursor,
+    subscriber: Subscriber,
+    query: StreamQuery,
+    clock: Clock = utcnow,
 ) -> AsyncIterator[list[Frame]]:
     if not query.children:
         while (frames := await subscriber.next()) is not None:
             yield frames
         return
-    since = utcnow()
+    since = clock()
 
     async def find(parents: Collection[UUID]) -> list[UUID]:
         async with service.database.begin(cursor.tenant_id) as tx:
