@@ -185,12 +185,15 @@ def test_blocking_sub_agent_is_told_by_its_own_events(run: Run) -> None:
 
 def test_nodes_of_a_graph_are_told_once() -> None:
     run = Run()
-    run.agents |= {"p": None, "a": "letter", "x": None}
+    run.agents |= {"p": None, "a": "letter", "b": "letter", "x": None}
     assert run("node.started", "p", node="price", type="tool") == "price starts"
     assert run("tool.started", "p", call=1, name="get", arguments={}) == "price calls get"
     failed = {"code": "tool_failed", "message": "503"}
     assert run("node.failed", "p", node="price", error=failed) == "price failed: 503"
     assert run("node.started", "a", node="letter", type="agent") is None
     assert run("node.completed", "a", node="letter") is None
+    # Two nodes may have the same agent.
+    assert run("node.started", "b", node="reminder", type="agent") is None
+    assert run("agent.started", "b", depth=1) == "reminder starts"
     reason = "sort chose help"
     assert run("node.skipped", "x", node="pay", reason=reason) == f"pay is skipped: {reason}"

@@ -133,15 +133,17 @@ class ActivityView:
     def _node(self, event: Event) -> str | None:
         """Describe the work of a graph's node.
 
-        ``None`` for nodes that are agents, whose own events follow.
+        ``None`` for nodes that are agents, whose own events follow, under the node's name.
         """
         kind, data = event["type"], event["data"]
         if kind == "node.skipped":
             return f"{data['node']} is skipped: {data['reason']}"
+        if kind == "node.started":
+            self._add(event, data["node"])
         if event["agent"] is not None:
             return None
         if kind == "node.started":
-            return f"{self._add(event, data['node']).agent} starts"
+            return f"{data['node']} starts"
         return f"{data['node']} failed: {data['error']['message']}" if "error" in data else None
 
     def _dispatch(self, event: Event) -> str | None:
