@@ -54,10 +54,9 @@ _OF_TASKS = (
     *(EventType.RUN_RESUMED, *FINAL_EVENT.values()),
 )
 """Types of events that change the status of a task."""
-_OF_NODES = (
-    *(*_OF_TASKS, *NODE_STATES, EventType.EDGE_DECIDED),
-    *(EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED),
-)
+_OF_NODES = (*_OF_TASKS, *NODE_STATES, EventType.EDGE_DECIDED)
+_OF_ELEMENTS = (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+"""Types of events that change the status of an element of a tool's node; they may be long."""
 _STATES_OF_TASKS = {
     "queued": "pending",
     "streaming": "running",
@@ -155,7 +154,8 @@ async def graph(
             f"the last event of run {run_id} has the seq {last}: give a seq from 1 to {last}",
             pointer="/seq",
         )
-    states = await _node_states(connection, tenant_id, run, definition, seq)
+    more = () if inside is None else _OF_ELEMENTS
+    states = await _node_states(connection, tenant_id, run, definition, seq, more)
     level = await _own_level(connection, of_run, definition, states)
     children: Mapping[str, Any] = {}
     if inside is not None:
@@ -310,15 +310,20 @@ async def _node_states(
     connection: AsyncConnection,
     tenant_id: UUID,
     run: Mapping[str, Any],
-    definition: Mapping[str, Any],
+    definition: _Node,
     seq: int,
+    more: Sequence[EventType],
 ) -> _NodeStates:
-    """Return the states of the nodes of a run's graph after an event, from a replay of the log."""
+    """Return the states of the nodes of a run's graph after an event, from a replay of the log.
+
+    Args:
+        more: types of events to read besides those of nodes.
+    """
     decides = run["mode"] == "dag" and not is_plain(definition)
     events = await read_events(
         connection,
         {**run, "tenant_id": tenant_id},
-        run_events.c.type.in_(_OF_NODES if decides else _OF_TASKS),
+        run_events.c.type.in_([*_OF_NODES, *more] if decides else _OF_TASKS),
         run_events.c.seq <= seq,
         run_events.c.step < seq + STEP_EVENTS,
     )
