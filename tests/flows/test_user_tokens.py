@@ -24,6 +24,7 @@ from tests.flows.test_two_users import HERS, MCP, META, Stage, staged
 from tests.processes import Command, command
 from tests.service import client_of, running, without_database
 from tests.tenants import holder
+from tests.waiting import until
 
 ALL = ["run", "read", "upload", "message", "cancel", "answer"]
 
@@ -35,6 +36,10 @@ async def token_of(client: httpx2.AsyncClient, user: str, **more: Any) -> dict[s
     assert answer.status_code == 201, answer.text
     made: dict[str, Any] = answer.json()
     return made
+
+
+def is_refused(answer: httpx2.Response) -> bool:
+    return answer.status_code == 401
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -396,7 +401,7 @@ async def test_what_ends_a_token_ends_its_streams_at_another_process(
         assert socket.close_code == 4001
         for each in (first, second):
             async with client_of(each.port, headers=headers) as client:
-                assert (await client.get("/v1/runs")).status_code == 401
+                await until(partial(client.get, "/v1/runs"), is_refused, within=5)
     async with serve() as later, client_of(later.port) as client:
         assert (await client.get("/v1/runs", headers=headers)).status_code == 401
 
