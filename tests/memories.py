@@ -28,6 +28,7 @@ _TABLES = {
     "'cold', object_key IS NOT NULL)",
     "episode_tags": "to_jsonb(t)",
     "episode_failures": "to_jsonb(t)",
+    "episode_parts": "to_jsonb(t)",
     "episode_state": "to_jsonb(t)",
     "episode_search": "to_jsonb(t)",
     "episode_vectors": "to_jsonb(t)",

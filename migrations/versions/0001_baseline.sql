@@ -1125,6 +1125,22 @@ CREATE TABLE episode_failures (
 );
 CREATE INDEX ix_episode_failures_episode ON episode_failures (tenant_id, episode_id);
 
+-- Parts of episodes: what a node of a graph, or a sub-agent, did in the run.
+CREATE TABLE episode_parts (
+    tenant_id uuid NOT NULL,
+    -- GRAPH/NODE, or the name of a sub-agent.
+    part text NOT NULL,
+    episode_id uuid NOT NULL,
+    -- Position in the run, from 1.
+    number smallint NOT NULL,
+    -- {"agent", "node", "input", "received", "steps", "output", "error", "verdict"}.
+    content jsonb NOT NULL,
+    CONSTRAINT pk_episode_parts PRIMARY KEY (tenant_id, part, episode_id),
+    CONSTRAINT fk_episode_parts_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_episode_parts_episode ON episode_parts (tenant_id, episode_id);
+
 -- What changes about an episode: its life, its use, and what people said of it.
 CREATE TABLE episode_state (
     tenant_id uuid NOT NULL,

@@ -121,6 +121,12 @@ async def fill(bottega: Running) -> None:
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'tagged'",
         "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, 'e'",
         (
+            "episode_parts (tenant_id, part, episode_id, number, content)"
+            " SELECT tenant_id, 'p', id, 1, jsonb_build_object('agent', 'p', 'node', NULL,"
+            " 'input', '', 'received', '{}'::text[], 'steps', '', 'output', NULL, 'error', NULL,"
+            " 'verdict', NULL)"
+        ),
+        (
             "episode_work (tenant_id, episode_id, work, next_at)"
             " SELECT tenant_id, id, 'offload', now() + interval '1 hour'"
         ),
@@ -147,7 +153,7 @@ async def test_deleting_a_session_deletes_its_episodes(
         for table in (
             *("episodes", "episode_bodies", "episode_reflections", "episode_state"),
             *("episode_search", "episode_vectors", "episode_tags", "episode_work"),
-            *("episode_failures", "lessons"),
+            *("episode_failures", "episode_parts", "lessons"),
             *("idempotency_keys", "run_learning", "run_steps"),
         )
     }

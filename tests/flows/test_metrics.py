@@ -165,7 +165,7 @@ async def test_metrics_move_with_runs(watched: Running, model: FakeModel) -> Non
     assert more(after, "bottega_tool_calls_total", type="unknown", outcome="error") == 1
     assert more(after, "bottega_episodes_stored_total") == 4
     results = ("given", "nothing", "nobody")
-    assert sum(more(after, "bottega_recalls_total", result=each) for each in results) == 4
+    assert sum(more(after, "bottega_recalls_total", result=each) for each in results) == 7
     assert more(after, "bottega_verdicts_total", by="feedback") == 1
     assert more(after, "bottega_cache_hits_total", cache="pins") >= 3
     assert more(after, "bottega_cache_hits_total", cache="definitions") >= 1

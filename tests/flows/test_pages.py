@@ -249,7 +249,7 @@ async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: Fa
         ),
         ("/v1/agents", "/v1/agents/coordinator", DEFINED),
         ("/v1/agents/coordinator/versions", "/v1/agents/coordinator", DEFINED),
-        ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges", "output"}),
+        ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges", "output", "success_check"}),
     ]:
         whole = (await client.get(one)).json()
         ((summary, *_), *_) = await pages(client, path, limit="1")

@@ -126,13 +126,17 @@ async def test_a_later_run_gets_memory_of_an_earlier_one(
     await ended(bottega, first)
     second = await start(bottega.client, input="Build a todo app.")
     frames = await ended(bottega, second)
-    (given,) = [frame for frame in frames if frame["type"] == "context.recalled"]
+    (given,) = [
+        each for each in frames if each["type"] == "context.recalled" and each["task_id"] is None
+    ]
     source = f"episode:{episode_id_of(UUID(first))}"
     assert (given["data"]["source"], given["task_id"]) == (source, None)
     assert "offline sync" in given["data"]["content"]
-    roots = [r for r in model.requests[CALLS:] if "offline sync" in str(systems(r))]
-    assert len(roots) == 4  # each call of the coordinator, and no other
+    told = [r for r in model.requests[CALLS:] if "offline sync" in str(systems(r))]
+    roots = [r for r in told if len(r["messages"]) > 1 and "coordinat" in systems(r)[1]]
+    assert len(roots) == 4  # each call of the coordinator
     assert all(len(systems(request)) == 3 for request in roots)  # own, awareness, memory
+    assert len(told) == 7  # and of its three sub-agents, each with its own part
     # It is stored with the first model call: nothing waited for it.
     steps = "SELECT count(DISTINCT step) FROM run_events WHERE run_id = $1 AND seq = ANY($2)"
     asked = next(frame for frame in frames if frame["type"] == "llm.started")
@@ -165,7 +169,8 @@ async def test_a_resumed_run_gets_the_same_memory_and_has_a_whole_episode(
     async with running(configured, database_url, worker=True) as bottega:
         frames = await ended(bottega, run_id)
         assert model.requests[-1]["messages"] == before
-        assert [frame["type"] for frame in frames].count("context.recalled") == 1
+        recalled = [each for each in frames if each["type"] == "context.recalled"]
+        assert [each["agent"] for each in recalled] == ["coordinator", "requirements"]
         trace = await bottega.owner.fetchval(
             "SELECT jsonb_path_query_array(content, '$[*].tool') FROM episode_bodies"
             " WHERE episode_id = $1 AND part = 'trace'",

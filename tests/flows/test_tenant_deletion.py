@@ -98,6 +98,10 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         ),
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
         "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, 'x'",
+        (
+            "episode_parts (tenant_id, part, episode_id, number, content)"
+            " SELECT tenant_id, 'p', id, 1, '{}'"
+        ),
         # No worker takes it meanwhile.
         (
             "episode_work (tenant_id, episode_id, work, next_at)"

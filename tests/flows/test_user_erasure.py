@@ -126,6 +126,10 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, $2",
         "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, $2",
         (
+            "episode_parts (tenant_id, part, episode_id, number, content)"
+            " SELECT tenant_id, $2, id, 1, to_jsonb($2::text)"
+        ),
+        (
             "episode_work (tenant_id, episode_id, work, next_at)"
             " SELECT tenant_id, id, 'offload', now() + interval '1 day'"
         ),

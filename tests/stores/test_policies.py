@@ -30,7 +30,7 @@ NEVER_FILLED = {  # by a run that is over
     *("model_shares", "retention"),
     *("storage_changes", "tenant_storage", "metric_rollups"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
-    *("episode_failures", "lessons", "user_facts"),
+    *("episode_failures", "episode_parts", "lessons", "user_facts"),
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),
     *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
 }

@@ -7,13 +7,15 @@ from bottega.agents.threads import run_in_thread
 
 Check = Mapping[str, Any]
 """A check as it is written in an agent's definition."""
+ALONE = frozenset(("equals", "contains", "json_schema"))
+"""Types of the checks that :func:`decide_alone` decides."""
 
 
 async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
     """Return whether an answer passes a check, and the reason if it fails.
 
     Args:
-        check: of type ``equals``, ``contains`` or ``json_schema``.
+        check: of a type in :data:`ALONE`.
     """
     match check["type"]:
         case "equals" if isinstance(check["value"], str):

@@ -180,6 +180,7 @@ class QueryLoop:
         return self._hear(*own, *answer.deferred, answered=True)
 
     async def _begin(self) -> NextStep:
+        await self.query.recorder.remember(self.query)
         if AgentEvent.QUERY_START in self.agent.hooks:
             outcome = await fire(self.query, AgentEvent.QUERY_START)
             if outcome.decision is HookDecision.STOP:

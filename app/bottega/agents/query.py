@@ -281,8 +281,8 @@ class BackgroundTask(Protocol):
 class PromptMemory(Protocol):
     """The working memory of one agent: it selects the messages of a prompt.
 
-    Without a memory the prompt is the whole history. Only the root agent of a run may have a
-    memory; copies of the agent have no memory. The history itself is never shortened.
+    Without a memory the prompt is the whole history. The copies of an agent do not have its memory.
+    The history itself is never shortened.
     """
 
     @property
@@ -465,6 +465,9 @@ class Recorder(QueryObserver):
         """Return the id of a sub-agent's task; ``None`` for the root agent, or without a run."""
         run_id = self.caller.run_id
         return None if run_id is None or not query.path else task_id_at(run_id, query.path)
+
+    async def remember(self, query: Query) -> None:
+        """Give a query's agent memory of earlier runs, before its first model call."""
 
     def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
         """Return true if an earlier attempt recorded the event's model call, tool call or end."""

@@ -218,7 +218,7 @@ _AGENTS = (
     f"{_SECRETS} {_STORES} {_PATTERNS} cycle limit_above_operator reserved_field "
     "stateful_subagent unknown_plugin unsupported_param"
 )
-_GRAPHS = f"{_SECRETS} {_STORES} {_PATTERNS} cycle exists invalid_condition"
+_GRAPHS = f"{_SECRETS} {_STORES} {_PATTERNS} cycle exists invalid_condition unknown_plugin"
 _OWNED = "session_user user_required"
 _OPERATION_CODES: Mapping[str, str] = {
     "add_graph_edge": f"{_STORES} cycle exists invalid_condition",

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -166,6 +166,7 @@ class _EndedRun:
     """A run to check; see :class:`PinnedModels`.
 
     Attributes:
+        agent: the agent whose checks these are; of a DAG, its graph.
         unpaid: the error of each judge that could not be paid.
     """
 
@@ -301,26 +302,26 @@ class SuccessChecks:
 
     async def _ended(self, claimed: asyncpg.Record, row: asyncpg.Record) -> _EndedRun:
         """Return the run, with the definitions that it pinned."""
-        tenant_id, agent = claimed["tenant_id"], row["agent"]
-        pinned = from_json(row["pinned"])
+        tenant_id, pinned = claimed["tenant_id"], from_json(row["pinned"])
+        judged: tuple[Literal["agent", "graph"], str] = ("agent", row["agent"])
+        if row["agent"] is None:
+            judged = ("graph", pinned["graph"]["name"])
         pins = tuple(pins_of(tenant_id, pinned))
-        wanted = {
-            pin
-            for pin in pins
-            if pin.kind == "provider" or (pin.kind, pin.name) == ("agent", agent)
-        }
+        wanted = {pin for pin in pins if pin.kind == "provider" or (pin.kind, pin.name) == judged}
         found = await self._definitions.get(wanted)
         definitions = {(pin.kind, pin.name): each for pin, each in found.items()}
         return _EndedRun(
             tenant_id=tenant_id,
             tenant=row["tenant"],
             run_id=claimed["run_id"],
-            agent=agent,
+            agent=judged[1],
             definition=with_default(
-                definitions.get(("agent", agent), {"model": None}), pinned.get("default_model")
+                {"model": None, **definitions.get(judged, {})}, pinned.get("default_model")
             ),
             pins=pins,
-            providers={name: each for (kind, name), each in definitions.items() if kind != "agent"},
+            providers={
+                name: each for (kind, name), each in definitions.items() if kind == "provider"
+            },
             operators=frozenset(pinned.get("operators") or ()),
             result=EndResult(from_json(row["input"]), from_json(row["output"] or "null")),
         )

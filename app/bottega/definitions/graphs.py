@@ -258,6 +258,8 @@ def normalised(
     stored = {"nodes": nodes, "edges": edges, "ttl_s": content["ttl_s"]}
     if content.get("output") is not None:
         stored["output"] = content["output"]
+    if content.get("success_check"):
+        stored["success_check"] = content["success_check"]
     if _has_cycle(pairs):
         to_graph(stored)  # raises the error with the cycle, but takes far longer than the check
     if not is_plain(stored):
@@ -525,17 +527,17 @@ def publication_schema(
     Args:
         content: the graph, as result of :func:`expanded`.
     """
-    graphs = dict(_expanded_in(content))
+    graphs = dict(inner_of(content))
     schema = _of_elements(node, _answer_schema(node, GraphRules.of(content), schemas, graphs))
     return schema or None
 
 
-def _expanded_in(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str, Any]]]:
+def inner_of(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str, Any]]]:
     """Yield the sub-graphs at all levels of an expanded definition."""
     for number, ref in subgraphs_of(content):
         inner = content["nodes"][number]["definition"]
         yield ref, inner
-        yield from _expanded_in(inner)
+        yield from inner_of(inner)
 
 
 def _order(rules: GraphRules) -> Iterable[str]:

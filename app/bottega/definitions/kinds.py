@@ -41,7 +41,9 @@ AGENTS = DefinitionKind(
     tables.agent_versions,
     ("system_message", "tools", "success_check"),
 )
-GRAPHS = DefinitionKind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
+GRAPHS = DefinitionKind(
+    "graph", tables.graphs, tables.graph_versions, ("nodes", "edges", "success_check")
+)
 PROVIDERS = DefinitionKind(
     "provider",
     tables.providers,

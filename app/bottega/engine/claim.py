@@ -196,8 +196,8 @@ class ClaimedRun:
 
     @property
     def has_checks(self) -> bool:
-        """True if the root agent has a ``success_check`` and the run is no child run."""
-        defined = self.agents.get(self.agent or "", {})
+        """True if the root agent, or a DAG's graph, has checks and the run is no child run."""
+        defined = self.graph or {} if self.agent is None else self.agents.get(self.agent, {})
         return self.parent_task is None and bool(defined.get("success_check"))
 
     @property

@@ -30,6 +30,7 @@ from bottega.engine.journal import End, Journal, RunEpisode
 from bottega.engine.live_text import LiveText
 from bottega.engine.mcp import McpSessions
 from bottega.engine.memory import run_facts, use_facts, use_memory
+from bottega.engine.parts import RunParts
 from bottega.engine.recorder import FairQueue, JournalRecorder
 from bottega.engine.replay import replay_run
 from bottega.engine.retrieval import MemorySources
@@ -297,6 +298,11 @@ class Executor:
             waits=Debounced(functools.partial(self._hand_back_if_waiting, entry)),
         )
         observe(recorder, run)
+        if run.memory != "off" or "recalled" in (run.parent_task or {}):
+            question = run_facts(run).question
+            tasks, sources = recorder.tasks, self.sources
+            recorder.parts = RunParts(run, question, recorder.journal, tasks, sources)
+            recorder.journal.observers.append(recorder.parts)
         return recorder
 
     def _files_of(self, run: ClaimedRun) -> RunFiles | None:
@@ -366,6 +372,8 @@ class Executor:
         """Close the run's daily budgets, then write its end."""
         await self._close_day_budgets(recorder)
         journal = recorder.journal
+        if recorder.parts is not None and journal.episode is not None:
+            journal.episode.recorder.parts = await recorder.parts.judged()
         files = changed_files(recorder.swarm, run)
         await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
         for observer in journal.observers:
@@ -436,7 +444,14 @@ class Executor:
             if self.runtime is not None:
                 elements = ElementRuns(self.runtime.children, recorder, run)
             graph = GraphRun(
-                team, recorder, question, about, given, elements=elements, given=run.given
+                team,
+                recorder,
+                question,
+                about,
+                run.first,
+                given,
+                elements=elements,
+                given=run.given,
             )
             end = await (graph.run() if run.parent_task is None else graph.element(run.parent_task))
         else:

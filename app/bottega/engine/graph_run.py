@@ -34,6 +34,7 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.agents.query import CurrentCall, Path, current_call, next_query
+from bottega.agents.subagent import AGENT_FAILED
 from bottega.agents.tool_calls import answer_calls
 from bottega.engine.build_agents import Team
 from bottega.engine.child_runs import ElementRuns
@@ -42,7 +43,7 @@ from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import NodeReplay
 from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError, NotFoundError
-from bottega.events.types import AgentFailed, EventType, RunStatus
+from bottega.events.types import AgentFailed, EventError, EventType, RunStatus
 from bottega.graph.decisions import (
     Decision,
     EdgeDecided,
@@ -59,6 +60,7 @@ from bottega.graph.decisions import (
     referred,
 )
 from bottega.graph.publication import MemoryItem, PropagationPolicy, as_text
+from bottega.memory.learning.episode_recorder import RunPart
 from bottega.subagents.budget import DOLLARS, Account, billionths
 from bottega.subagents.child import excerpt, is_long
 from bottega.subagents.handle import SubagentStatus
@@ -171,6 +173,7 @@ class GraphRun:
         question: question to every agent.
         about: the run's ``input``, as text, and ``metadata``.
         turns: turns of the conversation in the run's input, before the question.
+        title: the graph's own name.
         path, name: path and name of this graph in the run; the name ends with a slash.
         at_work: queries of all levels that have not ended, by path.
         begun: names in the log of the nodes of all levels that have not ended, by path.
@@ -187,6 +190,7 @@ class GraphRun:
     recorder: JournalRecorder
     question: Sequence[StandardMessage]
     about: Mapping[str, Any]
+    title: str
     turns: Sequence[StandardMessage] = ()
     path: Path = ()
     name: str = ""
@@ -200,6 +204,7 @@ class GraphRun:
     _usage: AgentUsage = AgentUsage()
     _line: Sequence[str] = ()
     _spread: dict[str, AgentUsage] = field(default_factory=dict)
+    _unfit: dict[str, str] = field(default_factory=dict)
     _queries: dict[str, Query] = field(default_factory=dict)
     _under_way: dict[asyncio.Task[AssistantResponse], str] = field(default_factory=dict)
 
@@ -315,6 +320,7 @@ class GraphRun:
         """Record a node's end; return the facts that decide about the next nodes."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
+        self._note_part(name, response, is_failed=is_failed)
         if not is_failed:
             used = self._spread.get(name)
             more = {} if used is None else {"usage": used.to_dict()}
@@ -325,6 +331,26 @@ class GraphRun:
         error = {"code": response.error_code or "agent_failed", "message": response.error}
         self._record_of(name, EventType.NODE_FAILED, {"error": error})
         return NodeEnd(name, is_failed=True)
+
+    def _note_part(self, name: str, response: AssistantResponse, *, is_failed: bool) -> None:
+        """Note what an agent node did, for the run's episode."""
+        parts, agent, node = self.recorder.parts, self._agent_name(name), self.team.nodes[name]
+        if parts is None or not agent or name in self.given:
+            return
+        asked = next(each.content for each in self.question if isinstance(each, HumanMessage))
+        received = {each.source_id: each.content for each in self._graph.pull_for(name)}
+        task_id = self.recorder.tasks.id_of(self._queries[name])
+        rule = parts.of_node(self.title, node)
+        part = RunPart(rule.part, agent, asked, name, received, task_id=task_id)
+        if is_failed:
+            part.output = self._unfit.get(name)
+            part.error = EventError(response.error_code or AGENT_FAILED, response.error)
+        else:
+            part.output = response.content
+        is_unfit = response.error_code == CHECK_FAILED
+        if "success_check" in node and (is_unfit or not is_failed):
+            part.passed, part.reason = not is_unfit, response.error if is_unfit else None
+        parts.node_ended(part, rule)
 
     async def _execute(self, name: str, query: Query) -> AssistantResponse:
         """Execute a node; publish its output unless its agent does so itself."""
@@ -421,6 +447,7 @@ class GraphRun:
             if response.error is None:
                 checks = work.node.get("success_check", ())
                 if (reason := await unmet_check(checks, response.content)) is not None:
+                    self._unfit[name_of_node(work.node)] = response.content
                     response = _failed(CHECK_FAILED, reason, response.usage)
             code = None if is_answered(query, response) else response.error_code or "agent_failed"
             return response, None if code is None else _Failure(code)
@@ -559,6 +586,9 @@ class GraphRun:
                 for each in element.received
             ],
         }
+        parts = self.recorder.parts
+        if parts is not None and element.kind == "agent":
+            task["recalled"] = await parts.recalled(parts.of_node(self.title, element.node))
         try:
             if element.kind == "tool":
                 task["arguments"] = self._arguments(element)
@@ -722,6 +752,7 @@ class GraphRun:
             self.recorder,
             work.question,
             self.about if is_whole else {**self.about, "input": as_text(work.item)},
+            work.node["graph"],
             self.turns if is_whole else (),
             path,
             _graph_name(work, turn, tries),
@@ -888,6 +919,8 @@ class GraphRun:
     async def _answer(self, work: _Work) -> AssistantResponse:
         query, agent = work.query, _agent_of(work.query)
         self._let_read(agent)
+        if (parts := self.recorder.parts) is not None:
+            parts.nodes[query.path] = parts.of_node(self.title, work.node)
         next_query.set(query)
         execute: Callable[[], Awaitable[AssistantResponse]]
         execute = partial(agent.execute_query_async, work.question)

@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 from bottega import metrics
 from bottega.agents.agent import BaseAgent
 from bottega.agents.parts import content_text
+from bottega.definitions.graphs import inner_of
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import Journal
 from bottega.engine.recorder import JournalRecorder
@@ -78,7 +79,16 @@ def run_facts(run: ClaimedRun) -> RunFacts:
         frozenset(
             tool["name"] for each in run.overrides.values() for tool in each.get("tools") or ()
         ),
+        _silent(run),
     )
+
+
+def _silent(run: ClaimedRun) -> frozenset[str]:
+    """Return the agents whose work the episode leaves out: those of parts without a full memory."""
+    graphs = [] if run.graph is None else [run.graph, *(each for _, each in inner_of(run.graph))]
+    modes = [(name, each.get("memory")) for name, each in run.agents.items()]
+    modes += [(node.get("agent"), node.get("memory")) for each in graphs for node in each["nodes"]]
+    return frozenset(name for name, mode in modes if mode in ("off", "read") and name is not None)
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -392,7 +402,7 @@ class MemoryRetriever:
 
 
 def _used(about: RunFacts, scope: Scope) -> str:
-    return memory_used("", scope, user=about.user, session_id=about.session_id)
+    return memory_used(scope, user=about.user, session_id=about.session_id)
 
 
 def _scope(about: RunFacts, *, shared: bool) -> Scope:

@@ -39,6 +39,7 @@ from bottega.engine.budget import DayAccount, RunAccounts
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import CANCELLED, Journal, RunObserver, Tasks, is_answered, name_of
 from bottega.engine.live_text import LiveText, ShownCalls
+from bottega.engine.parts import RunParts
 from bottega.engine.replay import (
     Key,
     ToolCallReplay,
@@ -284,6 +285,7 @@ class JournalRecorder(Recorder):
         memory: writes what agents publish and receive.
         claimed_at: time of this attempt's claim.
         lessons: memory that helps the root after failures; ``None``: the run has no memory.
+        parts: memory of nodes and sub-agents; ``None``: the run has no memory.
     """
 
     def __init__(
@@ -303,6 +305,7 @@ class JournalRecorder(Recorder):
         self.spent = AgentUsage()
         self.spent_below: dict[Path, AgentUsage] = {}
         self.lessons: FailureMemory | None = None
+        self.parts: RunParts | None = None
         self._failed_tasks = FailedTasks()
         journal.observers.append(self._failed_tasks)
         self.answered: dict[UUID | None, int] = {}
@@ -327,6 +330,10 @@ class JournalRecorder(Recorder):
         # By query: its last answer with the event's seq; tool results since the last model call.
         self._said: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
+
+    async def remember(self, query: Query) -> None:
+        if self.parts is not None:
+            await self.parts.remember(query)
 
     def task_id(self, query: Query) -> UUID | None:
         return self.tasks.id_of(query)

@@ -4,17 +4,18 @@ The run's log records the choice, so that a resumed run gets the same memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
+from bottega.agents.parts import estimated_tokens
 from bottega.agents.shared_memory import fence
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.replay import EPISODE
 from bottega.events.types import RunStatus, ToolError, context_recalled
-from bottega.memory.episodes.episode import IMPORTED, Outcome
+from bottega.memory.episodes.episode import IMPORTED, Episode, Outcome, State, Summary
 from bottega.memory.episodes.scope import LearningOptions
-from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.learning.insights import INSIGHT, FoundInsight, rendered
 from bottega.memory.learning.lessons import Lesson
 from bottega.memory.learning.mining import is_call
@@ -31,6 +32,7 @@ from bottega.memory.text.summaries import EARLIER, summary_of
 
 MOST_PATTERNS = 3
 MOST_EPISODES = 5
+_MOST_PARTS, _PARTS_TOKENS = 2, 600  # of earlier runs, for a node or a sub-agent
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # parts of an episode; all below 2 KB
@@ -248,6 +250,43 @@ def render_episode(episode: Any, cure: str = "") -> str:
     ]
     lines = [f"[{head}]", *(f"  {line}" for line in own), _end(episode)]
     return "\n".join([why, *lines] if why else lines)
+
+
+def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the first parts of earlier runs as event data: two at most, which fit the limit."""
+    given: list[dict[str, Any]] = []
+    left = _PARTS_TOKENS
+    for hit, part in found:
+        text = render_episode(_as_episode(hit.episode, part))
+        if len(given) < _MOST_PARTS and (left := left - estimated_tokens(text)) >= 0:
+            source = f"{EPISODE}{hit.episode.id}"
+            recalled = context_recalled(source, text, score=round(hit.score, 4))
+            given.append({**recalled, "why": hit.why})
+    return given
+
+
+def _as_episode(episode: Episode, part: Mapping[str, Any]) -> Episode:
+    """Return a part of an episode in the form of an episode, to be rendered like one."""
+    verdict, error = part["verdict"], part["error"]
+    received = [f"received from {each['source']}: {each['content']}" for each in part["received"]]
+    return replace(
+        episode,
+        outcome=Outcome.UNKNOWN if error is None else Outcome.FAILURE,
+        summary=Summary(
+            task=part["input"],
+            result=part["output"] or "",
+            errors=error["message"] if error is not None and verdict is None else "",
+            steps="\n".join(["", *received, part["steps"]]),
+        ),
+        result={"error": error},
+        metadata={},
+        instances=1,
+        state=State(
+            label=None if verdict is None else Outcome(verdict["outcome"]),
+            label_source=None if verdict is None else "check",
+            verdict=verdict,
+        ),
+    )
 
 
 def _labelled(name: str, text: str, tokens: int) -> list[str]:

@@ -468,6 +468,23 @@ def _noting(*parts: str) -> SystemMessage | None:
     return SystemMessage(content=content, metadata={WORKING_MEMORY: True})
 
 
+class Recalled:
+    """Adds texts of earlier runs to an agent's prompts: see :class:`bottega.agents.PromptMemory`.
+
+    They are one fenced message after the shared context; the history does not have it.
+    """
+
+    tools: Sequence[ToolBase] = ()
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._note = _noting("## From earlier runs", *texts)
+
+    def compose(self, query: Query, schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
+        """See :class:`bottega.agents.PromptMemory`."""
+        history, head = query.agent.conversation_history, head_of(query.agent.conversation_history)
+        return [*history[:head], *filter(None, (self._note,)), *history[head:]]
+
+
 class RecallMemory(ToolBase):
     """Returns shortened or removed messages of the conversation to the model."""
 

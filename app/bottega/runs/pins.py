@@ -45,7 +45,7 @@ from bottega.llm.dialects import anthropic, chat, gemini, responses
 from bottega.llm.dialects.dialect import Media, WritePart, loaded
 from bottega.llm.prices import prices_of
 from bottega.llm.server import VENDORS, reserved_in, supported
-from bottega.memory.episodes.scope import MemoryScope, strictest
+from bottega.memory.episodes.scope import MemoryScope, least_strict, strictest
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
 Dialects = Mapping[DialectName, Collection[str]]
@@ -250,7 +250,7 @@ class Pins:
             version, others]}``. If the tenant has chosen a model for agents that name none,
             ``default_model`` is this model.
         first: the agents with which the run starts; each gets the run's input.
-        memory: the strictest memory mode of the agents in ``first``.
+        memory: memory mode of the root agent; of a DAG, the least strict mode of its nodes.
         memory_scope: memory scope of the root agent; None: it names none, or the run is a DAG.
         params: the parameters of each agent.
         tools: names of the tools of each agent, with its sub-agents.
@@ -364,7 +364,7 @@ def _pins(
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
         )
-    of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": [], "below": []}
+    of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": [], "below": [], "judges": []}
     below = _below(of_graph)
     nodes: list[str] = list(dict.fromkeys(of_graph["nodes"]))
     named_by = dict.fromkeys(nodes, "/graph")
@@ -382,6 +382,7 @@ def _pins(
     read = found["agents"]
     models = {name: _models(name, each["model"], known, default) for name, each in read.items()}
     judges = [each for name in first for each in _judges(name, found["agents"][name], known)]
+    judges += _models_of_graph(of_graph["judges"] if agent is None else (), known, default)
     names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
     versions = {name: known[name].version for name in names}
     pinned: dict[str, Any] = {
@@ -458,11 +459,14 @@ def _memory(
     first: Sequence[str] | None,
     of_graph: Mapping[str, Any],
 ) -> str:
-    """Return the strictest memory mode of the agents in ``first``; ``None``: of a graph's nodes."""
+    """Return the strictest memory mode of the agents in ``first``.
+
+    ``None``: the least strict mode of a graph's nodes, as each node keeps its own.
+    """
     if first is not None:
         return strictest("full", *(agents[name]["memory"] for name in first))
     pairs = zip(of_graph["nodes"], of_graph["memory"] or (), strict=False)
-    return strictest("full", *(mode or agents[name]["memory"] for name, mode in pairs))
+    return least_strict([mode or agents[name]["memory"] for name, mode in pairs] or ["full"])
 
 
 def _refuse_unknown_version(
@@ -533,6 +537,14 @@ def _judges(
     """Return the models that an agent's success checks name; see :func:`_models`."""
     named = [each for each in found["judges"] if each is not None]
     return _models(agent, named, known) if named else ()
+
+
+def _models_of_graph(
+    judges: Iterable[str | None], known: Mapping[str, KnownProvider], default: str | None
+) -> Iterator[ModelName]:
+    """Yield the models of a graph's success checks; ``None``: the default model."""
+    for each in judges:
+        yield from _models("of the graph's success_check", each, known, default)
 
 
 def _models(

@@ -286,7 +286,7 @@ def _memory_used(new: RunRequest, wanted: MemoryScope | None, *, shared: bool) -
     scope = scope_of_run(
         wanted, user=new.user, session_id=new.session_id, agent=new.agent, shared=shared
     )
-    return memory_used(new.mode, scope, user=new.user, session_id=new.session_id)
+    return memory_used(scope, user=new.user, session_id=new.session_id)
 
 
 async def accept(

@@ -1,7 +1,7 @@
 """Routes of agents."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from bottega.api.schemas.agents import (
     Agent,
     AgentContent,
     AgentSummary,
+    AnyCheck,
     EqualsCheck,
     NewAgent,
     PythonCheck,
@@ -56,7 +57,7 @@ def sent_secrets(body: AgentContent) -> list[Sending]:
 async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
     """Check the agent that a request defines, and return the content to store."""
     await refuse_foreign(caller, sent_secrets(body))
-    _refuse_unknown_plugins(body)
+    refuse_unknown_plugins(body.success_check)
     if body.params is not None:
         dialects = await _dialects(caller, body.model)
         refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)
@@ -84,7 +85,13 @@ def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {
         place: schema for place, schema in of_agent.items() if schema is not None
     }
-    for number, check in enumerate(body.success_check):
+    return found | schemas_of(body.success_check)
+
+
+def schemas_of(checks: Iterable[AnyCheck]) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of a definition's checks by JSON Pointer."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for number, check in enumerate(checks):
         if isinstance(check, SchemaCheck):
             found[f"/success_check/{number}/schema"] = check.schema_
         elif isinstance(check, EqualsCheck) and not isinstance(check.value, str):
@@ -109,8 +116,13 @@ def _with_limits(service: Service, content: Mapping[str, Any]) -> dict[str, Any]
     return {"effective_limits": service.settings.subagent_limits.of_agent(content["subagents"])}
 
 
-def _refuse_unknown_plugins(body: AgentContent) -> None:
-    for number, check in enumerate(body.success_check):
+def refuse_unknown_plugins(checks: Iterable[AnyCheck]) -> None:
+    """Check that the plugins of a definition's checks are installed.
+
+    Raises:
+        InvalidInputError: ``unknown_plugin``.
+    """
+    for number, check in enumerate(checks):
         if isinstance(check, PythonCheck) and check.name not in installed():
             raise InvalidInputError(
                 f"this server has no plugin '{check.name}': install it beside the service",

@@ -28,7 +28,7 @@ from bottega.api.routes.providers import (
     possible_names,
 )
 from bottega.api.routes.schedules import NewSchedule, run_without_query
-from bottega.api.schemas.agents import JudgeCheck, NewAgent
+from bottega.api.schemas.agents import AnyCheck, JudgeCheck, NewAgent
 from bottega.api.schemas.base import Answer, Body
 from bottega.api.shared.definitions import Caller, Prepare, Sending, note, unknown_secrets
 from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
@@ -167,6 +167,8 @@ async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str,
     references = [
         each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
     ]
+    for number, graph in enumerate(asked.graphs):
+        references += _judges(f"/graphs/{number}", graph.success_check)
     default = await store.default_model(caller.tx, caller.tenant)
     references = [(pointer, reference or default) for pointer, reference in references]
     names = {name for _, reference in references for name in possible_names(reference)}
@@ -189,7 +191,11 @@ def _models(number: int, agent: NewAgent) -> Iterator[tuple[str, str | None]]:
             f"{place}/model/{index}" if isinstance(agent.model, list) else f"{place}/model",
             reference,
         )
-    for index, check in enumerate(agent.success_check):
+    yield from _judges(place, agent.success_check)
+
+
+def _judges(place: str, checks: Sequence[AnyCheck]) -> Iterator[tuple[str, str | None]]:
+    for index, check in enumerate(checks):
         if isinstance(check, JudgeCheck) and check.model is not None:
             yield f"{place}/success_check/{index}/model", check.model
 

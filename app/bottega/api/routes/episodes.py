@@ -158,6 +158,7 @@ _SAME = (
     "reflection",
     "summary",
     "instances",
+    "parts",
 )
 
 

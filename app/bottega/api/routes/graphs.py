@@ -21,7 +21,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from bottega.api.errors import problems
-from bottega.api.schemas.agents import ContainsCheck, EqualsCheck, SchemaCheck
+from bottega.api.routes.agents import refuse_unknown_plugins, schemas_of
+from bottega.api.schemas.agents import AnyCheck, ContainsCheck, EqualsCheck, SchemaCheck
 from bottega.api.schemas.base import (
     NAME_PATTERN,
     Answer,
@@ -104,6 +105,19 @@ class NodeRetry(Part):
 NodeChecks = Annotated[
     list[Annotated[EqualsCheck | ContainsCheck | SchemaCheck, Field(discriminator="type")]],
     Field(min_length=1, max_length=10),
+]
+
+
+GraphChecks = Annotated[
+    list[AnyCheck],
+    Field(
+        max_length=10,
+        description=(
+            "Checks of the answer of a completed DAG run of this graph, made in the background, "
+            "after the run's end: if all pass, the run's `outcome` is SUCCESS, otherwise FAILURE. "
+            "A judge without a `model` is the default model."
+        ),
+    ),
 ]
 
 
@@ -205,11 +219,14 @@ class Node(Part):
     retry: NodeRetry | None = _Absent
     """Retries after a failure; null: none."""
     memory: MemoryMode | None = _Absent
-    """Use of memory, in place of the agent's own setting."""
+    """The node's use of memory: `full`: it is given what it did in earlier runs of the run's user,
+    and leaves what it does now in the run's episode; `read`: it leaves nothing; `off`: neither.
+    Null: its agent's `memory`."""
     budget: NodeBudget | None = _Absent
     """Limits on what the node may spend; null: only the run's limits."""
     success_check: NodeChecks | None = _Absent
-    """Checks of the node's answer; if one fails, the node fails with the code `check_failed`."""
+    """Checks of the node's answer; if one fails, the node fails with the code `check_failed`. They
+    judge the node's part of the run's episode; null: its agent's checks do."""
     router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     """True: the agent chooses which outgoing edge is taken. Its output schema is
     `{"route": TARGET}`."""
@@ -300,6 +317,7 @@ class GraphContent(Body):
     """Seconds until a publication of the graph's agents expires; null: never."""
     output: Name | None = None
     """The node whose answer becomes the run's answer; null: the run has the sinks' answers."""
+    success_check: GraphChecks = Field(default_factory=list)
 
     @field_validator("nodes")
     @classmethod
@@ -376,6 +394,7 @@ class Graph(GraphSummary):
     edges: list[Edge]
     output: str | None = None
     """The node whose answer becomes the run's answer; null: the run has the sinks' answers."""
+    success_check: GraphChecks = Field(default_factory=list)
 
 
 class Order(Answer):
@@ -644,6 +663,7 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
     """
     content = body.model_dump(exclude={"name"}, by_alias=True)
     await refuse_foreign(caller, sent_secrets(body))
+    refuse_unknown_plugins(body.success_check)
     graphs = await _subgraphs(caller, content)
     refuse_nesting(name, content, graphs)
     schemas = await _answer_schemas(caller, content, graphs)
@@ -689,11 +709,12 @@ async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Gr
 async def check_schemas_of(_: Service, tenant: UUID, body: GraphContent) -> None:
     """Check the schemas of people's answers, and the patterns of tools."""
     nodes = [(f"/nodes/{at}", each) for at, each in enumerate(body.nodes) if isinstance(each, Node)]
-    schemas = {f"{at}/schema": each.schema_ for at, each in nodes if each.schema_ is not None}
+    schemas: dict[str, Mapping[str, Any]] = {}
+    schemas |= {f"{at}/schema": each.schema_ for at, each in nodes if each.schema_ is not None}
+    schemas |= schemas_of(body.success_check)
     for at, each in nodes:
-        for number, check in enumerate(each.success_check or ()):
-            if isinstance(check, SchemaCheck):
-                schemas[f"{at}/success_check/{number}/schema"] = check.schema_
+        found = schemas_of(each.success_check or ())
+        schemas |= {f"{at}{place}": schema for place, schema in found.items()}
     patterns = {
         at: {f"{at}/tool{place}": text for place, text in each.tool.patterns.items()}
         for at, each in nodes

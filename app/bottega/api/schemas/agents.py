@@ -103,9 +103,10 @@ SuccessCheck = Annotated[
     Field(
         max_length=10,
         description=(
-            "Checks of the answer of a completed run that began with this agent (not in a DAG). "
-            "If all pass, the run's `outcome` is SUCCESS, otherwise FAILURE. The checks are made "
-            "in the background, after the run's end."
+            "Checks of the answer of a completed run that began with this agent. If all pass, the "
+            "run's `outcome` is SUCCESS, otherwise FAILURE. The checks are made in the background, "
+            "after the run's end. In a DAG and as a sub-agent, checks of the types `equals`, "
+            "`contains` and `json_schema` judge the agent's part of the run's episode."
         ),
     ),
 ]
@@ -392,7 +393,8 @@ class AgentContent(Body):
     success_check: SuccessCheck = Field(default_factory=list)
     memory: MemoryMode = "full"
     """Use of memory by runs that begin with this agent: `full`; `read` (the runs store no episode);
-    or `off`."""
+    or `off`. In a DAG and as a sub-agent: `full`: it is given what it did in earlier runs, and
+    leaves its part in the run's episode; `read`: it leaves nothing; `off`: neither."""
     memory_scope: MemoryScope | None = None
     """Episodes that a run may retrieve if it begins with this agent. `user`: episodes of the run's
     user; if the run has no user, episodes of its session; if it has neither, episodes without user

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.schemas.base import Answer, Body, OwnUser, PlaceInTime, UserName
-from bottega.api.schemas.runs import SessionName
+from bottega.api.schemas.runs import Failure, SessionName
 from bottega.json_schema.values import WHOLE
 from bottega.runs.read import OutcomeSource, OutcomeValue
 
@@ -397,6 +397,33 @@ class Verdict(Answer):
     """Time of the judgement."""
 
 
+class PartReceived(Answer):
+    """Another node's answer that a node got, shortened."""
+
+    source: str
+    content: str
+
+
+class EpisodePart(Answer):
+    """Work of an agent node of a graph, or of a sub-agent; long texts are shortened."""
+
+    agent: str
+    node: str | None
+    """The node of the graph; null: a sub-agent."""
+    input: str
+    """The question that it got."""
+    received: list[PartReceived]
+    """Answers of the nodes before it."""
+    steps: str
+    """Its calls of tools, one a line."""
+    output: str | None
+    """Its answer; null: it has none."""
+    error: Failure | None
+    """Why it failed; null: it did not."""
+    verdict: Verdict | None
+    """The result of its checks; null: nothing has judged it."""
+
+
 class Episode(Answer):
     """The stored record of finished work: task, steps and outcome."""
 
@@ -441,6 +468,9 @@ class Episode(Answer):
     """Texts of the episode that searches compare."""
     instances: int = 1
     """Number of episodes that this episode replaces; 1: it replaces none."""
+    parts: list[EpisodePart] = Field(default_factory=list)
+    """What the agent nodes of a graph, and sub-agents, did, each once; only in an answer about a
+    single episode."""
     consolidated: dict[str, Any] | None = None
     """Only in a consolidated episode: the most typical of the replaced episodes
     (`representative_id`), the number of `instances`, their common `structure` (values by JSON

@@ -447,7 +447,7 @@ class Run(RunSummary, ShownDemands):
     """The parsed answer, if it has a schema and fits it; else null. If `output` has answers by
     agent, this field has parsed answers by agent."""
     success_check: RunCheck | None = None
-    """Results of the agent's success checks; null: the agent has no checks."""
+    """Results of the success checks of the agent, or of a DAG's graph; null: it has no checks."""
     overrides: dict[str, ShownOverrides] = Field(default_factory=dict)
     """Changes of the run's agents for this run only, by agent."""
     output_schema: dict[str, Any] | None = None

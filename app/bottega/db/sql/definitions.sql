@@ -108,6 +108,7 @@ BEGIN
                 SELECT default_model FROM definition_epochs WHERE tenant_id = p_tenant),
             'graph', (SELECT jsonb_build_object(
                 'version', version, 'size', size, 'subgraphs', subgraphs,
+                'judges', jsonb_path_query_array(definition, 'lax $.success_check[*].model'),
                 'nodes', (SELECT coalesce(jsonb_agg(node -> 'agent'), '[]') FROM nodes
                     WHERE node ->> 'agent' IS NOT NULL),
                 'memory', (SELECT jsonb_agg(node -> 'memory') FROM nodes

@@ -182,6 +182,11 @@ BEGIN
         DELETE FROM episode_work
         WHERE tenant_id = v_tenant AND episode_id = v_id AND work = 'embed';
     END IF;
+    -- Of each node and sub-agent the last part, if possible one that was not good.
+    INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
+    SELECT DISTINCT ON (part) v_tenant, part, v_id, number, content FROM episode_parts
+    WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
+    ORDER BY part, content #>> '{verdict,outcome}' <> 'FAILURE', episode_id DESC;
     PERFORM move_bodies(p_ids, p_moved);
     PERFORM unsearch_episodes(v_tenant, p_ids);
     UPDATE episode_state SET state = 'consolidated', consolidated_into = v_id, task_key = NULL

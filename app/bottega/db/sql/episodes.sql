@@ -38,7 +38,7 @@ BEGIN
         at timestamptz, outcome text, domain text, task_type text, failure_signature text,
         trust smallint, origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb,
         summary jsonb, tags text[], failure_signatures text[], bodies jsonb, reflection jsonb,
-        instances integer);
+        instances integer, parts jsonb);
     e.id := coalesce(e.id, uuidv7());
     e.at := coalesce(e.at, clock_timestamp());
     INSERT INTO episodes (tenant_id, id, kind, run_id, session_id, user_id, agent, at, outcome,
@@ -72,6 +72,11 @@ BEGIN
         INSERT INTO episode_tags (tenant_id, tag, episode_id)
         SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
     END IF;
+    INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
+    SELECT p_tenant, p.value ->> 'part', e.id, p.number,
+           p.value - 'part' || CASE WHEN p.value -> 'verdict' <> 'null' THEN jsonb_build_object(
+               'verdict', p.value -> 'verdict' || jsonb_build_object('at', e.at)) ELSE '{}' END
+    FROM jsonb_array_elements(e.parts) WITH ORDINALITY AS p(value, number);
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, e.id
     FROM unnest(e.failure_signature || coalesce(e.failure_signatures, '{}')) AS signature
@@ -206,7 +211,8 @@ BEGIN
         WHERE x.tenant_id = v_tenant AND x.episode_id = s.id LIMIT 1) AS x ON true;
 END $$;
 
--- Return the bodies of an episode within the scope; of bodies in the object store, their keys.
+-- Return the bodies of an episode within the scope, with its parts; of bodies in the object store,
+-- their keys.
 CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
     part text, content jsonb, object_key text
 ) LANGUAGE plpgsql STABLE AS $$
@@ -215,7 +221,11 @@ BEGIN
     RETURN QUERY
     SELECT b.part, b.content, b.object_key FROM episode_bodies b
     WHERE b.tenant_id = current_setting('bottega.tenant')::uuid
-      AND b.episode_id = ANY (episodes_within(p_scope, ARRAY[p_id]));
+      AND b.episode_id = ANY (episodes_within(p_scope, ARRAY[p_id]))
+    UNION ALL
+    SELECT 'parts', jsonb_agg(p.content ORDER BY p.number), NULL FROM episode_parts p
+    WHERE p.tenant_id = current_setting('bottega.tenant')::uuid
+      AND p.episode_id = ANY (episodes_within(p_scope, ARRAY[p_id]));
 END $$;
 
 -- Return SQL conditions on columns that episode_search and episode_vectors share.
@@ -238,12 +248,15 @@ LANGUAGE sql IMMUTABLE AS $$
         WHEN 'failure_signature' THEN format(
             ' AND EXISTS (SELECT FROM episode_failures f WHERE f.tenant_id = s.tenant_id'
             ' AND f.signature = %L AND f.episode_id = s.episode_id)', value #>> '{}')
+        WHEN 'part' THEN format(
+            ' AND EXISTS (SELECT FROM episode_parts p WHERE p.tenant_id = s.tenant_id'
+            ' AND p.part = %L AND p.episode_id = s.episode_id)', value #>> '{}')
         WHEN 'min_trust' THEN format(' AND s.trust >= %L', value #>> '{}')
         ELSE (SELECT string_agg(format(
                   ' AND EXISTS (SELECT FROM episode_tags t WHERE t.tenant_id = s.tenant_id'
                   ' AND t.tag = %L AND t.episode_id = s.episode_id)', tag), '')
               FROM jsonb_array_elements_text(value) AS tag) END, ''), '')
-    FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'min_trust', 'tags')
+    FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'part', 'min_trust', 'tags')
 $$;
 
 -- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
@@ -375,8 +388,8 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_removed := jsonb_build_object('run_learning', v_count);
     FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
-        'episode_failures', 'lessons', 'episode_state', 'episode_search', 'episode_vectors',
-        'episode_work', 'pattern_sources', 'episodes']
+        'episode_failures', 'episode_parts', 'lessons', 'episode_state', 'episode_search',
+        'episode_vectors', 'episode_work', 'pattern_sources', 'episodes']
     LOOP
         EXECUTE format(
             'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,

@@ -151,9 +151,9 @@ BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
         GRANT MAINTAIN ON
             episodes, episode_bodies, episode_reflections, episode_feedback, episode_tags,
-            episode_failures, episode_state, episode_search, episode_vectors, episode_work,
-            tenant_memory, deleted_objects, patterns, pattern_sources, pattern_applications,
-            run_learning, memory_jobs
+            episode_failures, episode_parts, episode_state, episode_search, episode_vectors,
+            episode_work, tenant_memory, deleted_objects, patterns, pattern_sources,
+            pattern_applications, run_learning, memory_jobs
             TO bottega_maintenance;
     END IF;
 END $$;

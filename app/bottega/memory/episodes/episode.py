@@ -132,6 +132,7 @@ class Episode:
         metadata: ``tools_used``, ``strategies_applied``, ``agents``.
         trace: the steps, in order.
         input, output: the full values, if too long for ``task`` and ``result``.
+        parts: what nodes of a graph and sub-agents did, in order; searches and lists leave it out.
     """
 
     at: datetime
@@ -159,6 +160,7 @@ class Episode:
     input: Any = None
     output: Any = None
     instances: int = 1
+    parts: Sequence[Mapping[str, Any]] = ()
     state: State = State()
 
     def to_row(self) -> dict[str, Any]:
@@ -219,6 +221,7 @@ class EpisodeFilter:
     Attributes:
         tags: the episode must have all these tags.
         after, before: bounds of the end time, exclusive.
+        part: the episode must have a part of this node (``GRAPH/NODE``) or sub-agent.
         min_trust: 1 to 3.
     """
 
@@ -230,6 +233,7 @@ class EpisodeFilter:
     after: datetime | None = None
     before: datetime | None = None
     failure_signature: str | None = None
+    part: str | None = None
     min_trust: int = 1
 
 

@@ -4,6 +4,7 @@ Every search and every read of episodes needs a scope. The SQL function ``episod
 scope into conditions.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, get_args
@@ -26,6 +27,11 @@ _MODES = get_args(MemoryMode)
 def strictest(*modes: str) -> str:
     """Return the strictest of some memory modes."""
     return min(modes, key=_MODES.index)
+
+
+def least_strict(modes: Iterable[str]) -> str:
+    """Return the least strict of some memory modes."""
+    return max(modes, key=_MODES.index)
 
 
 class Reach(StrEnum):
@@ -112,12 +118,10 @@ NO_USER, OFF = "none (no user)", "none (off)"
 _USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
 
 
-def memory_used(mode: str, scope: Scope, *, user: str | None, session_id: str | None) -> str:
+def memory_used(scope: Scope, *, user: str | None, session_id: str | None) -> str:
     """Return a short text for people: the owner of the earlier runs that a run may read."""
     if scope.reach is Reach.RUN and user is None and identity_of(session_id) is None:
         return NO_USER
-    if mode == "dag":  # only a root agent recalls, and a graph has none
-        return "none (dag)"
     return _USED.get(scope.reach, scope.reach.value)
 
 

@@ -29,6 +29,10 @@ log = structlog.get_logger(__name__)
 
 _STORE = "SELECT store_episode($1, $2)"
 _BODIES = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
+_PARTS = """
+SELECT episode_id, content FROM episode_parts
+WHERE tenant_id = $1 AND part = $2 AND episode_id = ANY (episodes_within($3::jsonb, $4))
+"""
 _MARK = "SELECT mark_episode_deleted($1, $2)"
 
 
@@ -262,6 +266,17 @@ class EpisodicMemory:
             if candidate.episode_id in loaded
         ]
         return Found(hits, asked.compared == "meaning", asked.compared == "spelling")
+
+    async def parts(
+        self, tenant_id: UUID, scope: Scope, hits: Sequence[Hit], part: str
+    ) -> list[tuple[Hit, dict[str, Any]]]:
+        """Return what a node (``GRAPH/NODE``) or a sub-agent did in the runs of found episodes."""
+        if not hits:
+            return []
+        ids = [hit.episode.id for hit in hits]
+        async with acting_as(self.pool, tenant_id) as connection:
+            found = dict(await connection.fetch(_PARTS, tenant_id, part, scope.document, ids))
+        return [(hit, from_json(text)) for hit in hits if (text := found.get(hit.episode.id))]
 
     async def structured_search(
         self,

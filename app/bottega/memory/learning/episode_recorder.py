@@ -6,7 +6,7 @@ steps.
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -53,6 +53,7 @@ _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
 _STEP_BYTES = 300
 _SUMMARY_TOKENS = 480  # at four bytes per token, within the limit of an episode
 _LONGEST_TAG = 64
+_MOST_PARTS = 32
 
 _ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CANCELLED}
 
@@ -69,6 +70,7 @@ class RunFacts:
     user: str | None = None  # the customer's name for the end user
     agent: str | None = None  # name of the root agent; ``None`` for a DAG
     sent_tools: frozenset[str] = frozenset()  # names of tools that the request defines
+    silent: frozenset[str] = frozenset()  # agents of parts that leave nothing in the episode
 
     @property
     def question(self) -> str:
@@ -105,6 +107,35 @@ class RunFacts:
         return tuple(dict.fromkeys(filter(None, tags)))[:20]
 
 
+@dataclass(slots=True)
+class RunPart:
+    """The work of a node of a graph, or of a sub-agent, in a run.
+
+    Attributes:
+        part: ``GRAPH/NODE`` of a node, or the name of a sub-agent.
+        received: answers of other nodes that it got, by their node.
+        task_id: its task, if it was a single one.
+        checks: checks of its answer that are still to be made.
+        passed: result of its checks, with the ``reason`` of a failure; ``None``: there is none.
+    """
+
+    part: str
+    agent: str
+    input: str
+    node: str | None = None
+    received: Mapping[str, str] = field(default_factory=dict)
+    output: str | None = None
+    error: EventError | None = None
+    task_id: UUID | None = None
+    checks: Sequence[Mapping[str, Any]] = ()
+    passed: bool | None = None
+    reason: str | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        return not self.passed and (self.passed is False or self.error is not None)
+
+
 class EpisodeRecorder:
     """Reads a run's events in order, and builds its episode at the end.
 
@@ -120,6 +151,7 @@ class EpisodeRecorder:
         self.about = about
         self._reflects = reflects
         self.goals: Goals | None = None  # the task's analysis, if there is one
+        self.parts: Sequence[RunPart] = ()  # set at the run's end
         self._clean = clean
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=120)
@@ -142,6 +174,7 @@ class EpisodeRecorder:
         }
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
+        self._is_silent = False  # the present event is of an agent that leaves nothing
         self._plans: list[list[str]] = []
         self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
         self.decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
@@ -149,6 +182,7 @@ class EpisodeRecorder:
     def observe(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
+        self._is_silent = task_id is not None and agent in self.about.silent
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
@@ -192,6 +226,8 @@ class EpisodeRecorder:
         self, tool: str, arguments: Mapping[str, Any], resolution: Mapping[str, Any]
     ) -> None:
         """Note the reason why a person denied or edited a call, so that later runs can read it."""
+        if self._is_silent:
+            return
         if resolution.get("decision") == "deny" and resolution.get("comment"):
             self.decided.append((self._short(resolution["comment"]), "denied"))
         edited = resolution.get("arguments")
@@ -238,6 +274,8 @@ class EpisodeRecorder:
 
     def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
         self._steps += 1
+        if self._is_silent:
+            return
         step = {"step": self._steps, "agent": agent, "task_id": task_id, **what}
         if len(self._first) < 40:
             self._first.append(step)
@@ -248,6 +286,8 @@ class EpisodeRecorder:
         """Note a failure of the tool or agent ``name``, and return the failure's signature."""
         message = self._clean(error.message)
         signature = failure_signature(error.type, message, name, error.status)
+        if self._is_silent:
+            return signature
         if len(self._signatures) < 19:  # with the signature of the run itself, at most 20
             self._signatures[signature] = None
         if len(self._errors) < 10:
@@ -313,11 +353,41 @@ class EpisodeRecorder:
             trace=self.trace or None,
             input=about.input if len(question) > LONGEST_TEXT else None,
             output=output if len(answer) > LONGEST_TEXT else None,
+            parts=[*map(self._told, self._kept_parts())],
             state=State(StorageState.QUARANTINED if self._suspicion else StorageState.ACTIVE),
         )
         if self._reflects:
             told = replace(told, reflection=reflect(told))
         return told.to_row()
+
+    def _kept_parts(self) -> list[RunPart]:
+        """Return the parts in order; if there are too many, those that went well leave first."""
+        ranked = sorted(self.parts, key=lambda each: not each.is_bad)[:_MOST_PARTS]
+        return [each for each in self.parts if any(each is kept for kept in ranked)]
+
+    def _told(self, part: RunPart) -> dict[str, Any]:
+        """Return a part as an element of ``parts`` of SQL's ``store_episode``."""
+        own = [each for each in self.trace if part.task_id and each["task_id"] == part.task_id]
+        calls = told_steps(each for each in own if "answer" not in each)
+        error, verdict = part.error, None
+        if part.passed is not None:
+            outcome = Outcome.SUCCESS if part.passed else Outcome.FAILURE
+            reason = None if part.reason is None else self._short(part.reason)
+            verdict = {"outcome": outcome, "reason": reason, "by": "check"}
+        return {
+            "part": part.part,
+            "agent": part.agent,
+            "node": part.node,
+            "input": self._short(part.input),
+            "received": [
+                {"source": source, "content": self._short(text)}
+                for source, text in [*part.received.items()][:4]
+            ],
+            "steps": summary_of("\n".join(calls), _STEP_BYTES // 4, whole_lines=True),
+            "output": None if part.output is None else cut(self._clean(part.output), 1_000),
+            "error": error and {"code": error.code, "message": self._short(error.message or "")},
+            "verdict": verdict,
+        }
 
     def _analysed(self) -> dict[str, Any]:
         if self.goals is None:

@@ -1,0 +1,210 @@
+"""Memory of a run's parts: of the agent nodes of its graph, and of its sub-agents.
+
+Before its first model call, a part gets what the same part did in earlier runs of the run's scope.
+The log has what was given as ``context.recalled`` of the part's task, so a resumed run has the same
+prompts and makes no new search. At the run's end, its episode gets what each part did.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import structlog
+
+from bottega import metrics
+from bottega.agents.checks import ALONE, Check, unmet_check
+from bottega.agents.messages import AssistantResponse, HumanMessage
+from bottega.agents.query import Path, Query
+from bottega.agents.subagent import AGENT_FAILED
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import Journal, RunObserver, Tasks, is_answered
+from bottega.engine.replay import EPISODE
+from bottega.engine.retrieval import (
+    MOST_EPISODES,
+    MemorySources,
+    continues,
+    part_events,
+    tells_a_topic,
+)
+from bottega.events.types import ContextReceived, EventError, EventType, warning
+from bottega.graph.decisions import name_of_node
+from bottega.memory.episodes.episode import EpisodeFilter
+from bottega.memory.episodes.scope import NO_USER, MemoryScope, memory_used, scope_of_run
+from bottega.memory.learning.episode_recorder import RunPart
+from bottega.memory.prompts import Recalled
+from bottega.subagents.swarm import TaskOfQuery
+
+_PATIENCE_S = 2.0
+_MOST_SEARCHES = 200  # of a run; further parts get nothing
+_MOST_CALLS = 8  # calls of a sub-agent among which the one to keep is chosen
+
+_Given = list[dict[str, Any]]
+"""Data of events ``context.recalled``."""
+
+logger = structlog.get_logger(__name__)
+
+
+class PartRule(NamedTuple):
+    """A part's name, its use of memory, and the checks of its answer."""
+
+    part: str
+    memory: str
+    scope: MemoryScope | None
+    checks: Sequence[Check]
+
+
+class RunParts(RunObserver):
+    """The parts of one run.
+
+    Args:
+        question: the run's question.
+        sources: memory of earlier runs; ``None``: no memory is retrieved.
+
+    Attributes:
+        nodes: rules of agent nodes under way, by path.
+    """
+
+    def __init__(
+        self,
+        run: ClaimedRun,
+        question: str,
+        journal: Journal,
+        tasks: Tasks,
+        sources: MemorySources | None,
+    ) -> None:
+        self.nodes: dict[Path, PartRule] = {}
+        self._run = run
+        self._journal = journal
+        self._tasks = tasks
+        self._sources = sources
+        self._question = "" if continues(run) else question
+        self._found: dict[tuple[str, str], asyncio.Future[_Given]] = {}
+        self._given: dict[UUID | None, list[str]] = {}
+        self._ended: dict[str, list[RunPart]] = {}
+        self._quiet: set[str | None] = set()  # nodes that leave nothing
+
+    def of_node(self, graph: str, node: Mapping[str, Any]) -> PartRule:
+        """Return the rule of an agent node; without checks of its own, its agent's checks hold."""
+        rule = self._of_agent(f"{graph}/{name_of_node(node)}", node["agent"])
+        own = "success_check" in node or "for_each" in node
+        return rule._replace(
+            memory=node.get("memory") or rule.memory, checks=() if own else rule.checks
+        )
+
+    def _of_agent(self, part: str, agent: str) -> PartRule:
+        defined = self._run.agents[agent]
+        mode, scope = defined.get("memory", "full"), defined.get("memory_scope")
+        return PartRule(part, mode, scope, defined.get("success_check") or ())
+
+    def _of_query(self, query: Query) -> PartRule | None:
+        name = query.agent.agent_name
+        if query.path in self.nodes or query.parent is None or name not in self._run.agents:
+            return self.nodes.get(query.path)
+        return self._of_agent(name, name)
+
+    # Memory of earlier runs
+
+    async def remember(self, query: Query) -> None:
+        """Give a query's agent what its part did in earlier runs."""
+        rule, task_id = self._of_query(query), self._tasks.id_of(query)
+        if rule is None or rule.memory == "off":
+            return
+        if task_id not in self._given:
+            self._given[task_id] = await self._texts(query, rule, task_id)
+        if texts := self._given[task_id]:
+            query.agent.memory = Recalled(texts)
+
+    async def _texts(self, query: Query, rule: PartRule, task_id: UUID | None) -> list[str]:
+        task = self._journal.replay.task(task_id)
+        known = [each for _, each in task.said if isinstance(each, ContextReceived)]
+        texts = [each.content or "" for each in known if each.source.startswith(EPISODE)]
+        if texts or task.calls:
+            return texts
+        found: _Given | None = (self._run.parent_task or {}).get("recalled")
+        if found is None:
+            found = await self.recalled(rule, "" if query.path in self.nodes else _asked(query))
+        for data in found:
+            self._tasks.add(query, EventType.CONTEXT_RECALLED, dict(data))
+        return [data["content"] for data in found]
+
+    async def recalled(self, rule: PartRule, asked: str = "") -> _Given:
+        """Return what a part is given; a part has one search for each text.
+
+        Args:
+            asked: what the part is asked, if the run's question does not say it.
+        """
+        text = "\n".join(filter(None, (self._question, asked)))
+        key = rule.part, text
+        if key not in self._found:
+            skips = rule.memory == "off" or len(self._found) == _MOST_SEARCHES
+            if self._sources is None or skips:
+                return []
+            self._found[key] = asyncio.ensure_future(self._search(self._sources, rule, text))
+        return await asyncio.shield(self._found[key])
+
+    async def _search(self, sources: MemorySources, rule: PartRule, text: str) -> _Given:
+        run, given = self._run, list[dict[str, Any]]()
+        owner = {"user": run.user, "session_id": run.session_id}
+        scope = scope_of_run(rule.scope, **owner, agent=run.agent, shared=sources.shared)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                if tells_a_topic(text):
+                    where = EpisodeFilter(part=rule.part)
+                    found = await sources.episodes.semantic_search(
+                        run.tenant_id, scope, text, k=MOST_EPISODES, where=where
+                    )
+                    hits = [hit for hit in found.hits if hit.relevant]
+                    parts = await sources.episodes.parts(run.tenant_id, scope, hits, rule.part)
+                    given = part_events(parts)
+        except Exception as error:
+            logger.warning("memory.unavailable", error=str(error))
+            told = f"what '{rule.part}' did in earlier runs could not be read"
+            told = f"{told}: {type(error).__name__}: {error}"[:500]
+            self._journal.add(EventType.WARNING, warning("memory_unavailable", told))
+        nobody = memory_used(scope, **owner) == NO_USER
+        metrics.recalls.labels("given" if given else "nobody" if nobody else "nothing").inc()
+        return given
+
+    # What the parts do
+
+    def node_ended(self, part: RunPart, rule: PartRule) -> None:
+        """Note the end of an agent node, which replaces its end in an earlier turn."""
+        if rule.memory != "full":
+            self._quiet.add(part.node)
+            return
+        others = {name: text for name, text in part.received.items() if name not in self._quiet}
+        self._ended[rule.part] = [replace(part, received=others, checks=rule.checks)]
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        """Note the end of a sub-agent."""
+        rule, task_id = self._of_query(query), self._tasks.id_of(query)
+        if rule is None or rule.memory != "full" or query.path in self.nodes:
+            return
+        answered, asked = is_answered(query, response), _asked(query)
+        part = RunPart(rule.part, rule.part, asked, task_id=task_id, checks=rule.checks)
+        if answered:
+            part.output = response.content
+        else:
+            part.error = EventError(response.error_code or AGENT_FAILED, response.error)
+        calls = self._ended.setdefault(rule.part, [])
+        calls[:] = [each for each in calls if each.task_id != task_id][: _MOST_CALLS - 1]
+        calls.append(part)
+
+    async def judged(self) -> list[RunPart]:
+        """Return the parts after their checks: of a sub-agent a call that failed, or the last."""
+        for part in [part for calls in self._ended.values() for part in calls]:
+            alone = [each for each in part.checks if each["type"] in ALONE]
+            if part.passed is None and part.output is not None and alone:
+                part.reason = await unmet_check(alone, part.output)
+                if part.reason is not None or len(alone) == len(part.checks):
+                    part.passed = part.reason is None
+        return [([p for p in calls if p.is_bad] or calls)[-1] for calls in self._ended.values()]
+
+
+def _asked(query: Query) -> str:
+    """Return what a sub-agent was asked for."""
+    if query.tool_call is None and isinstance(query.task, TaskOfQuery):
+        return query.task.handle.prompt
+    return next((each.content for each in query.messages if isinstance(each, HumanMessage)), "")
