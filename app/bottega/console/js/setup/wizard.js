@@ -104,13 +104,12 @@ export function Wizard({ onConnected, onClose }) {
         placeholder="https://models.example.com/v1" onInput=${change(setAddress)} /></label>
       <label>Key <input ref=${vendor.address ? first : null} type="password" autocomplete="off" value=${key}
         aria-describedby="key-help" onInput=${change(setKey)} /></label>
-      <p id="key-help" class="small soft">It is stored sealed, and sent to this address only. A server that asks for
-        none needs none.</p>
+      <p id="key-help" class="small soft">It is stored sealed, and sent to this address only. It has at least
+        8 characters; leave it empty if the server checks none.</p>
       <div aria-live="polite">${tested && html`<${Outcome} tested=${tested} />`}</div>
-      ${tested?.ok && html`<label>Default model ${tested.models.length
-        ? html`<select value=${model} onChange=${(e) => setModel(e.target.value)}>
-          ${tested.models.map((id) => html`<option key=${id} value=${id}>${id}</option>`)}</select>`
-        : html`<input required value=${model} onInput=${(e) => setModel(e.target.value)} />`}</label>`}
+      ${tested?.ok && html`<label>Default model <input required list="models-found" value=${model}
+        onInput=${(e) => setModel(e.target.value)} /></label>
+        <datalist id="models-found">${tested.models.map((id) => html`<option key=${id} value=${id} />`)}</datalist>`}
       ${error && html`<${Failure} error=${error} />`}
       <div class="actions">
         <${Button} type=${tested?.ok ? "button" : "submit"} kind=${tested?.ok ? "" : "primary"} busy=${busy === "test"}
