@@ -100,6 +100,23 @@ async def ended(client: httpx2.AsyncClient, url: str) -> str:
     return run_id
 
 
+async def test_the_end_of_a_batch_is_delivered_once(
+    worker: Running, receiver: RawServer, model: FakeModel
+) -> None:
+    model.decide = lambda request: text("done")
+    agent = {"name": "clerk", "system_message": "You work."}
+    assert (await worker.client.post("/v1/agents", json=agent)).status_code == 201
+    items = [{"input": "a"}, {"input": "b"}]
+    body = {"agent": "clerk", "items": items, "webhook_url": receiver.url("/hook")}
+    batch = await worker.client.post("/v1/batches", json=body)
+    assert batch.status_code == 202, batch.text
+    await arrived(receiver)
+    message = told(receiver)
+    assert message["type"] == "batch.completed"
+    assert message["data"]["path"] == f"/v1/batches/{batch.json()['id']}"
+    assert len(receiver.requests) == 1
+
+
 async def test_a_completed_run_is_delivered_with_a_signature(
     worker: Running, receiver: RawServer
 ) -> None:

@@ -92,11 +92,12 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any]) -> bytes:
-    """Return the body of the message about a run's end; it is equal at every try. Pure."""
+    """Return the message about the end of a run or a batch; it is equal at every try. Pure."""
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
-    data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
-    about = {"type": f"run.{run['status']}", "timestamp": run["ended_at"], "tenant": tenant}
+    kind, folder = ("batch", "batches") if run["mode"] == "batch" else ("run", "runs")
+    data |= {"output_omitted": bool(run["long"]), "path": f"/v1/{folder}/{run['id']}"}
+    about = {"type": f"{kind}.{run['status']}", "timestamp": run["ended_at"], "tenant": tenant}
     return to_json({**about, "data": data})
 
 
