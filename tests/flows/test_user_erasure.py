@@ -285,6 +285,7 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     exported = {t: n for t, n in exported.items() if t not in export.NOT_EXPORTED}
     del named["end"], named["live_text"]
     exported.pop("live_text", None)
+    exported["fact"] = exported.pop("user_facts")
     assert named == exported | {"content": 1}
     assert "kept" not in str(lines)
 
