@@ -114,9 +114,8 @@ async def fork(
         node = nodes.node(wanted.node)
         await _check_publication(connection, old, nodes, node, wanted.publication)
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
-    new |= same_tasks(old) | {"turn": base_of(old), "principal": principal}
-    new |= {"session_id": wanted.session_id, "conversation": "none"}
-    new["given"] = _given(old["given"], wanted, again)
+    new |= same_tasks(old) | {"turn": base_of(old), "principal": principal, "conversation": "none"}
+    new |= {"session_id": wanted.session_id, "given": _given(old["given"], wanted, again)}
     place = {"seq": wanted.at_seq} if wanted.node is None else {"node": wanted.node}
     new["fork_of"] = {"run_id": run_id, **place, "usage": carried.usage.to_dict()}
     if wanted.agent:
