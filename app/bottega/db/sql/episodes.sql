@@ -73,9 +73,8 @@ BEGIN
         SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
     END IF;
     INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
-    SELECT p_tenant, p.value ->> 'part', e.id, p.number,
-           p.value - 'part' || CASE WHEN p.value -> 'verdict' <> 'null' THEN jsonb_build_object(
-               'verdict', p.value -> 'verdict' || jsonb_build_object('at', e.at)) ELSE '{}' END
+    SELECT p_tenant, p.value ->> 'part', e.id, p.number, p.value - 'part' || jsonb_build_object(
+               'verdict', nullif(p.value -> 'verdict', 'null') || jsonb_build_object('at', e.at))
     FROM jsonb_array_elements(e.parts) WITH ORDINALITY AS p(value, number);
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, e.id
@@ -211,8 +210,7 @@ BEGIN
         WHERE x.tenant_id = v_tenant AND x.episode_id = s.id LIMIT 1) AS x ON true;
 END $$;
 
--- Return the bodies of an episode within the scope, with its parts; of bodies in the object store,
--- their keys.
+-- Return the bodies and parts of an episode within the scope; of bodies that are objects, the keys.
 CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
     part text, content jsonb, object_key text
 ) LANGUAGE plpgsql STABLE AS $$
