@@ -39,7 +39,8 @@ function Row({ lesson, reload }) {
       onInput=${(e) => setText(e.target.value)}></textarea>` : lesson.text}
       ${lesson.pinned && html`<p class="small">Each run of ${lesson.user ? `the user ${lesson.user}` : "the session"}
         gets it, whatever its task is.</p>`}
-      ${lesson.for_all && html`<p class="small">All runs of ${lesson.agent} get it, of all users.</p>`}${error && html`<${Failure} error=${error} />`}</td>
+      ${lesson.for_all && html`<p class="small">All runs of ${lesson.agent} get it, of all users.</p>`}
+      ${error && html`<${Failure} error=${error} />`}</td>
     <td>${by}</td>
     <td>${lesson.agent ?? "–"}</td>
     <td><${Link} path=${run_id ? ["runs", run_id] : ["memory", "episodes", episode_id]}><${Time}

@@ -34,7 +34,9 @@ export function elementsOf(state, graph) {
     const parent = state.tasks.get(task.parent);
     if (parent && parent.agent !== task.agent) edge(nameOf(parent), nameOf(task), "call");
   }
-  for (const each of [...(graph?.edges ?? []), ...state.decisions]) edge(whole(each.source), whole(each.target), "data");
+  for (const { source, target } of [...(graph?.edges ?? []), ...state.decisions]) {
+    edge(whole(source), whole(target), "data");
+  }
   for (const flow of state.flows) {
     add(whole(flow.source));
     const found = edge(whole(flow.source), whole(flow.target), "data");
