@@ -24,9 +24,10 @@ _OF_RUNS = (
     """,
     """
     INSERT INTO interrupts (tenant_id, id, run_id, kind, call, tool, tool_call_id, arguments,
-                            status, created_at, expires_at)
+                            status, created_at, expires_at, resolved_at)
     SELECT tenant_id, uuidv7(), id, 'approval', 1, 'x', 'x', '{}',
-           CASE user_id WHEN '7' THEN 'pending' ELSE 'resolved' END, created_at, created_at
+           CASE user_id WHEN '7' THEN 'pending' ELSE 'resolved' END, created_at, created_at,
+           CASE user_id WHEN '7' THEN NULL ELSE created_at END
     FROM runs WHERE tenant_id = $1
     """,
     """

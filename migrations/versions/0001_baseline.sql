@@ -769,6 +769,8 @@ CREATE TABLE interrupts (
         CHECK (status IN ('pending', 'resolved', 'expired', 'cancelled'))
 );
 CREATE INDEX ix_interrupts_list ON interrupts (tenant_id, created_at, id);
+CREATE INDEX ix_interrupts_decided ON interrupts (tenant_id, resolved_at, id)
+    WHERE resolved_at IS NOT NULL;
 CREATE INDEX ix_interrupts_run ON interrupts (tenant_id, run_id);
 CREATE INDEX ix_interrupts_pending ON interrupts (expires_at) WHERE status = 'pending';
 

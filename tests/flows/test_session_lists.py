@@ -120,7 +120,7 @@ async def test_a_change_of_nothing_is_refused(guest: Running) -> None:
     assert (kept.json()["title"], kept.json()["metadata"]) == ("t", {"a": "1"})
 
 
-async def test_a_search_takes_words_of_title_question_and_user_and_a_time(
+async def test_a_search_takes_words_of_title_question_user_and_answer_and_a_time(
     guest: Running, guest_model: FakeModel
 ) -> None:
     await define(guest, None)
@@ -132,6 +132,7 @@ async def test_a_search_takes_words_of_title_question_and_user_and_a_time(
     assert await ids(guest, q="lamp refund") == ["one"]
     assert await ids(guest, q="refund") == ["one", "two"]
     assert await ids(guest, q="refund carl") == []
+    assert await ids(guest, q="done ADA") == ["one"]  # of the answer
     assert await ids(guest, q=" ") == ["one", "two"]
     assert await ids(guest, q="refund please a d e i o u y x my") == []
     at = between["created_at"]

@@ -35,6 +35,11 @@ async def _sessions(tx: AsyncConnection, tenant: UUID, **more: Any) -> PageItems
 _LISTS: dict[str, tuple[Read, str, dict[str, Any]]] = {
     "runs": (_runs, "id FROM runs", {}),
     "interrupts": (interrupts.page, "created_at, id FROM interrupts", {"filters": {}}),
+    "decisions": (
+        interrupts.page,
+        "resolved_at, id FROM interrupts WHERE resolved_at IS NOT NULL",
+        {"filters": {"status": "resolved"}, "by_decision": True},
+    ),
     "deliveries": (read.deliveries_page, "run_id, seq FROM webhooks", {"filters": {}}),
     "audit": (audit.page, "id FROM audit_log", {}),
     "files": (files.page, "id FROM files", {"session_id": None}),

@@ -21,7 +21,7 @@ from bottega.json_schema.output import output_schema
 from bottega.tenants import audit
 
 Place = tuple[datetime, UUID]
-"""Time and id of an interrupt, by which interrupts are listed."""
+"""Time (of creation or decision) and id of an interrupt, by which interrupts are listed."""
 _OF_FEW = ("run_id", "session_id", "user_id")
 """Filters with an index of their own; the index has another order than the list."""
 
@@ -51,11 +51,17 @@ async def page(
     tenant_id: UUID,
     filters: Mapping[str, Any],
     *,
+    by_decision: bool = False,
     after: Place | None,
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of interrupts by time; ``filters`` are values by column, ``None``: any."""
+    """List a page of interrupts by time.
+
+    Args:
+        filters: values by column, ``None``: any.
+        by_decision: list only decided ones, by the time of the decision.
+    """
     wanted = {name: value for name, value in filters.items() if value is not None}
     few = wanted.get("status") == "pending" or not wanted.keys().isdisjoint(_OF_FEW)
     of_runs = {name: wanted.pop(name) for name in _OF_FEW[1:] if name in wanted}
@@ -65,7 +71,10 @@ async def page(
         own = (runs.c[name] == value for name, value in of_runs.items())
         query = _SHOWN_OF_RUNS.where(runs.c.tenant_id == tenant_id, *own)
     query = query.where(*(shown[name] == value for name, value in wanted.items()))
-    query = paged(query, shown.created_at, shown.id, after=after, descending=descending)
+    at = shown.resolved_at if by_decision else shown.created_at
+    if by_decision:
+        query = query.where(at.is_not(None))
+    query = paged(query, at, shown.id, after=after, descending=descending)
     return await fetch_page(tx, query, limit, by_index=not few)
 
 

@@ -307,8 +307,9 @@ class SessionFilter:
 
     Attributes:
         metadata: as in :class:`bottega.runs.read.RunFilter`.
-        text: words, each of which is in the title, in a question or in the user's name, whatever
-            its case and accents; after ``MOST_WORDS`` words, the rest belongs to the last word.
+        text: words, each of which is in the title, in a question, in the user's name or in the
+            last message as it is shown, whatever its case and accents; after ``MOST_WORDS`` words,
+            the rest belongs to the last word.
         agent: agent or graph of one of its runs.
         state: see the schema of a session.
         active_after, active_before: one of its runs was created in this time.
@@ -422,7 +423,8 @@ def _matches(
         yield recent.has_agent
     for number, word in enumerate(wanted.words):
         of_user = func.coalesce(_has(shown.user, word), false())
-        yield or_(recent[f"has_word_{number}"], _has(shown.title, word), of_user)
+        said = _has(shown.title, word), _has(shown.last_message, word)
+        yield or_(recent[f"has_word_{number}"], of_user, *said)
     if wanted.state is not None:
         yield shown.state == wanted.state
 

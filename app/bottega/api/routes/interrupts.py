@@ -1,9 +1,10 @@
 """Routes of interrupts: tool calls that wait for people."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field
 
 from bottega.agents.approval import Kind
 from bottega.api.auth import acts_for
@@ -24,11 +25,24 @@ InterruptId = Annotated[UUID, Path(description="The interrupt's id.")]
 class InterruptQuery(PageQuery):
     """Query parameters of the list of interrupts."""
 
+    order: Annotated[
+        Literal["asc", "desc", "resolved_at"],
+        Field(
+            description=(
+                "`asc`, `desc`: by age; `resolved_at`: only decided or expired calls, the latest "
+                "decision first."
+            )
+        ),
+    ] = "asc"  # type: ignore[assignment]
     status: InterruptStatus | None = None
     kind: Kind | None = None
     run_id: UUID | None = None
     session_id: SessionName | None = None
     user: QueriedUser = None
+
+    @property
+    def descending(self) -> bool:
+        return self.order != "asc"
 
 
 @router.get(
@@ -51,13 +65,16 @@ async def list_(
     response: Response,
 ) -> Any:
     user = acts_for(principal, query.user, None).user
+    by_decision = query.order == "resolved_at"
     found = await interrupts.page(
         tx,
         tenant,
         query.model_dump(include={"status", "kind", "run_id", "session_id"}) | {"user_id": user},
+        by_decision=by_decision,
         **query.window(tuple[PlaceInTime, UUID]),
     )
-    return query.page(request, response, found, lambda item: [item["created_at"], item["id"]])
+    at = "resolved_at" if by_decision else "created_at"
+    return query.page(request, response, found, lambda item: [item[at], item["id"]])
 
 
 @router.get(

@@ -225,8 +225,9 @@ class SessionQuery(PageQuery):
         Query(
             min_length=1,
             max_length=500,
-            description="Words, each in the title, in the first 300 characters of a question or in "
-            f"the user's name; case and accents do not matter; no wildcards. {_SEARCHED}",
+            description="Words, each in the title, in the first 300 characters of a question, in "
+            "the user's name or in `last_message`; case and accents do not matter; no wildcards. "
+            f"{_SEARCHED}",
         ),
         AfterValidator(storable),
     ] = None
