@@ -55,9 +55,10 @@ export function Approvals({ query }) {
       query=${{ tab: "decided" }}>All<//>`}><${Decisions} of=${latest} /><//>`}`}`;
 }
 
-/** All that was decided, the newest calls first. */
+/** All that was decided, the latest decision first. */
 function Decided({ query }) {
-  const path = withQuery("/v1/interrupts", { status: "resolved", order: "desc", user: query.user });
+  const path = withQuery("/v1/interrupts", { status: "resolved", order: "resolved_at",
+    user: query.user });
   return html`<form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="User"
       value=${query.user ?? ""} onChange=${(user) => go(["approvals"], { tab: "decided", user }, { replace: true })} />
     </form><${Panel}><${Pages} key=${path} path=${path} what="decisions" everyMs=${EVERY_MS} isSaved>${(items) =>

@@ -11,6 +11,8 @@ import { leave } from "./keys.js";
 import { useWork } from "./work.js";
 
 const LIMIT = 50;
+/** Who types no letter for this time may have typed all. */
+const TYPING_MS = 300;
 /** @type {(answer: any) => boolean} */
 const always = () => true;
 /** @type {(item: any) => boolean} */
@@ -63,10 +65,15 @@ export function Pages({ path, what, everyMs = 0, isOver = never, isSaved = false
 
 /**
  * A field that tells its text when it is left; what is typed stays while the page is drawn again. `leaves`: with Enter
- * and Escape, since keys act on the page.
+ * and Escape, since keys act on the page. `soon`: it tells its text while one types, too, after each short pause.
  */
-export function Filter({ label, value, onChange, kind = "", leaves = false, ...rest }) {
+export function Filter({ label, value, onChange, kind = "", leaves = false, soon = false, ...rest }) {
   const [typed, setTyped] = useState(null);
+  useEffect(() => {
+    if (!soon || typed === null) return undefined;
+    const timer = setTimeout(() => onChange(typed.trim()), TYPING_MS);
+    return () => clearTimeout(timer);
+  }, [typed]);
   return html`<label class=${kind}>${label} <input value=${typed ?? value} placeholder="any" ...${rest}
     onKeyDown=${(e) => leaves && leave(e)}
     onInput=${(e) => setTyped(e.target.value)}
