@@ -71,6 +71,22 @@ function modelCall(model, error) {
   return [["llm.started", about], [end[0], { ...about, ...end[1] }]];
 }
 
+const asks = (id) => ({ interrupt_id: id, kind: "approval", tool: "refund" });
+
+/** The events of a call that was denied. */
+function denied(status, decision) {
+  const call = { call: 1, tool_call_id: "x", name: "refund", arguments: {} };
+  return [["tool.started", call], ["interrupt.created", asks("i")],
+    ["interrupt.resolved", { interrupt_id: "i", status, ...decision }],
+    ["tool.failed", { ...call, error: { type: "denied", message: "denied" } }]];
+}
+
+test("a denied call is no failed one", () => {
+  const state = stateOf([...LOG.slice(0, 2), ...denied("resolved", { resolution: { decision: "deny" } })]);
+  assert.deepEqual(state.tasks.get("@clerk").tools.map(({ status }) => status), ["denied"]);
+  assert.deepEqual(marksOf(state.events).map(([kind]) => kind), ["Decisions"]);
+});
+
 test("a sentence names the reason and no other", () => {
   const begun = LOG.slice(0, 2);
   const look = { call: 1, tool_call_id: "x", name: "look", arguments: {} };
@@ -86,6 +102,14 @@ test("a sentence names the reason and no other", () => {
     [[...begun, ...modelCall("big", failed(500)), ...modelCall("big", limited), ...modelCall("small", failed(500)),
       ...modelCall("small", failed(500)), ["run.failed", { error: failed(500) }]],
     "Failed after 9.0 s: default/small answered HTTP 500 twice."],
+    [[...begun, ...denied("resolved", { by: { name: "Lea" }, resolution: { decision: "deny", comment: "no receipt" } }),
+      ["run.completed", {}]], 'Completed after 5.0 s; refund was denied by Lea: "no receipt".'],
+    [[...begun, ...denied("expired", {}), ...Array(3).fill(["warning", {}]), ["interrupt.created", asks("j")],
+      ["interrupt.resolved", { interrupt_id: "j", status: "resolved", resolution: { decision: "approve" } }],
+      ["run.completed", {}]],
+    "Completed after 10.0 s; refund was denied, since nobody decided in time."],
+    [[["run.queued", {}], ["run.started", {}], ["interrupt.created", asks("i")], ...Array(7).fill(["warning", {}]),
+      ["run.completed", {}]], "Completed after 9.0 s; waited 8.0 s for a person to decide about refund."],
     [[...begun, ...modelCall("big", failed(500)), ...modelCall("big"), ...Array(6).fill(["warning", {}]),
       ["run.timeout", {}]], "Out of time after 11.0 s."],
     [[...begun, ...modelCall("big", failed(500)), ["run.waiting", { reason: "time" }]],

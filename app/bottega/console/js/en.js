@@ -62,7 +62,7 @@ export const RUN_ERRORS = {
 
 /** What took most of a run's time. */
 export const LONG_WORK = { model: ["a call of", "calls of"], tool: ["a call of the tool", "calls of the tool"],
-  person: ["a wait for a person by", "waits for people by"] };
+  person: ["for a person to decide about", "for people to decide about"] };
 
 /** A sentence that says for whom or what a run waits, by its reason. */
 export const WAITED_FOR = { person: "a person", client: "your program", children: "its child runs",

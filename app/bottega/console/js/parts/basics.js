@@ -10,7 +10,7 @@ import { to } from "../router.js";
 
 export const SIGNS = {
   queued: "○", running: "◐", streaming: "◐", waiting: "◇", completed: "●", failed: "✕", timeout: "✕",
-  cancelled: "–", pending: "◇", resolved: "●", expired: "–",
+  cancelled: "–", pending: "◇", resolved: "●", expired: "–", denied: "–",
 };
 const TONES = {
   queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad",

@@ -58,10 +58,22 @@ function failedTool(state) {
     }
   }
   const [name, errors] = [...byName].sort((a, b) => b[1].length - a[1].length)[0] ?? [];
-  if (name && errors.every((each) => each?.type === "denied")) {
-    return `a person denied ${errors.length === 1 ? "the call" : `${count(errors.length)} calls`} of ${name}`;
-  }
   return name && `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}`;
+}
+
+/** Whether a call was denied, by a person or because nobody decided in time. */
+const isDenied = ({ kind, status, resolution }) => kind === "approval"
+  && (status === "expired" || resolution?.decision === "deny");
+
+/** The call that was denied last: by whom and why, and how many others were. */
+function deniedCall(state) {
+  const denied = [...state.interrupts.values()].filter(isDenied);
+  if (!denied.length) return "";
+  const { tool, status, resolution, by } = denied.at(-1);
+  const others = denied.length > 1 ? `${count(denied.length)} calls were denied, the last: ` : "";
+  if (status === "expired") return `${others}${tool} was denied, since nobody decided in time`;
+  const why = resolution.comment ? `: "${excerpt(resolution.comment, 160)}"` : "";
+  return `${others}${tool} was denied by ${by?.name ?? "a person"}${why}`;
 }
 
 /** What took most of a run's time, if one model, tool or person did. */
@@ -80,8 +92,13 @@ function slowest(state, total, now) {
   if (!first || first.ms < MOST_OF_IT * total) return "";
   const longest = first.number > 1 ? `, the longest ${duration(first.most)}` : "";
   const [one, several] = LONG_WORK[first.kind];
+  const time = duration(Math.min(first.ms, total));
+  if (first.kind === "person") {
+    const words = first.number === 1 ? one : `${several} ${count(first.number)} calls of`;
+    return `waited ${time} ${words} ${first.label}${longest}`;
+  }
   const work = `${first.number === 1 ? one : `${count(first.number)} ${several}`} ${first.label}`;
-  return `${duration(Math.min(first.ms, total))} of it in ${work}${longest}`;
+  return `${time} of it in ${work}${longest}`;
 }
 
 /** The call that waits for its next try; null: none does. */
@@ -122,7 +139,7 @@ export function diagnose(state, now) {
   const after = `after ${duration(total)}`;
   if (!state.startedAt) return neverStarted(state, after);
   const took = slowest(state, total, state.endedAt);
-  const tool = failedTool(state);
+  const tool = [deniedCall(state), failedTool(state)].filter(Boolean).join("; ");
   if (state.status === "completed") {
     const notes = [tool, total > 5000 && took].filter(Boolean).join("; ");
     return { text: `Completed ${after}${notes ? `; ${notes}` : ""}.`, place: "" };

@@ -14,6 +14,7 @@ const KINDS = [
 /** Where a playback may jump: `[[kind, [{position, text}, …]], …]`, without empty kinds. */
 export function marksOf(events) {
   const found = KINDS.map(([kind, types, say]) => [kind, events.flatMap((event, at) => (types.test(event.type)
+    && event.data.error?.type !== "denied" // a decision, and no failure
     ? [{ position: at + 1, text: [event.data.node ?? event.agent, say(event)].filter(Boolean).join(": ") }] : []))
     .slice(0, MOST)]);
   return found.filter(([, marks]) => marks.length);

@@ -228,7 +228,8 @@ export class RunState {
       return;
     }
     if (!tool) return;
-    Object.assign(tool, { status: what, to: at, result: data.result, error: data.error, answerSeq: data.answer_seq });
+    const status = data.error?.type === "denied" ? "denied" : what;
+    Object.assign(tool, { status, to: at, result: data.result, error: data.error, answerSeq: data.answer_seq });
     const span = task.spans.findLast((each) => each.id === `${data.call}:${data.tool_call_id}`);
     if (span) span.to = at;
   }

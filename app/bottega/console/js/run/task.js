@@ -88,7 +88,8 @@ function Tools({ task, state }) {
     <${head}><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">
       ${duration(tool.to && tool.to - tool.from)}</span></${head}>
     ${Object.keys(tool.arguments ?? {}).length > 0 && html`<h4>Arguments</h4><${Readable} value=${tool.arguments} />`}
-    <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Readable}
+    <h4>${tool.status === "denied" ? "What the agent was told"
+      : tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Readable}
       value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq })
         : "–")} /></${box}>`);
 }
