@@ -187,3 +187,11 @@ async def test_many_runs_do_not_hammer_a_dead_server(
     for run_id in runs:
         assert (await ended(bottega, run_id))["status"] == "completed"
     await until(breaker, lambda seen: seen == {})
+    recent = (await bottega.client.get("/v1/providers/vendor")).json()["recent"]
+    assert recent["calls"] == min(100, len(model.requests))  # calls that were held back are none
+    failure = {"agent": "a", "model": "m", "code": "model_unavailable", "http_status": 503}
+    failure["calls"] = recent["failed"]
+    assert (recent["failures"], recent["errors"]) == (
+        [failure],
+        {"model_unavailable": recent["failed"]},
+    )

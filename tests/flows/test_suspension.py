@@ -209,6 +209,11 @@ async def test_a_suspended_run_can_be_cancelled(bottega: Running, model: FakeMod
     assert (listed["id"], listed["waiting"]["reason"]) == (run_id, "model")
     assert listed["waiting"]["since"] < listed["waiting"]["until"]
     assert (await bottega.client.get("/v1/runs?waiting_for=person")).json()["items"] == []
+    (waits,) = (await bottega.client.get("/v1/scheduler")).json()["waiting"]
+    assert (waits["reason"], waits["agent"], waits["runs"]) == ("model", "agent-0", 1)
+    assert waits["oldest_at"] == listed["waiting"]["since"]
+    assert waits["error"]["code"] == "model_unavailable"
+    assert "HTTP 503" in waits["error"]["message"]
     waiting = 'bottega_runs_waiting{reason="model"} 1.0'
     assert waiting in (await bottega.client.get("/metrics")).text
     assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202

@@ -178,7 +178,7 @@ async def alive(connection: AsyncConnection) -> Sequence[RowMapping]:
 
 
 async def load_of(connection: AsyncConnection, tenant_id: UUID) -> dict[str, Any]:
-    """Return a tenant's queued runs and its quotas; see the SQL function ``tenant_load``."""
+    """Return a tenant's queued and waiting runs, and its quotas: SQL function ``tenant_load``."""
     load = dict((await connection.execute(select(func.tenant_load(tenant_id)))).scalar_one())
     for quota in load["quotas"]:
         if quota["name"] == "cost_per_day":

@@ -15,7 +15,7 @@ from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems, storage_full
 from bottega.api.routes.providers import default_model
 from bottega.api.schemas.base import Answer, Page, PlaceInTime
-from bottega.api.schemas.runs import SessionName, UsageSum
+from bottega.api.schemas.runs import Failure, SessionName, UsageSum
 from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.server.headers import sent
 from bottega.api.shared.deps import (
@@ -39,6 +39,7 @@ from bottega.db.migrate import require_current
 from bottega.engine import workers
 from bottega.engine.workers import any_alive
 from bottega.errors import BottegaError
+from bottega.events.types import WaitReason
 from bottega.metrics import CONTENT_TYPE
 from bottega.runs import read
 from bottega.tenants import audit
@@ -299,6 +300,21 @@ class QueuedRuns(Answer):
     """Time since which the oldest of these runs waits."""
 
 
+class WaitingRuns(Answer):
+    """The caller's runs of one agent that have the status `waiting` for one reason."""
+
+    reason: WaitReason
+    """Reason for which the runs wait."""
+    agent: str
+    """Agent or graph of the runs."""
+    runs: int
+    """Number of runs; child runs do not count."""
+    oldest_at: datetime
+    """Time since which the first of these runs waits."""
+    error: Failure | None
+    """Error of the newest run's last failed model call; null: the runs wait for no model."""
+
+
 class Quota(Answer):
     """A limit of the caller's tenant, and how much of it is used."""
 
@@ -334,6 +350,8 @@ class Workers(Answer):
     """Workers that are alive, oldest first."""
     runs: list[QueuedRuns]
     """Queued runs by priority, most urgent first."""
+    waiting: list[WaitingRuns]
+    """Waiting runs by reason and agent, most runs first: at most 20 groups of 10,000 runs."""
     quotas: list[Quota]
     """Limits of the tenant, and how much is used."""
     storage: Storage
@@ -346,7 +364,7 @@ class Workers(Answer):
     summary="Read the workers' load",
     description=(
         "The live workers with their asynchronous tasks, for all tenants together and for the "
-        "caller's tenant; the tenant's queued runs and limits."
+        "caller's tenant; the tenant's queued and waiting runs, and its limits."
     ),
     response_model=Workers,
     responses=problems(),

@@ -45,6 +45,7 @@ from bottega.definitions.agents import DEFAULT, KnownProvider, checked, listed
 from bottega.definitions.kinds import PROVIDERS
 from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
+from bottega.llm.gates import CIRCUIT_OPEN, LIMITED
 from bottega.settings.providers import ModelPrice, ProviderContent
 from bottega.tenants import audit
 from bottega.tools.egress import Egress, refuse_inside
@@ -157,8 +158,26 @@ class ModelCalls(Answer):
     """Calls that wait for a limit of the provider, or for its breaker."""
 
 
+class FailedCalls(Answer):
+    """Tries of one agent's calls of one model that failed alike."""
+
+    agent: str
+    """Name of the agent."""
+    model: str
+    """Name of the model."""
+    code: str
+    """Code of the errors."""
+    http_status: int | None
+    """HTTP status of the server's answers; null: it sent none."""
+    calls: int
+    """Number of tries."""
+
+
 class RecentCalls(Answer):
-    """The last 100 tries of model calls of this tenant, in its newest 200 runs."""
+    """The last 100 tries of model calls of this tenant, in its newest 200 runs.
+
+    A try that was held back before the server, by a limit or a breaker, does not count.
+    """
 
     calls: int
     """Number of tries."""
@@ -166,6 +185,8 @@ class RecentCalls(Answer):
     """Number of tries that failed."""
     errors: dict[str, int]
     """Number of failed tries by error code."""
+    failures: list[FailedCalls]
+    """Failed tries by agent, model, error code and HTTP status, most tries first."""
     duration_p50_ms: int | None
     """Median duration of the answered tries; null: none was answered."""
     duration_p95_ms: int | None
@@ -273,12 +294,14 @@ def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
     }
 
 
+_ALIKE = ("agent", "model", "code", "http_status")
 _OWNERS = {True: "operator", False: "tenant"}
-# The last 100 tries of model calls at each provider, in the newest 200 runs and child runs. Only
-# the last 50 rows of each log are read.
+# The last 100 tries sent to each provider, in the newest 200 runs and child runs. Only the
+# last 50 rows of each log are read.
 _RECENT = text("""
     WITH tries AS MATERIALIZED (
-        SELECT l.data ->> 'provider' AS provider, l.data #>> '{error,code}' AS code,
+        SELECT l.data ->> 'provider' AS provider, l.data ->> 'model' AS model, l.agent, l.code,
+               substring(l.data #>> '{error,message}' FROM 'HTTP ([0-9]{3})')::integer AS status,
                (l.data ->> 'duration_ms')::bigint AS ms,
                row_number() OVER (PARTITION BY l.data ->> 'provider' ORDER BY s.at DESC) AS place
         FROM (SELECT id FROM runs WHERE tenant_id = :tenant ORDER BY id DESC LIMIT 200) AS r
@@ -286,17 +309,26 @@ _RECENT = text("""
             SELECT at, events FROM run_steps
             WHERE tenant_id = :tenant AND run_id = r.id ORDER BY last_seq DESC LIMIT 50) AS s
         CROSS JOIN LATERAL (
-            SELECT left(substr(line, strpos(line, ',"data":') + 8), -1)::jsonb AS data
+            SELECT data, data #>> '{error,code}' AS code,
+                   (split_part(line, ',"data":', 1) || '}')::jsonb ->> 'agent' AS agent
             FROM string_to_table(s.events, E'\\n') AS line
+            CROSS JOIN LATERAL (
+                SELECT left(substr(line, strpos(line, ',"data":') + 8), -1)::jsonb AS data) AS d
             WHERE line LIKE '{"type":"llm.completed"%' OR line LIKE '{"type":"llm.failed"%') AS l
+        WHERE l.code IS NULL OR l.code <> ALL(:held_back)
     )
     SELECT n.name, count(t.place) AS calls, count(t.code) AS failed,
         percentile_disc(0.5) WITHIN GROUP (ORDER BY t.ms) AS duration_p50_ms,
         percentile_disc(0.95) WITHIN GROUP (ORDER BY t.ms) AS duration_p95_ms,
-        array_remove(array_agg(t.code), NULL) AS errors
+        coalesce(jsonb_agg(jsonb_build_array(t.agent, t.model, t.code, t.status)) FILTER (
+            WHERE t.code IS NOT NULL), '[]') AS failures
     FROM unnest(:names) AS n(name)
     LEFT JOIN tries t ON t.provider = n.name AND t.place <= 100 GROUP BY n.name
-""").bindparams(bindparam("tenant", type_=Uuid), bindparam("names", type_=ARRAY(Text)))
+""").bindparams(
+    bindparam("tenant", type_=Uuid),
+    bindparam("names", type_=ARRAY(Text)),
+    bindparam("held_back", [CIRCUIT_OPEN, LIMITED], type_=ARRAY(Text)),
+)
 
 
 async def _health(
@@ -310,7 +342,15 @@ async def _health(
     found: dict[str, dict[str, Any]] = {}
     about = {"tenant": caller.tenant, "names": [*providers]}
     for row in (await caller.tx.execute(_RECENT, about)).mappings():
-        recent = {**row, "errors": Counter(row["errors"])}
+        failures = Counter(map(tuple, row["failures"]))
+        recent = {
+            **row,
+            "errors": Counter(code for _, _, code, _ in failures.elements()),
+            "failures": [
+                dict(zip(_ALIKE, failure, strict=True), calls=calls)
+                for failure, calls in failures.most_common()
+            ],
+        }
         models = providers[recent.pop("name")]["models"] or ()
         breakers = {model: {"state": "closed", "retry_at": None} for model in models}
         found[row["name"]] = {"breaker": breakers, "calls": Counter(), "recent": recent}

@@ -1,7 +1,8 @@
 -- The load of the service: queued and running runs, and the live workers.
 
--- Return a tenant's queued runs by priority, and its use of its limits: {"runs": [{"priority",
--- "queued", "oldest_at"}], "quotas": [{"name", "used", "limit"}]}; cost in billionths of a dollar.
+-- Return a tenant's queued runs by priority, its waiting runs by reason and agent (of 10,000 runs,
+-- with the error of one run's last failed model call), its quotas and its storage, as in the API's
+-- answer; cost in billionths of a dollar.
 CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'runs', (
@@ -11,6 +12,22 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                 WHERE o.is_due IN (true, false) AND o.tenant_id = p_tenant
                   AND r.queued_at IS NOT NULL
                 GROUP BY r.priority) q),
+        'waiting', (
+            SELECT coalesce(jsonb_agg(jsonb_build_object(
+                'reason', g.reason, 'agent', g.agent, 'runs', g.n, 'oldest_at', g.oldest_at,
+                'error', CASE WHEN g.reason = 'model' THEN (
+                    SELECT data -> 'error' FROM run_events
+                    WHERE tenant_id = p_tenant AND run_id = g.run_id AND type = 'llm.failed'
+                      AND step > (SELECT max(last_seq) - 1000 FROM run_steps
+                                  WHERE tenant_id = p_tenant AND run_id = g.run_id)
+                    ORDER BY step DESC, seq DESC LIMIT 1) END) ORDER BY g.n DESC, g.agent), '[]')
+            FROM (
+                SELECT w.reason, coalesce(r.agent, r.graph) AS agent, count(*) AS n,
+                       min(w.since) AS oldest_at, (array_agg(r.id ORDER BY r.id DESC))[1] AS run_id
+                FROM (SELECT run_id, reason, since FROM run_waits
+                      WHERE tenant_id = p_tenant AND NOT is_child LIMIT 10000) w
+                JOIN runs r ON r.tenant_id = p_tenant AND r.id = w.run_id
+                GROUP BY 1, 2 ORDER BY n DESC, 2 LIMIT 20) g),
         'quotas', jsonb_build_array(
             jsonb_build_object(
                 'name', 'concurrent_runs', 'limit', bottega_limit('concurrent_runs', 100),
