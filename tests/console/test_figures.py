@@ -65,6 +65,8 @@ async def test_health_says_what_fails_and_since_which_version(console: Console) 
     cells = await table.locator("td.right").all_inner_texts()
     assert sum(int(each) for each in cells) == 5  # four runs, of which one failed
     await shows_no_fault(page)
+    await page.get_by_role("combobox", name="Time").select_option("15m")
+    await expect(page.get_by_role("img", name="Time of a run")).to_be_visible()
     await page.get_by_role("combobox", name="Time").select_option("7d")
     await expect(page).to_have_url(f"{console.address}#/health?span=7d")
     await expect(page.get_by_role("img", name="Time of a run")).to_be_visible()

@@ -1,11 +1,16 @@
 """Home asks for little while nothing changes, and shows at once what does."""
 
+import re
 import time
 
+import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
+from bottega.engine import waiting
+from tests.console.accessibility import violations
 from tests.console.conftest import Console, hold_clock, window
 from tests.fake_model import http_error, text
+from tests.waiting import until
 
 
 async def test_home_at_rest_asks_little_and_sees_what_changes(console: Console) -> None:
@@ -23,11 +28,60 @@ async def test_home_at_rest_asks_little_and_sees_what_changes(console: Console) 
         async with page.expect_response("**/v1/runs?limit=6&order=desc"):
             for _ in range(9):
                 await page.clock.run_for(1000)
-        assert len(asked) - before <= 4
+        assert len(asked) - before <= 4, asked[before:]
     body = {"agent": "clerk", "input": "?"}
     (await console.server.client.post("/v1/runs?wait=30", json=body)).raise_for_status()
     await page.clock.run_for(6000)
     await expect(page.get_by_text("model answered HTTP 400").first).to_be_visible()
+
+
+async def test_runs_that_wait_for_a_model_are_seen_wherever_an_operator_looks(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SUSPENDED_AFTER_S", 0.1)
+    console.model.decide = lambda _: http_error(503, {"retry-after": "120"})
+    client = console.server.client
+    patient = {"name": "clerk", "system_message": "You help.", "model_patience_s": 600}
+    (await client.post("/v1/agents", json=patient)).raise_for_status()
+    body = {"agent": "clerk", "input": "Write the letter."}
+    runs = [(await client.post("/v1/runs", json=body)).json()["id"] for _ in range(6)]
+    waits = "/v1/runs?waiting_for=model"
+    await until(lambda: client.get(waits), lambda got: len(got.json()["items"]) == 6)
+    page = await console.open()
+    figure = page.locator(".figure", has_text="Waiting for a model").get_by_role("link")
+    await expect(figure).to_have_text("6")
+    told = page.get_by_role("alert").filter(has_text="6 runs wait for a model")
+    await expect(told).to_contain_text("6 of clerk (model answered HTTP 503)")
+    assert await violations(page) == []
+    await figure.click()
+    await expect(page.get_by_role("row").filter(has_text="for a model")).to_have_count(6)
+    await expect(page.get_by_label("Waits for")).to_have_value("model")
+    held = re.compile("gpt-5-mini keeps failing: calls are held back until one trial call succeeds")
+    page = await console.open("health")
+    await expect(told).to_be_visible()
+    server = page.get_by_role("region", name="Providers").get_by_role("row").nth(1)
+    await expect(server).to_contain_text(held, timeout=30_000)  # a worker reports now and then
+    why = re.compile(r"clerk with gpt-5-mini: answered HTTP 503 \w+ times")
+    await expect(server).to_contain_text(why)
+    page = await console.open("operations/scheduler")
+    row = page.get_by_role("region", name="Waiting runs").get_by_role("row").nth(1)
+    await expect(row).to_contain_text(re.compile("a model.*clerk.*6.*model answered HTTP 503"))
+    page = await console.open("operations/providers")
+    await expect(page.get_by_role("row").filter(has_text="default")).to_contain_text(held)
+    for each in runs:
+        (await client.post(f"/v1/runs/{each}/cancel")).raise_for_status()
+
+
+async def test_an_agent_that_went_badly_is_named_with_its_version(console: Console) -> None:
+    console.model.script(text("Yes."))
+    await console.define()
+    client = console.server.client
+    run = (await client.post("/v1/runs?wait=30", json={"agent": "clerk", "input": "?"})).json()
+    assert run["version"] == 1
+    bad = await client.post(f"/v1/runs/{run['id']}/feedback", json={"outcome": "FAILURE"})
+    bad.raise_for_status()
+    page = await console.open()
+    await expect(page.get_by_text("clerk version 1 went badly, by people")).to_be_visible()
 
 
 async def test_the_clock_that_a_test_moves_is_right_again_for_the_next(

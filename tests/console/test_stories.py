@@ -49,11 +49,15 @@ async def test_a_schema_that_the_model_refuses_is_named_everywhere(console: Cons
     row = page.get_by_role("row").filter(has_text="Refund order A-2.")
     await expect(row).to_contain_text(f"model answered HTTP 400: {SCHEMA}")
     await expect(row).to_contain_text("ada")
+    lines = "(shown) => shown.clientHeight / parseFloat(getComputedStyle(shown).lineHeight)"
+    assert await row.locator(".why").evaluate(lines) < 1.5
+    assert SCHEMA in str(await row.locator(".why").get_attribute("title"))
     await fits(page)
     await page.get_by_role("link", name="Refund order A-2.").click()
     sentence = re.compile(r"Failed after .*: default/\S+ answered HTTP 400: Invalid schema")
     await expect(diagnosis(page)).to_contain_text(sentence)
     await expect(diagnosis(page)).to_contain_text("1 other run failed alike")
+    await expect(diagnosis(page)).to_contain_text("then use Change and run")
     await expect(page).to_have_title("✕ clerk: Refund order A-2. · Bottega")
     await fits(page)
     await page.get_by_role("link", name="Home").click()

@@ -55,7 +55,7 @@ async def test_a_retry_is_striped_and_a_playback_jumps_to_it(console: Console) -
     page = await console.open(f"runs/{await console.run()}")
     await expect(page.locator(".answer")).to_contain_text("Done.")
     row = page.locator(".timeline .windowed .task-row")
-    await expect(row).to_contain_text("1 retry: model answered HTTP 500")
+    await expect(row).to_contain_text("1 failed try: model answered HTTP 500")
     await expect(row.locator(".bar.failed, .bar.retry")).to_have_count(2)
     assert "HTTP 500" in str(await row.locator(".bar.retry").get_attribute("title"))
     jump = page.get_by_label("Jump to")

@@ -2,7 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
-import { queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
+import { modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
+import { slownessOf } from "../../../app/bottega/console/js/health/slow.js";
+import { fromFirst } from "../../../app/bottega/console/js/parts/points.js";
 
 const run = (id, error, agent = "clerk") => ({ id, agent, status: "failed", error });
 
@@ -22,6 +24,36 @@ test("failures of the same cause are one group, the largest first", () => {
   assert.deepEqual(groups.map((each) => [each.code, each.runs.length, each.agents]),
     [["timeout", 2, ["b", "clerk"]], ["tool_policy", 1, ["clerk"]]]);
   assert.equal(groupsOf([{ id: 1, agent: "a", status: "timeout", error: null }])[0].code, "timeout");
+});
+
+test("runs that wait for a model are told with their agents and causes", () => {
+  const waits = (agent, runs, reason = "model", error = { code: "model_unavailable", message: "HTTP 500" }) =>
+    ({ agent, runs, reason, error, oldest_at: `2026-01-01T00:00:0${runs % 10}Z` });
+  assert.equal(modelWaits([waits("clerk", 3, "person", null)]), null);
+  assert.deepEqual(modelWaits([waits("newsletter", 18), waits("clerk", 3, "person", null), waits("faq", 2)]), {
+    runs: 20, since: "2026-01-01T00:00:02Z",
+    text: "20 runs wait for a model, and go on by themselves when it answers: 18 of newsletter (model answered HTTP 500), "
+      + "2 of faq (model answered HTTP 500).",
+  });
+  assert.match(modelWaits([waits("newsletter", 18), waits("faq", 1)], "faq").text, /^A run waits for a model.*1 of faq/);
+});
+
+test("an agent far slower than the others is slow, if enough ran to say so", () => {
+  const agent = (key, duration_p95, runs = 9) => ({ key, duration_p95, runs });
+  const all = [agent("stock", 24.7), agent("faq", 0.2), agent("writer", 0.3), agent("rare", 99, 2)];
+  assert.equal(slownessOf("stock", all), "slow: 82 times the other agents' middle");
+  assert.equal(slownessOf("writer", all), "");
+  assert.equal(slownessOf("rare", all), "");
+  assert.equal(slownessOf("stock", all.slice(0, 2)), "");
+});
+
+test("charts begin at the first run", () => {
+  const series = [{ key: "runs", points: [0, 5, 10, 15].map((minute) =>
+    ({ at: new Date(60_000 * minute).toISOString() })) }];
+  const left = (first) => fromFirst(series, first)[0].points.length;
+  assert.deepEqual([undefined, -60_000, 360_000, 960_000].map((ms) => left(ms && new Date(ms).toISOString())),
+    [4, 4, 3, 2]);
+  assert.deepEqual(fromFirst([], "2026-01-01T00:00:00Z"), []);
 });
 
 test("a queue that stands still says since when, why, and what to do", () => {

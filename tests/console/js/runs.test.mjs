@@ -121,6 +121,27 @@ test("a sentence names the reason and no other", () => {
   }
 });
 
+test("a call that was held back names the model that kept failing, and not its answer", () => {
+  const about = { call: 1, attempt: 1, provider: "default", model: "m" };
+  const held = { code: "model_circuit_open", message: "the model keeps failing. The last failure: HTTP 500" };
+  const tries = Array(9).fill([["llm.started", about], ["llm.failed", { ...about, error: held, retry_in_ms: 900 }]]);
+  const waits = [...LOG.slice(0, 3), ...tries.flat()];
+  const answered = [...waits, ["llm.started", about], ["llm.completed", { ...about, message: { content: "Yes." }, usage }],
+    ["run.completed", {}]];
+  assert.equal(diagnose(stateOf(answered), 0).text,
+    "Completed after 22.0 s; 18.0 s of it held back, because default/m kept failing.");
+  assert.equal(diagnose(stateOf(waits), 0).text, "Tries again: calls are held back, because default/m kept failing.");
+  const kinds = stateOf(answered).tasks.get("@clerk").spans.map(({ kind }) => kind);
+  assert.deepEqual([...new Set(kinds)], ["held", "model"]);
+});
+
+test("a wait of a run is a part of its agent's time", () => {
+  const state = stateOf([...LOG.slice(0, 3), ["run.waiting", { reason: "children" }], ["run.resumed", { attempt: 2 }],
+    ...LOG.slice(3)]);
+  const [first] = state.tasks.get("@clerk").spans;
+  assert.deepEqual([first.kind, first.to - first.from], ["wait", 1000]);
+});
+
 test("tasks wait and go on in the state of a run", () => {
   const state = new RunState();
   const log = [

@@ -36,7 +36,8 @@ export const DIAGNOSIS_PLACES = { providers: "Health of the model's server", sch
 
 /** What a part of a task's time was. */
 export const SPAN_KINDS = { queue: "waiting in the queue", model: "model", failed: "failed try",
-  retry: "pause before a retry", tool: "tool", person: "waiting for a person" };
+  retry: "pause before a retry", held: "held back before the model", tool: "tool", person: "waiting for a person",
+  wait: "waiting for something else" };
 
 /** What a model's server did, by the code of the error. */
 export const MODEL_ERRORS = {
@@ -60,6 +61,9 @@ export const RUN_ERRORS = {
   max_iterations: "its agent used all the model calls that it may make",
 };
 
+/** Why a call of a model was not sent, by the code of the error; its model comes first. */
+export const HELD_BACK = { model_circuit_open: "kept failing", model_limited: "was at the limits of its server" };
+
 /** What took most of a run's time. */
 export const LONG_WORK = { model: ["a call of", "calls of"], tool: ["a call of the tool", "calls of the tool"],
   person: ["for a person to decide about", "for people to decide about"] };
@@ -67,6 +71,22 @@ export const LONG_WORK = { model: ["a call of", "calls of"], tool: ["a call of t
 /** A sentence that says for whom or what a run waits, by its reason. */
 export const WAITED_FOR = { person: "a person", client: "your program", children: "its child runs",
   model: "the model's server", time: "its next try" };
+
+/** Which way to run again helps when. */
+export const RETRY_HELP = {
+  last_step: "Helps when the cause is over, such as a model that failed: keeps all work before the failure, "
+    + "with the same versions.",
+  start: "Does all work again, with the same versions: helps when the answer was bad by chance.",
+  change: "A new run with the agent's present version: helps after the agent was corrected.",
+};
+
+const WHEN_OVER = "When the cause is over, Retry from the last step goes on without doing the earlier work again.";
+const AFTER_A_CHANGE = "A retry asks the same with the same versions: correct the cause, then use Change and run.";
+
+/** Which way to run again helps after a failure, by its code, where that is certain. */
+export const RETRY_HINTS = { model_unavailable: WHEN_OVER, model_timeout: WHEN_OVER, model_rate_limited: WHEN_OVER,
+  model_quota_exhausted: WHEN_OVER, model_bad_request: AFTER_A_CHANGE, model_not_found: AFTER_A_CHANGE,
+  model_context_too_long: AFTER_A_CHANGE, max_iterations: AFTER_A_CHANGE };
 
 /** How a page is connected with its run. */
 export const LINK_STATES = { connecting: "Connecting…", live: "Live", ended: "Ended", gone: "Deleted" };

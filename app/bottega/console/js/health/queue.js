@@ -1,5 +1,6 @@
-/** Why runs wait in the queue, in one sentence. Pure. */
+/** Why runs wait, in the queue or for a model, in one sentence. Pure. */
 import { count } from "../format.js";
+import { causeOf as errorOf } from "../run/diagnosis.js";
 
 /** Runs that wait for less time are no sign of anything. */
 const SOON_MS = 10_000;
@@ -18,6 +19,23 @@ function causeOf(workers, runs) {
   return [`the ${workers.length === 1 ? "worker has" : `${count(workers.length)} workers have`} not claimed them, with
     ${count(sum(workers, ({ pool }) => pool.runs))} runs under way`,
   "Start another worker, or cancel runs that take too long."];
+}
+
+/**
+ * Runs that wait for a model: `{runs, text, since}`; null: none does. `since`: time since which the first one waits.
+ *
+ * @param {any[]} waiting as of `GET /v1/scheduler`
+ * @param {string} [agent] only its runs
+ */
+export function modelWaits(waiting, agent) {
+  const found = waiting.filter((each) => each.reason === "model" && (!agent || each.agent === agent));
+  if (!found.length) return null;
+  const runs = sum(found, (each) => each.runs);
+  const groups = found.map((each) => `${count(each.runs)} of ${each.agent}${each.error
+    ? ` (${errorOf(each.error)})` : ""}`);
+  const what = runs === 1 ? "A run waits for a model, and goes on by itself when it answers"
+    : `${count(runs)} runs wait for a model, and go on by themselves when it answers`;
+  return { runs, since: found.map((each) => each.oldest_at).sort()[0], text: `${what}: ${groups.join(", ")}.` };
 }
 
 /**

@@ -7,14 +7,19 @@ import { rateOf, tallyOf } from "../figures/rates.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { groupsOf } from "../health/failures.js";
+import { slownessOf, slowestFirst } from "../health/slow.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { Export } from "../parts/export.js";
 import { Table } from "../parts/lists.js";
 import { titleOf } from "../parts/run_table.js";
-import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useTotals } from "../parts/series.js";
+import { fromFirst } from "../parts/points.js";
+import { ServerState } from "../parts/server_state.js";
+import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals } from "../parts/series.js";
+import { ModelWaits } from "../parts/waits.js";
 import { go } from "../router.js";
+import { didOf, times } from "../run/diagnosis.js";
 
 const EVERY_MS = 15_000;
 const MOST_FAILURES = 200;
@@ -37,12 +42,15 @@ async function readChanges(span, agent) {
     .map((each) => ({ at: each.created_at, text: `${changed[place].name}@${each.version}` })));
 }
 
-/** A chart of some metrics. With `by`: of one, a line for each key; `agent`: only its own, or those of its versions. */
-function Measured({ title, names, by, agent, span, format, marks, colours = {} }) {
+/**
+ * A chart of some metrics. With `by`: of one, a line for each key; `agent`: only its own, or those of its versions.
+ * `first`: time of the first run of all.
+ */
+function Measured({ title, names, by, agent, span, first, format, marks, colours = {} }) {
   const found = useSeries(names, span, by);
   const isOwn = ({ key }) => !agent || key === agent || key.startsWith(`${agent}@`);
-  const lines = useMemo(() => largest((found.data ?? []).filter(isOwn))
-    .map((each) => ({ ...each, colour: colours[each.key] })), [found.data, agent]);
+  const lines = useMemo(() => fromFirst(largest((found.data ?? []).filter(isOwn)), first)
+    .map((each) => ({ ...each, colour: colours[each.key] })), [found.data, agent, first]);
   return html`<${Panel} title=${title}><${Loaded} from=${found} what=${title.toLowerCase()}>${() => html`
     <${Chart} label=${title} format=${format} marks=${marks} series=${lines} />
     ${(found.data ?? []).filter(isOwn).length > MOST_LINES && html`<p class="small soft body">The largest ${MOST_LINES}
@@ -56,16 +64,18 @@ function largest(series) {
   return series.filter((each) => chosen.has(each));
 }
 
-function Totals({ span, agent }) {
+function Totals({ span, agent, slowest }) {
   const found = useTotals(span, agent ? { by: "agent", agent } : {});
   const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
   const waiting = scheduler.data?.runs ?? [];
   const oldest = waiting.map((each) => each.oldest_at).sort()[0];
-  return html`<${Loaded} from=${found} what="figures">${({ items: [all] }) => html`<${Figures}>
+  return html`<${ModelWaits} scheduler=${scheduler} agent=${agent} />
+    <${Loaded} from=${found} what="figures">${({ items: [all] }) => html`<${Figures}>
     <${Figure} name="Runs" value=${count(all?.runs ?? 0)} />
     <${Figure} name="Failed" value=${share(all?.errors ?? 0, all?.runs)}
       note=${all && `${count(all.errors)} runs`} />
-    <${Figure} name="95 % take less than" value=${seconds(all?.duration_p95)} />
+    <${Figure} name="95 % take less than" value=${seconds(all?.duration_p95)}
+      note=${slowest && `slowest: ${slowest.key}, ${seconds(slowest.duration_p95)}`} />
     <${Figure} name="First token, 95 %" value=${seconds(all?.first_token_p95)} />
     <${Figure} name="Wait in the queue, 95 %" value=${seconds(all?.queue_wait_p95)} />
     <${Figure} name="Queued now"
@@ -95,45 +105,43 @@ function Failures({ span, agent }) {
 const dollars = (value, tokens = 0) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
 
 /** All agents side by side. Those that ran as a part of other agents' runs only have tokens, but no time. */
-function Agents({ span }) {
-  const found = useTotals(span, { by: "agent" });
+function Agents({ span, found }) {
   const outcomes = useOutcomes(span, { by: "agent" });
   const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
   return html`<${Panel} title="Agents, the slowest first" actions=${found.data && html`<${Export} name="agents"
     items=${found.data.items} />`}><${Loaded} from=${found} what="agents">${({ items }) => {
-    const agents = items.filter(({ runs, tokens }) => runs || tokens)
-      .sort((a, b) => (b.duration_p95 ?? 0) - (a.duration_p95 ?? 0));
+    const agents = slowestFirst(items.filter(({ runs, tokens }) => runs || tokens));
     return agents.length ? html`<${Table} label="Agents" head=${["Agent", "#Runs", "#Failed", "#Judged good",
       "#Half take", "#95 % take", "#Tokens", "#Cost of a run"]}>
-      ${agents.map(({ key, runs, errors, tokens, run_cost: cost, ...times }) => html`<tr key=${key}>
+      ${agents.map(({ key, runs, errors, tokens, run_cost: cost, ...lasted }) => html`<tr key=${key}>
         <td><${Link} path=${["health"]} query=${{ agent: key, span }}>${key}<//></td>
         <td class="right">${count(runs)}</td>
         <td class=${errors ? "right bad-text" : "right"}>${share(errors, runs)}</td>
         <td class="right">${judged(key)}</td>
-        <td class="right">${seconds(times.duration_p50)}</td><td class="right">${seconds(times.duration_p95)}</td>
+        <td class="right">${seconds(lasted.duration_p50)}</td><td class="right">${seconds(lasted.duration_p95)}
+          ${slownessOf(key, items) && html` <span class="small bad-text">${slownessOf(key, items)}</span>`}</td>
         <td class="right">${count(tokens)}</td>
         <td class="right">${runs ? dollars(cost / runs, tokens) : "–"}</td></tr>`)}<//>`
       : html`<${Empty} title="No agent ran in this time." />`;
   }}<//><//>`;
 }
 
-const isOpen = (breaker) => Object.values(breaker).some((each) => each.state !== "closed");
-
 function Providers() {
   const found = useData("/v1/provider-health", { everyMs: EVERY_MS });
-  const codes = (recent) => Object.entries(recent.errors).map(([code, n]) => `${code} (${count(n)})`).join(", ");
-  return html`<${Panel} title="Providers, by the last 100 calls"><${Loaded} from=${found} what="providers">
-    ${({ items }) => html`<${Table} label="Providers"
+  const whyOf = ({ agent, model, code, http_status: status, calls }) =>
+    `${agent} with ${model}: ${didOf({ code, message: status ? `HTTP ${status}` : "" })} ${times(calls)}`;
+  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${Loaded} from=${found}
+    what="providers">${({ items }) => html`<${Table} label="Providers"
       head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}>
-      ${items.map(({ name, recent, calls, breaker }) => html`<tr key=${name}>
+      ${items.map(({ name, recent, ...now }) => html`<tr key=${name}>
         <td><${Link} path=${["operations", "providers"]}>${name}<//></td>
         <td class="right">${count(recent.calls)}</td>
         <td class=${recent.failed ? "right bad-text" : "right"}>${share(recent.failed, recent.calls)}</td>
         <td class="right">${duration(recent.duration_p50_ms)}</td>
         <td class="right">${duration(recent.duration_p95_ms)}</td>
-        <td class="small">${codes(recent) || "–"}</td>
-        <td class="small">${isOpen(breaker) ? html`<span class="bad-text">not asked, since it keeps failing</span>`
-          : `${count(calls.under_way)} under way`}</td></tr>`)}<//>`}<//><//>`;
+        <td class="small">${recent.failures.length ? recent.failures.map((each) => html`<p>${whyOf(each)}</p>`)
+          : "–"}</td>
+        <td class="small"><${ServerState} health=${now} /></td></tr>`)}<//>`}<//><//>`;
 }
 
 const NONE = [];
@@ -150,28 +158,31 @@ const CHARTS = [["Runs", "runs", count], ["Failures", "errors", count],
   ["95 % take less than", "duration_p95", seconds], ["First token, 95 %", "first_token_p95", seconds],
   ["Cost", "cost", dollars], ["Tokens", "tokens", count]];
 
-const Together = ({ span, marks }) => html`<div class="charts">
-  <${Measured} title="Runs and failures" names=${{ runs: "runs", errors: "failed" }} span=${span} format=${count}
-    marks=${marks} colours=${COLOURS} />
-  <${Measured} title="Failures by code" names=${{ errors: "" }} by="code" span=${span} format=${count}
-    marks=${marks} />
+const Together = (shown) => html`<div class="charts">
+  <${Measured} title="Runs and failures" names=${{ runs: "runs", errors: "failed" }} format=${count} colours=${COLOURS}
+    ...${shown} />
+  <${Measured} title="Failures by code" names=${{ errors: "" }} by="code" format=${count} ...${shown} />
   <${Measured} title="Time of a run" names=${{ duration_p50: "half take less", duration_p95: "95 % take less" }}
-    span=${span} format=${seconds} marks=${marks} />
-  <${Measured} title="Waits" names=${WAITS} span=${span} format=${seconds} marks=${marks} /></div>`;
+    format=${seconds} ...${shown} />
+  <${Measured} title="Waits" names=${WAITS} format=${seconds} ...${shown} /></div>`;
 
-const Apart = ({ by, agent, span, marks }) => html`<div class="charts">${CHARTS.map(([title, metric, format]) => html`
-  <${Measured} key=${metric} title=${`${title} by ${by}`} names=${{ [metric]: "" }} by=${by} agent=${agent}
-    span=${span} format=${format} marks=${marks} />`)}</div>`;
+const Apart = ({ by, ...shown }) => html`<div class="charts">${CHARTS.map(([title, metric, format]) => html`
+  <${Measured} key=${metric} title=${`${title} by ${by}`} names=${{ [metric]: "" }} by=${by} format=${format}
+    ...${shown} />`)}</div>`;
 
 function Charts({ span, by, agent }) {
   const changes = useData(withQuery("/v1/agents", { agent }), { from: () => readChanges(span, agent),
     everyMs: 60_000 });
   const marks = changes.data ?? NONE;
-  return html`<${Totals} span=${span} agent=${agent} />
+  const first = useData("/v1/runs?limit=1&order=asc").data?.items[0]?.created_at; // the charts begin there
+  const byAgent = useSpan(agent ? null : "/v1/metrics/totals", span, { by: "agent" });
+  const [slowest] = slowestFirst((byAgent.data?.items ?? []).filter(({ runs }) => runs));
+  return html`<${Totals} span=${span} agent=${agent} slowest=${slowest} />
     ${agent && html`<${AgentFigures} agent=${agent} span=${span} />`}
-    ${by ? html`<${Apart} key=${by} by=${by} agent=${agent} span=${span} marks=${marks} />`
-      : html`<${Together} span=${span} marks=${marks} />`}
-    <${Failures} span=${span} agent=${agent} />${!agent && html`<${Agents} span=${span} />`}<${Providers} />`;
+    ${by ? html`<${Apart} key=${by} ...${{ by, agent, span, first, marks }} />`
+      : html`<${Together} ...${{ span, first, marks }} />`}
+    <${Failures} span=${span} agent=${agent} />${!agent && html`<${Agents} span=${span} found=${byAgent} />`}
+    <${Providers} />`;
 }
 
 /** Of one agent the page also says what it costs, and whether a version or memory helped. */

@@ -4,13 +4,14 @@ import { useEffect, useRef } from "preact/hooks";
 import { ROOT, withQuery } from "../api.js";
 import { LABEL_SOURCES } from "../en.js";
 import { count, excerpt, money, tokens } from "../format.js";
-import { queueTrouble } from "../health/queue.js";
+import { modelWaits, queueTrouble } from "../health/queue.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
 import { pending } from "../parts/pending.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
+import { ModelWaits, waitingForModel } from "../parts/waits.js";
 import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
@@ -31,8 +32,9 @@ const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, ord
 
 /** Read parts of a page again when the latest runs, the scheduler's figures or what waits for people change. */
 function useChanges(last, scheduler, parts) {
-  const { quotas, runs } = scheduler.data ?? {};
-  const state = JSON.stringify([last.data?.items.map(({ id, status }) => [id, status]), quotas, runs,
+  const { quotas, runs, waiting } = scheduler.data ?? {};
+  const used = quotas?.filter(({ name }) => name !== "storage_bytes"); // which are counted later
+  const state = JSON.stringify([last.data?.items.map(({ id, status }) => [id, status]), used, runs, waiting,
     pending.value.data?.items.map(({ id }) => id)]);
   const isFirst = useRef(true);
   useEffect(() => {
@@ -69,6 +71,7 @@ export function Home() {
   const workers = scheduler.data?.workers ?? [];
   const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
+  const forModel = modelWaits(scheduler.data?.waiting ?? []);
   const trouble = scheduler.data && queueTrouble(scheduler.data, Date.now());
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
@@ -76,6 +79,8 @@ export function Home() {
     <${Figures}>
       <${Figure} name="Running" value=${running} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${queued} href=${to(["runs"], { status: "queued" })} />
+      ${forModel && html`<${Figure} name="Waiting for a model" value=${count(forModel.runs)}
+        href=${to(["runs"], waitingForModel())} />`}
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["approvals"])} />
       ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"}
         note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
@@ -83,6 +88,7 @@ export function Home() {
         : none("0")} />
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
+    <${ModelWaits} scheduler=${scheduler} />
     ${trouble && html`<p class=${`note ${trouble.isFull || !workers.length ? "bad" : ""}`} role="alert">${trouble.text}
       ${trouble.since && html` The oldest waits since <${Time} at=${trouble.since} />.`} <${Link}
         path=${["operations"]}>Workers and queue<//> <${Link} path=${["runs"]}
@@ -113,8 +119,9 @@ export function Home() {
 const byEnd = (a, b) => (a.ended_at < b.ended_at ? 1 : -1);
 
 /** What went wrong with a run that failed, or that somebody judged. */
-const whyOf = ({ error, agent, graph, outcome }) => (error ? causeOf(error)
-  : `${agent ?? graph} went badly, by ${LABEL_SOURCES[outcome.source] ?? "its status"}`);
+const whyOf = ({ error, agent, graph, version, outcome }) => (error ? causeOf(error)
+  : `${agent ?? graph}${version ? ` version ${version}` : ""} went badly, by ${
+    LABEL_SOURCES[outcome.source] ?? "its status"}`);
 
 /** Failed runs and those that went badly, newest first, together with those that failed alike. */
 function Causes({ runs }) {

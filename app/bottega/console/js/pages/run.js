@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, ROOT, url } from "../api.js";
-import { LINK_STATES } from "../en.js";
+import { LINK_STATES, RETRY_HELP } from "../en.js";
 import { count, duration, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -162,7 +162,8 @@ function Numbers({ state, now }) {
       note=${usage?.estimated && "partly estimated"} />
     <${Figure} name="Cost" value=${money(usage ? usage.cost : cost)} note=${unpriced.size > 0 && html`
       <${Unpriced} models=${[...unpriced]} />`} />
-    <${Figure} name="Attempt" value=${count(state.attempt)} />
+    ${state.attempt > 1 && html`<${Figure} name="Taken up by a worker" value=${`${count(state.attempt)} times`}
+      note="at its start, and after each wait or lost worker" />`}
   <//>`;
 }
 
@@ -191,11 +192,11 @@ function Actions({ run, status, onDone }) {
     ${moves && html`<${Button} needs="run" kind="danger" busy=${busy === "cancel"}
       onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
     ${!moves && status !== "completed" && html`<${Button} needs="run" busy=${busy === "last_step"}
-      title="Keeps all work before the failure" onClick=${() => act("last_step",
+      title=${RETRY_HELP.last_step} onClick=${() => act("last_step",
         () => retry("last_step"))}>Retry from the last step<//>`}
-    ${!moves && html`<${Button} needs="run" busy=${busy === "start"}
+    ${!moves && html`<${Button} needs="run" busy=${busy === "start"} title=${RETRY_HELP.start}
       onClick=${() => act("start", () => retry("start"))}>Retry<//>`}
-    ${!moves && typeof run.input === "string" && html`<${Button} needs="run"
+    ${!moves && typeof run.input === "string" && html`<${Button} needs="run" title=${RETRY_HELP.change}
       onClick=${() => setChanging(true)}>Change and run<//>`}
     <${Link} needs="read" class="button" path=${["runs", run.id, "compare"]}>Compare<//>
     <${CopyAs} run=${run} />

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { withQuery } from "../api.js";
+import { WAITS_FOR } from "../en.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";
 import { Bulk } from "../parts/bulk.js";
@@ -11,7 +12,8 @@ import { go } from "../router.js";
 
 const STATUSES = ["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"];
 const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED", "UNKNOWN"];
-const FILTERS = ["q", "status", "agent", "user", "session_id", "outcome", "error_code", "version", "retrying", "rated"];
+const MORE = ["outcome", "error_code", "version", "waiting_for", "retrying", "rated"];
+const FILTERS = ["q", "status", "agent", "user", "session_id", ...MORE];
 
 /** Filters that take several values. */
 const SEVERAL = ["status", "agent"];
@@ -37,11 +39,12 @@ export function Runs({ query }) {
       ${field("agent", "Agents", { placeholder: "any; commas between" })} ${field("user", "User")}
       ${field("session_id", "Session")}
     </form>
-    <details open=${["outcome", "error_code", "version", "retrying", "rated"].some((name) => query[name])}>
+    <details open=${MORE.some((name) => query[name])}>
       <summary>More filters</summary>
       <form class="filters" onSubmit=${(e) => e.preventDefault()}>
         ${choice("outcome", "Outcome", OUTCOMES.map((each) => [each, each.toLowerCase()]))}
         ${choice("rated", "Rated by a person", [["true", "yes"], ["false", "no"]])}
+        ${choice("waiting_for", "Waits for", Object.entries(WAITS_FOR))}
         ${choice("retrying", "Tries a model again", [["true", "yes"], ["false", "no"]])}
         ${field("error_code", "Code of the error")} ${field("version", "Version")}
       </form>

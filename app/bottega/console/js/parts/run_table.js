@@ -47,7 +47,8 @@ export function RunTable({ runs, chosen, onChoose }) {
         ${run.agent && run.graph && html` <span class="soft small">in ${run.graph}</span>`}</td>
       <td class="name">${run.user ?? "–"}</td>
       <td><${RunStatus} status=${run.status} waitsFor=${run.waiting?.reason} />
-        ${run.error && html` <span class="small bad-text" title=${run.error.message}>${causeOf(run.error)}</span>`}</td>
+        ${run.error && html` <span class="why small bad-text" title=${run.error.message}>${causeOf(run.error)}
+          </span>`}</td>
       <td>${worth(run.outcome)}</td>
       <td class="right">${lasted(run) ?? "–"}</td>
       <td class="right">${money(run.usage?.cost)}</td>

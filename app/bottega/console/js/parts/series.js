@@ -7,6 +7,7 @@ const HOUR_MS = 3_600_000;
 const EVERY_MS = 30_000;
 /** The spans: their length, and the step of their points. */
 export const SPANS = {
+  "15m": { text: "15 minutes", ms: HOUR_MS / 4, step: "1m" },
   "1h": { text: "1 hour", ms: HOUR_MS, step: "1m" },
   "24h": { text: "24 hours", ms: 24 * HOUR_MS, step: "5m" },
   "7d": { text: "7 days", ms: 7 * 24 * HOUR_MS, step: "1h" },
@@ -37,7 +38,7 @@ export function useSeries(names, span, by) {
 }
 
 /** An answer about a span that ends now; what shows it is drawn anew for another span. */
-export const useSpan = (path, span, about = {}) => useData(withQuery(path, about), {
+export const useSpan = (path, span, about = {}) => useData(path && withQuery(path, about), {
   everyMs: EVERY_MS, from: (asked) => get(withQuery(asked, timesOf(span))),
 });
 

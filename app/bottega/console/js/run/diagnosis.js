@@ -1,5 +1,5 @@
 /** Why a run is as it is, in one sentence made from its log by rules. Pure. */
-import { LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
+import { HELD_BACK, LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
 import { ago, count, duration, excerpt } from "../format.js";
 import { isFinal } from "./state.js";
 
@@ -8,16 +8,17 @@ const MOST_OF_IT = 0.5;
 const ALIKE_MS = 3_600_000;
 
 const WORDS = ["", "once", "twice", "three times", "four times", "five times", "six times"];
-const times = (number) => WORDS[number] ?? `${count(number)} times`;
+export const times = (number) => WORDS[number] ?? `${count(number)} times`;
 const statusOf = (error) => /HTTP \d{3}/.exec(error.message)?.[0];
 const saidOf = (error) => /It said: (.*)/s.exec(error.message)?.[1];
 
-/** True if the last try was not sent, since the model had failed before. */
-const isHeldBack = (error) => error.message.includes("keeps failing");
+/** True if the last try was not sent, since the model had failed before or is at its limits. */
+const isHeldBack = (error) => error.code in HELD_BACK || error.message.includes("keeps failing");
 
 /** What a model's server did, by an error of it. */
-function didOf(error) {
+export function didOf(error) {
   const status = statusOf(error);
+  if (error.code === "model_limited") return "was at the limits of its server";
   if (isHeldBack(error) && !status) return "keeps failing";
   const code = /^model_/.test(error.last_code ?? "") ? error.last_code : error.code;
   const words = MODEL_ERRORS[code] ?? "failed";
@@ -45,8 +46,9 @@ function failedCall(state) {
   const { provider, model, error } = tries.at(-1) ?? last.data;
   const isSame = (each) => each.provider === provider && each.model === model && didOf(each.error) === didOf(error);
   const same = tries.filter(isSame);
-  const words = `${provider ?? "default"}/${model} ${didOf(error)}`;
-  return same.length ? `${words} ${times(same.length)}` : words;
+  const name = `${provider ?? "default"}/${model}`;
+  return same.length ? `${name} ${didOf(error)} ${times(same.length)}`
+    : `calls are held back, because ${name} ${HELD_BACK[error.code] ?? "keeps failing"}`;
 }
 
 /** The tool that failed most often. */
@@ -80,19 +82,20 @@ function deniedCall(state) {
 function slowest(state, total, now) {
   const sums = new Map();
   for (const task of state.tasks.values()) {
-    for (const { kind, label, from, to } of task.spans) {
-      if (!LONG_WORK[kind]) continue;
+    for (const { kind, label, error, from, to } of task.spans) {
+      if (!LONG_WORK[kind] && kind !== "held") continue;
       const key = `${kind} ${label}`;
-      const sum = sums.get(key) ?? { kind, label, ms: 0, most: 0, number: 0 };
+      const sum = sums.get(key) ?? { kind, label, error, ms: 0, most: 0, number: 0 };
       const ms = (to ?? now) - from;
       sums.set(key, { ...sum, ms: sum.ms + ms, most: Math.max(sum.most, ms), number: sum.number + 1 });
     }
   }
   const [first] = [...sums.values()].sort((a, b) => b.ms - a.ms);
   if (!first || first.ms < MOST_OF_IT * total) return "";
+  const time = duration(Math.min(first.ms, total));
+  if (first.kind === "held") return `${time} of it held back, because ${first.label} ${HELD_BACK[first.error.code]}`;
   const longest = first.number > 1 ? `, the longest ${duration(first.most)}` : "";
   const [one, several] = LONG_WORK[first.kind];
-  const time = duration(Math.min(first.ms, total));
   if (first.kind === "person") {
     const words = first.number === 1 ? one : `${several} ${count(first.number)} calls of`;
     return `waited ${time} ${words} ${first.label}${longest}`;

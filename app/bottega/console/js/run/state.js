@@ -5,9 +5,13 @@
  * key is its id, or "@agent" for an agent of the run itself.
  */
 
+import { HELD_BACK } from "../en.js";
+
 /** The status of a run by its last event. */
 export const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout",
   "run.cancelled": "cancelled" };
+/** Kinds of a task's spans that end when its model is called again. */
+const PARTS_OF_CALL = new Set(["model", "retry", "held"]);
 const ENDED = new Set(["completed", "failed", "timeout", "cancelled"]);
 
 export const isFinal = (status) => ENDED.has(status);
@@ -91,13 +95,16 @@ export class RunState {
       this.startedAt ??= at;
       for (const task of this.tasks.values()) {
         task.live = null;
+        for (const span of task.spans) if (span.kind === "wait") span.to ??= at;
         if (task.id === null && task.status === "waiting") task.status = "running";
       }
     } else if (type === "run.waiting") {
       this.status = "waiting";
       this.waitsFor = data.reason;
       for (const task of this.tasks.values()) {
-        if (task.id === null && !isFinal(task.status)) task.status = "waiting";
+        if (task.id !== null || isFinal(task.status)) continue;
+        task.status = "waiting";
+        if (task.spans.every(({ to }) => to !== null)) task.spans.push({ kind: "wait", from: at, to: null, label: "" });
       }
     } else if (FINAL[type]) {
       this.status = FINAL[type];
@@ -193,7 +200,7 @@ export class RunState {
   #model(task, what, data, at) {
     let call = task.calls.find((each) => each.call === data.call);
     if (what === "started") {
-      for (const span of task.spans) if (span.kind === "model" || span.kind === "retry") span.to ??= at;
+      for (const span of task.spans) if (PARTS_OF_CALL.has(span.kind)) span.to ??= at;
       if (!call) task.calls.push((call = { call: data.call, at }));
       Object.assign(call, { model: data.model, provider: data.provider, attempt: data.attempt, memory: data.memory });
       task.startedAt ??= at;
@@ -212,9 +219,11 @@ export class RunState {
       task.live = null;
     } else if (what === "failed") {
       call.error = data.error;
-      if (span) span.error = data.error;
+      const isHeld = data.error.code in HELD_BACK; // the try was not sent
+      const about = { label: `${data.provider ?? "default"}/${data.model}`, error: data.error };
+      if (span) Object.assign(span, isHeld ? { kind: "held", ...about } : { error: data.error });
       if (data.retry_in_ms == null) task.live = null;
-      else task.spans.push({ kind: "retry", from: at, to: null, label: data.model, error: data.error });
+      else task.spans.push({ kind: isHeld ? "held" : "retry", from: at, to: null, ...about });
     } else if (what === "cancelled") task.live = null;
   }
 

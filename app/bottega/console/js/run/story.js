@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
-import { DIAGNOSIS_PLACES } from "../en.js";
+import { DIAGNOSIS_PLACES, RETRY_HINTS } from "../en.js";
 import { clock, count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -77,6 +77,8 @@ export function Diagnosis({ run, state, now }) {
         error_code: run.error?.code }}>Show them<//></p>`}
     ${broken && html`<p>${broken}
       ${" "}<${Link} path=${["agents", run.agent]} query=${{ tab: "versions" }}>What changed<//></p>`}
+    ${failed && may("run") && RETRY_HINTS[state.error?.code]
+      && html`<p class="small">${RETRY_HINTS[state.error.code]}</p>`}
     ${place && may("read") && html`<p><${Link} path=${["operations", place]}>${DIAGNOSIS_PLACES[place]}<//></p>`}
   </div>`;
 }

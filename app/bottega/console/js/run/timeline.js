@@ -16,11 +16,17 @@ const STATUSES = ["queued", "running", "streaming", "waiting", "completed", "fai
 
 /** How a part of a task's time is drawn. */
 const kindOf = ({ kind, error }) => (kind === "model" && error ? "failed" : kind);
-/** How often a model was asked again and why, such as "2 retries: model answered HTTP 500"; "": never. */
-function retriesOf(task) {
-  const retries = task.spans.filter(({ kind }) => kind === "retry");
-  const number = `${retries.length} ${retries.length === 1 ? "retry" : "retries"}`;
-  return retries.length ? `${number}: ${causeOf(retries.at(-1).error)}` : "";
+/**
+ * Which tries of a model failed and why, and how long others were held back, such as "2 failed tries: model answered
+ * HTTP 500; held back 3.0 s"; "": none.
+ */
+function troubleOf(task, now) {
+  const failed = task.spans.filter(({ kind, error }) => kind === "model" && error);
+  const held = task.spans.filter(({ kind }) => kind === "held");
+  const number = `${failed.length} failed ${failed.length === 1 ? "try" : "tries"}`;
+  const lost = held.reduce((sum, { from, to }) => sum + (to ?? now) - from, 0);
+  return [failed.length > 0 && `${number}: ${causeOf(failed.at(-1).error)}`,
+    held.length > 0 && `held back ${duration(lost)}`].filter(Boolean).join("; ");
 }
 
 /** The rows of the tree whose task has a status and a text in its name; "" stands for any. */
@@ -48,15 +54,17 @@ export function Timeline({ state, now, chosen, onChoose }) {
       .filter(Boolean).join(" ")}
     style=${{ left: place(each.from), width: width(each.from, each.to ?? now) }}></i>`;
   const row = ({ task, depth }) => {
-    const spans = task.queuedAt
-      ? [{ kind: "queue", from: task.queuedAt, to: task.startedAt ?? task.endedAt }, ...task.spans] : task.spans;
+    const queuedAt = task.queuedAt ?? (task.id === null ? state.queuedAt : null);
+    const begun = task.queuedAt ? task.startedAt : state.startedAt; // the run's own agent waits as its run does
+    const spans = queuedAt ? [{ kind: "queue", from: queuedAt, to: begun ?? task.endedAt }, ...task.spans] : task.spans;
+    const trouble = troubleOf(task, now);
     const lasted = duration(task.startedAt && (task.endedAt ?? now) - task.startedAt);
     return html`<div key=${task.key} class=${`task-row ${chosen === task.key ? "chosen" : ""}`}
       style=${{ height: `${ROW}px` }} role="listitem">
       <button type="button" class="task-name" style=${{ paddingLeft: `${8 + depth * 16}px` }}
-        aria-pressed=${chosen === task.key} title=${retriesOf(task) || null} onClick=${() => onChoose(task.key)}>
-        <span class="name">${task.title || task.agent}${retriesOf(task) && html`<span class="small bad-text">
-          ${" "}${retriesOf(task)}</span>`}</span> <${Status} value=${task.status} /></button>
+        aria-pressed=${chosen === task.key} title=${trouble || null} onClick=${() => onChoose(task.key)}>
+        <span class="name">${task.title || task.agent}${trouble && html`<span class="small bad-text">
+          ${" "}${trouble}</span>`}</span> <${Status} value=${task.status} /></button>
       <span class="numbers small soft">${lasted}</span>
       <span class="numbers small soft wide">${tokens(task.tokens)}</span>
       <span class="numbers small soft wide">${money(task.cost)}</span>
@@ -86,6 +94,6 @@ export function Timeline({ state, now, chosen, onChoose }) {
       ${Object.entries(SPAN_KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}
       ${found.length > 0 && html`<label class="check">
         <input type="checkbox" checked=${squeezed} onChange=${(e) => setSqueezed(e.target.checked)} /> Shorten times
-        without work</label>`}</p>
+        without work <i class="bar idle"></i></label>`}</p>
   </div>`;
 }
