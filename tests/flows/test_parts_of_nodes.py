@@ -137,7 +137,7 @@ async def test_elements_are_read(bottega: Running, model: FakeModel, spread_abov
     below = await parts(bottega, last["run_id"], "each/1")
     assert statuses(below) == {"each/1/draft": "completed"}
     refused = await bottega.client.get(f"/v1/runs/{run_id}/graph?node=each/1")
-    assert (refused.status_code, refused.json()["code"]) == (422, "unknown_node")
+    assert (refused.status_code, refused.json()["code"]) == (404, "no_node")
     assert last["run_id"] in refused.json()["detail"]
 
 
@@ -162,8 +162,8 @@ async def test_an_unknown_node_is_refused(bottega: Running, model: FakeModel, no
     model.decide = says()
     found, _ = await run(bottega)
     answer = await bottega.client.get(f"/v1/runs/{found['id']}/graph", params={"node": node})
-    assert (answer.status_code, answer.json()["code"]) == (422, "unknown_node"), answer.text
-    assert answer.json()["errors"][0]["parameter"] == "node"
+    assert (answer.status_code, answer.json()["code"]) == (404, "no_node"), answer.text
+    assert f"there is no '{node.split('/')[0]}" in answer.json()["detail"]
     assert (await parts(bottega, found["id"], "a"))["nodes"] == []
 
 

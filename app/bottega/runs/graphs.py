@@ -142,8 +142,8 @@ async def graph(
         inside: name of the node whose parts are read; ``None``: the whole graph.
 
     Raises:
-        NotFoundError: unknown run, or (code ``no_graph``) a run without a graph.
-        InvalidInputError: the run has no event ``seq``; ``unknown_node``: it has no such node.
+        NotFoundError: unknown run; ``no_graph``: a run without a graph; ``no_node``: no such node.
+        InvalidInputError: the run has no event ``seq``.
     """
     run = await read.get(connection, tenant_id, run_id)
     definition = await definition_of(connection, tenant_id, run)
@@ -224,7 +224,7 @@ def _level_inside(
         children: child runs that execute elements, by the element's name.
 
     Raises:
-        InvalidInputError: ``unknown_node``.
+        NotFoundError: ``no_node``.
     """
     steps = inside.split("/")
     for name in ("/".join(steps[:end]) for end in range(1, len(steps) + 1)):
@@ -232,10 +232,10 @@ def _level_inside(
             continue  # the run is a child run, and executes only one element of this node
         if name in children:
             detail = f"run {children[name].id} executes '{name}': read the graph of this run"
-            raise InvalidInputError(detail, code="unknown_node", pointer="/node")
+            raise NotFoundError(detail, code="no_node")
         if (node := level.nodes.get(name)) is None:
             detail = f"there is no '{name}'; there is {', '.join([*level.nodes][:20]) or 'nothing'}"
-            raise InvalidInputError(detail, code="unknown_node", pointer="/node")
+            raise NotFoundError(detail, code="no_node")
         if "for_each" in node:
             states.add_elements(name, node, children)
         level = _Level.inside(name, node, states.steps.get(name, ()))
@@ -414,8 +414,7 @@ async def published_graph(
         inside: as for :func:`graph`.
 
     Raises:
-        NotFoundError: unknown run, or its graph has another name.
-        InvalidInputError: ``unknown_node``.
+        NotFoundError: unknown run, its graph has another name, or ``no_node``.
     """
     found = await graph(connection, tenant_id, run_id, inside=inside)
     if found["name"] != name:
