@@ -255,10 +255,10 @@ async def test_a_run_shows_the_nodes_of_graphs_in_its_graph(console: Console) ->
     run = (await client.post("/v1/runs?wait=30", json=body)).json()
     page = await console.open(f"runs/{run['id']}?tab=graph")
     await expect(
-        page.get_by_role("button", name=re.compile("improve/first . 2: completed"))
+        page.get_by_role("button", name=re.compile("improve.first . 2: completed"))
     ).to_be_visible()
     await expect(
-        page.get_by_role("button", name=re.compile("improve/sum . 2: completed"))
+        page.get_by_role("button", name=re.compile("improve.sum . 2: completed"))
     ).to_be_visible()
     skipped = page.get_by_role("listitem").filter(has_text="improve/second: skipped")
     await expect(skipped).to_contain_text("the condition on first does not hold")
