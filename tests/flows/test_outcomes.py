@@ -472,6 +472,7 @@ async def no_second_try(bottega: Running) -> AsyncIterator[None]:
         await bottega.owner.execute("DROP FUNCTION later CASCADE")
 
 
+@pytest.mark.deep
 async def test_a_run_that_cannot_be_checked_costs_no_other_run_a_judgement(
     guest: Running, guest_model: FakeModel
 ) -> None:
