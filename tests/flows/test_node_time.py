@@ -42,7 +42,7 @@ def never() -> Reply:
 @pytest.mark.deep
 async def test_a_graph_in_a_node_has_its_own_time(bottega: Running, model: FakeModel) -> None:
     await store(bottega, "deep", ["quick", "slow"], [edge("quick", "slow")])
-    await store(bottega, "team", ["lead", inner("work", "deep")], [edge("lead", "work")])
+    await store(bottega, "team", ["lead", inner("job", "deep")], [edge("lead", "job")])
     node = inner("sub", "team", timeout_s=3.0, on_error="continue")
     await define(bottega, [node, "next"], [edge("sub", "next")])
     shown = (await bottega.client.get("/v1/graphs/g")).json()
@@ -53,12 +53,12 @@ async def test_a_graph_in_a_node_has_its_own_time(bottega: Running, model: FakeM
     failed = {each["data"]["node"]: each["data"] for each in log if each["type"] == "node.failed"}
     error = {"code": "timeout", "message": "'sub' has not answered within 3 s"}
     assert {name: each["error"] for name, each in failed.items()} == {
-        "sub/work/slow": error,
-        "sub/work": error,
+        "sub/job/slow": error,
+        "sub/job": error,
         "sub": error,
     }
     assert [failed[name].get("stopped_by") for name in failed] == ["sub", "sub", None]
-    assert nodes_of(log)["sub/work/quick"] == "completed"
+    assert nodes_of(log)["sub/job/quick"] == "completed"
     tasks = (await bottega.client.get(f"/v1/runs/{found['id']}/tasks")).json()["items"]
     assert {each["agent"]: each["status"] for each in tasks} == {
         "lead": "completed",

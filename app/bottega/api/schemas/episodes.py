@@ -469,8 +469,8 @@ class Episode(Answer):
     instances: int = 1
     """Number of episodes that this episode replaces; 1: it replaces none."""
     parts: list[EpisodePart] = Field(default_factory=list)
-    """What the agent nodes of a graph, and sub-agents, did, each once; only in an answer about a
-    single episode."""
+    """Work of each agent node of a graph and of each sub-agent; only in an answer about a single
+    episode."""
     consolidated: dict[str, Any] | None = None
     """Only in a consolidated episode: the most typical of the replaced episodes
     (`representative_id`), the number of `instances`, their common `structure` (values by JSON
