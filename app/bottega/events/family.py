@@ -38,7 +38,8 @@ class Family:
     only: Filter
     find: Callable[[Collection[UUID]], Awaitable[Iterable[UUID]]]
     _known: set[UUID] = field(default_factory=set)
-    _following: set[asyncio.Task[None]] = field(default_factory=set)
+    _following: dict[asyncio.Task[None], UUID] = field(default_factory=dict)
+    _ended: set[UUID] = field(default_factory=set)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
     # A slow client slows all readers.
     _frames: asyncio.Queue[list[Frame] | None] = field(default_factory=lambda: asyncio.Queue(1))
@@ -82,12 +83,19 @@ class Family:
             await asyncio.sleep(LOOKS_S)
 
     async def _look(self) -> None:
-        found = set(await self.find({self.run_id, *self._known})) - self._known
+        # A run ends after its child runs, so one look after its end finds the last of these.
+        ended = set(self._ended)
+        parents = {self.run_id, *self._following.values(), *ended}
+        found = set(await self.find(parents)) - self._known
+        self._ended -= ended
         self._known |= found
         for run_id in found:
             task = asyncio.create_task(self._follow(run_id))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
+            self._following[task] = run_id
+            task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._ended.add(self._following.pop(task))
 
     async def _follow(self, run_id: UUID) -> None:
         async with self._places:
