@@ -133,19 +133,22 @@ async def test_a_run_in_use_stays(guest: Running, guest_model: FakeModel, shared
         (await guest.client.post("/v1/runs", json={"agent": "solo", "input": "x", **more})).json()
         for more in ({"session_id": "s"}, {"session_id": fork}, {})
     ]
-    await add(
-        "UPDATE runs SET parent_run_id = $2, root_run_id = $2 WHERE id = $1",
-        UUID(under_way[2]["id"]),
-        UUID(parent),
-    )
-    held = [turn, shared_turn, told, checked, filed, parent]
-    await age(guest, *held, free)
-    name = await tenant_of(guest)
+    async with guest.owner.acquire() as sweeping, sweeping.transaction():
+        # The lock of a sweep, which would cancel the child run of a run that has ended.
+        await sweeping.execute("SELECT pg_advisory_xact_lock(4871019202)")
+        await add(
+            "UPDATE runs SET parent_run_id = $2, root_run_id = $2 WHERE id = $1",
+            UUID(under_way[2]["id"]),
+            UUID(parent),
+        )
+        held = [turn, shared_turn, told, checked, filed, parent]
+        await age(guest, *held, free)
+        name = await tenant_of(guest)
 
-    removed = await operator.prune(shared_url, MONTH, tenant=name)
+        removed = await operator.prune(shared_url, MONTH, tenant=name)
 
-    assert removed[name]["runs"] == 1
-    assert await left(guest, [*held, free]) == held
+        assert removed[name]["runs"] == 1
+        assert await left(guest, [*held, free]) == held
     gate.set()
     for each in under_way:
         await guest.watch(each["id"])
