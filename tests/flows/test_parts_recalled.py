@@ -11,6 +11,7 @@ import pytest
 from bottega.agents.parts import estimated_tokens
 from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
+from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
@@ -130,6 +131,37 @@ async def test_a_sub_agent_is_given_why_its_answer_was_not_good(
     second = await run(bottega, **asked)
     assert (await given(bottega, second))["pricer"][0].splitlines()[0] == REASON
     assert (await parts(bottega, second))["pricer"]["output"] == "90 euros with VAT"
+
+
+async def test_a_child_run_is_given_what_its_agent_did_before(
+    bottega: Running, model: FakeModel
+) -> None:
+    asked = "What does blotting paper of the mill in Fabriano cost?"
+    wanted = [{"agent": "pricer", "prompt": each} for each in ("Is this a task?", asked)]
+
+    def decide(request: dict[str, Any]) -> Reply:
+        done = [each for each in request["messages"] if each["role"] == "tool"]
+        if named(request) != "clerk" or len(done) > 1:
+            return careful(request)
+        if not done:
+            return calls(("dispatch_subagents", {"tasks": wanted}))
+        tasks = [each["task_id"] for each in swarm.results_in(request)[0]["tasks"]]
+        return calls(("await_subagent", {"task_ids": tasks}))
+
+    model.decide = decide
+    await create(bottega, "pricer", success_check=CHECK)
+    limits = {"mode": "async", "names": ["pricer"], "limits": {"spread_above": 1}}
+    await create(bottega, "clerk", subagents=limits)
+    begin = {"mode": "orchestrated", "graph": None, "agent": "clerk"}
+    first = await run(bottega, **begin)
+    assert (await parts(bottega, first))["pricer"]["verdict"]["outcome"] == "FAILURE"
+    second = await run(bottega, **begin)
+    page = await bottega.client.get(f"/v1/runs?parent_run_id={second['id']}&view=full")
+    (child,) = page.json()["items"]
+    assert (child["input"].startswith(asked), child["output"]) == (True, "90 euros with VAT")
+    frames = await bottega.frames(f"/v1/runs/{child['id']}/ws")
+    recalled = [each["data"] for each in frames if each["type"] == "context.recalled"]
+    assert recalled[0]["content"].splitlines()[0] == REASON
 
 
 async def test_an_agent_s_own_check_judges_its_node_and_does_not_fail_it(

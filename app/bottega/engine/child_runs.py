@@ -29,6 +29,7 @@ from bottega.engine.recorder import JournalRecorder
 from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError, FencedError
 from bottega.events.log import encoded
+from bottega.events.types import EventError
 from bottega.graph.publication import as_text
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.child import EMPTY, copy_for_task, helper_of
@@ -323,6 +324,8 @@ class Spreading:
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
         await recorder.journal.commit()  # the task's row must exist before the child run
+        parts = None if work.is_helper else recorder.parts
+        recalled = [] if parts is None else await parts.recalled_by(work.agent, handle.prompt)
         limit = handle.parent.limits.max_concurrent
         parent = ParentRun(self._run.tenant_id, self._run.run_id, self._run.attempt, limit)
         async with self._parts(handle) as (tokens, dollars):
@@ -339,6 +342,7 @@ class Spreading:
                     "most_steps": work.most_steps,
                     "task_id": handle.task_id,
                     "files": work.files,
+                    "recalled": recalled,
                 },
             }
             unread = {} if handle.mailbox is None else handle.mailbox.unread
@@ -358,6 +362,12 @@ class Spreading:
                 ending.cancel()
         self._paid_for(end.usage, pay)
         recorder.child_usage[handle.task_id] = end.usage
+        if parts is not None:
+            outcome = end.outcome
+            is_done = outcome.status is SubagentStatus.COMPLETED
+            error = EventError(outcome.error_code or str(outcome.status), outcome.error)
+            answered = outcome.output or "" if is_done else error
+            parts.child_ended(work.agent, handle.task_id, handle.prompt, answered)
         if end.outcome.output == "":  # the caller reads a sentence in place of an empty text
             return replace(end, outcome=replace(end.outcome, output=EMPTY))
         return end

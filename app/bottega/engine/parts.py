@@ -100,7 +100,8 @@ class RunParts(RunObserver):
 
     def _of_query(self, query: Query) -> PartRule | None:
         name = query.agent.agent_name
-        if query.path in self.nodes or query.parent is None or name not in self._run.agents:
+        is_root = query.parent is None and self._run.parent_task is None
+        if query.path in self.nodes or is_root or name not in self._run.agents:
             return self.nodes.get(query.path)
         return self._of_agent(name, name)
 
@@ -122,12 +123,18 @@ class RunParts(RunObserver):
         texts = [each.content or "" for each in known if each.source.startswith(EPISODE)]
         if texts or task.calls:
             return texts
-        found: _Given | None = (self._run.parent_task or {}).get("recalled")
+        found: _Given | None = None
+        if query.parent is None:  # the parent run has searched for this child run
+            found = (self._run.parent_task or {}).get("recalled")
         if found is None:
             found = await self.recalled(rule, "" if query.path in self.nodes else _asked(query))
         for data in found:
             self._tasks.add(query, EventType.CONTEXT_RECALLED, dict(data))
         return [data["content"] for data in found]
+
+    async def recalled_by(self, agent: str, asked: str) -> _Given:
+        """Return what a sub-agent is given that does a task as a child run."""
+        return await self.recalled(self._of_agent(agent, agent), asked)
 
     async def recalled(self, rule: PartRule, asked: str = "") -> _Given:
         """Return what a part is given; a part has one search for each text.
@@ -180,14 +187,27 @@ class RunParts(RunObserver):
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         """Note the end of a sub-agent."""
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
-        if rule is None or rule.memory != "full" or query.path in self.nodes:
+        if rule is not None and query.path not in self.nodes:
+            error = EventError(response.error_code or AGENT_FAILED, response.error)
+            answered = response.content if is_answered(query, response) else error
+            self._task_ended(rule, task_id, _asked(query), answered)
+
+    def child_ended(
+        self, agent: str, task_id: UUID, asked: str, answered: str | EventError
+    ) -> None:
+        """Note the end of a sub-agent that did a task as a child run."""
+        self._task_ended(self._of_agent(agent, agent), task_id, asked, answered)
+
+    def _task_ended(
+        self, rule: PartRule, task_id: UUID | None, asked: str, answered: str | EventError
+    ) -> None:
+        if rule.memory != "full":
             return
-        answered, asked = is_answered(query, response), _asked(query)
         part = RunPart(rule.part, rule.part, asked, task_id=task_id, checks=rule.checks)
-        if answered:
-            part.output = response.content
+        if isinstance(answered, str):
+            part.output = answered
         else:
-            part.error = EventError(response.error_code or AGENT_FAILED, response.error)
+            part.error = answered
         calls = self._ended.setdefault(rule.part, [])
         calls[:] = [each for each in calls if each.task_id != task_id][: _MOST_CALLS - 1]
         calls.append(part)
