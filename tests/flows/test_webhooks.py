@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import asyncpg
 import httpx2
 import pytest
 from pydantic_core import from_json
@@ -115,6 +116,56 @@ async def test_the_end_of_a_batch_is_delivered_once(
     assert message["type"] == "batch.completed"
     assert message["data"]["path"] == f"/v1/batches/{batch.json()['id']}"
     assert len(receiver.requests) == 1
+
+
+async def test_each_end_of_a_batch_is_an_event_of_its_own(
+    worker: Running, receiver: RawServer, model: FakeModel
+) -> None:
+    """Repeat a batch's failed item; compare the ids and contents of the two webhooks."""
+    model.decide = lambda request: http_error(400)
+    client = worker.client
+    agent = {"name": "clerk", "system_message": "You work."}
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    body = {"agent": "clerk", "items": [{"input": "a"}], "webhook_url": receiver.url("/hook")}
+    batch_id = (await client.post("/v1/batches", json=body)).json()["id"]
+    await arrived(receiver)
+    ends = [(await client.get(f"/v1/batches/{batch_id}")).json()["ended_at"]]
+    model.decide = lambda request: text("done")
+    assert (await client.post(f"/v1/batches/{batch_id}/retry")).status_code == 202
+    await arrived(receiver, 2)
+    ends.append((await client.get(f"/v1/batches/{batch_id}")).json()["ended_at"])
+    log = (await client.get(f"/v1/batches/{batch_id}/events?limit=100")).json()["items"]
+    seqs = [event["seq"] for event in log if event["type"] == "batch.completed"]
+    sent = [request.headers["webhook-id"] for request in receiver.requests]
+    assert sent == [f"{batch_id}-{seq}" for seq in seqs]
+    messages = [told(receiver, number) for number in range(2)]
+    assert [message["type"] for message in messages] == ["batch.completed"] * 2
+    assert [message["data"]["ended_at"] for message in messages] == ends
+    used = [message["data"]["usage"]["model_calls"] for message in messages]
+    assert used[0] < used[1]
+    listed = (await client.get(f"/v1/webhook-deliveries?run_id={batch_id}")).json()["items"]
+    shown = [(each["seq"], each["event"]) for each in listed]
+    assert shown == [(seq, "batch.completed") for seq in seqs]
+
+
+async def test_the_end_of_a_batch_is_told_after_a_retry_has_begun(
+    api: Running, receiver: RawServer, owner: asyncpg.Pool
+) -> None:
+    """Send a delivery after the retry has begun; compare it with the end that it reports."""
+    client = api.client
+    agent = {"name": "clerk", "system_message": "You work."}
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    body = {"agent": "clerk", "items": [{"input": "a"}], "webhook_url": receiver.url("/hook")}
+    batch_id = (await client.post("/v1/batches", json=body)).json()["id"]
+    assert (await client.post(f"/v1/batches/{batch_id}/cancel")).status_code == 202
+    ended_at = (await client.get(f"/v1/batches/{batch_id}")).json()["ended_at"]
+    await owner.execute("UPDATE run_children SET status = 'failed'")
+    assert (await client.post(f"/v1/batches/{batch_id}/retry")).status_code == 202
+    async with delivering(api.service):
+        await arrived(receiver)
+    message = told(receiver)
+    assert (message["type"], message["data"]["status"]) == ("batch.cancelled", "cancelled")
+    assert message["timestamp"] == message["data"]["ended_at"] == ended_at
 
 
 async def test_a_completed_run_is_delivered_with_a_signature(

@@ -20,6 +20,7 @@ from standardwebhooks import Webhook
 
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ConflictError
+from bottega.events.types import EventType
 from bottega.leased_work import LeasedWork
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import Egress, EgressRefusedError
@@ -46,9 +47,11 @@ SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, me
        CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output_json END AS output_json
 FROM runs WHERE tenant_id = $1 AND id = $2
 """  # noqa: S608
-_WAITED = """
-SELECT at, event_data($1, $2, $3) ->> 'interrupts' AS interrupts FROM run_steps
-WHERE tenant_id = $1 AND run_id = $2 AND last_seq >= $3 ORDER BY last_seq LIMIT 1
+_EVENT = """
+SELECT e.type, e.data, s.at FROM run_events e, (
+    SELECT last_seq, at FROM run_steps
+    WHERE tenant_id = $1 AND run_id = $2 AND last_seq >= $3 ORDER BY last_seq LIMIT 1) AS s
+WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq = $3 AND e.step = s.last_seq
 """
 _STORE = """
 UPDATE webhooks SET status = $5, answer = $6, error = $7,
@@ -91,13 +94,22 @@ def outcome(
     return Delivery("pending", answer, why, retries_s[tries - 1])
 
 
-def message(tenant: str, run: Mapping[str, Any]) -> bytes:
-    """Return the message about the end of a run or a batch; it is equal at every try. Pure."""
+def message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record | None = None) -> bytes:
+    """Return the message about the end of a run or a batch; it is equal at every try. Pure.
+
+    Args:
+        event: ``type``, ``data`` and ``at`` of the final event of a batch, which may have ended
+            again meanwhile; ``None``: a run, which ends once.
+    """
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
     kind, folder = ("batch", "batches") if run["mode"] == "batch" else ("run", "runs")
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/{folder}/{run['id']}"}
-    about = {"type": f"{kind}.{run['status']}", "timestamp": run["ended_at"], "tenant": tenant}
+    if event is not None:
+        told = from_json(event["data"])
+        data |= {"status": event["type"].removeprefix("batch."), "ended_at": event["at"]}
+        data |= {name: told.get(name) for name in ("stop_reason", "usage", "error")}
+    about = {"type": f"{kind}.{data['status']}", "timestamp": data["ended_at"], "tenant": tenant}
     return to_json({**about, "data": data})
 
 
@@ -108,18 +120,19 @@ _FIELDS = (
 _JSON = ("output", "output_json", "error", "usage", "metadata")
 
 
-def waiting_message(tenant: str, run: Mapping[str, Any], waited: Mapping[str, Any]) -> bytes:
+def waiting_message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record) -> bytes:
     """Return the body of the message about a run that waited for people. Pure.
 
     The body is equal at every try, even if the run goes on meanwhile.
 
     Args:
-        waited: ``at`` and ``interrupts`` of the event ``run.waiting``.
+        event: ``at`` and ``data`` of the event ``run.waiting``.
     """
     shown = {name: run[name] for name in _OF_WAITING}
     shown |= {"metadata": from_json(run["metadata"]), "path": f"/v1/runs/{run['id']}"}
-    data = {"run": {**shown, "status": "waiting"}, "interrupts": from_json(waited["interrupts"])}
-    about = {"type": "run.waiting", "timestamp": waited["at"], "tenant": tenant}
+    interrupts = from_json(event["data"])["interrupts"]
+    data = {"run": {**shown, "status": "waiting"}, "interrupts": interrupts}
+    about = {"type": "run.waiting", "timestamp": event["at"], "tenant": tenant}
     return to_json({**about, "data": data})
 
 
@@ -182,12 +195,15 @@ class Webhooks:
         async with asyncio.timeout(self._timeout_s), acting_as(self._pool, tenant_id) as connection:
             to = await connection.fetchrow(_TO, tenant_id, run_id, seq)
             run = await connection.fetchrow(_RUN, tenant_id, run_id)
-            waited = await connection.fetchrow(_WAITED, tenant_id, run_id, seq) if seq else None
+            event = await connection.fetchrow(_EVENT, tenant_id, run_id, seq) if seq else None
             secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)
         if to is None or run is None:
             return  # run and delivery were deleted
         tenant = to["tenant"]
-        body = waiting_message(tenant, run, waited) if waited else message(tenant, run)
+        if event is not None and event["type"] == EventType.RUN_WAITING:
+            body = waiting_message(tenant, run, event)
+        else:
+            body = message(tenant, run, event)
         answer, failure = None, None
         try:
             trace = Trace.of(run["traceparent"], run["tracestate"])

@@ -232,7 +232,8 @@ def _version(run: Any) -> ColumnElement[int]:
 
 def _runs(*but: str) -> Select[Any]:
     """Select runs, without the columns ``but``, joined with related rows of other tables."""
-    ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
+    reported = case((runs.c.mode == "batch", runs.c.last_seq), else_=0)
+    ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == reported), *_OF_WEBHOOK)
     learning = lateral_rows(run_learning, _of_run(run_learning), "status")
     feedback = lateral_rows(episode_feedback, _of_run(episode_feedback), "outcome")
     checks = lateral_rows(run_checks, _of_run(run_checks), *OF_CHECK)
@@ -742,9 +743,18 @@ Place = tuple[UUID, int]
 """Run and ``seq`` of a delivery; deliveries are listed by the age of runs, then by ``seq``."""
 
 _same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
-_run = lateral_rows(runs, _same_run, "status", "user_id")
+_run = lateral_rows(runs, _same_run, "mode", "status", "user_id")
+_end_of_batch = (  # a batch's final event is the last event of its step
+    select(run_events.c.type)
+    .where(*(run_events.c[name] == webhooks.c[name] for name in ("tenant_id", "run_id", "seq")))
+    .where(run_events.c.step == webhooks.c.seq)
+    .correlate(webhooks)
+    .scalar_subquery()
+)
 _event = case(
-    (webhooks.c.seq > 0, EventType.RUN_WAITING.value), else_=func.concat("run.", _run.c.status)
+    (webhooks.c.seq == 0, func.concat("run.", _run.c.status)),
+    (_run.c.mode == "batch", _end_of_batch),
+    else_=EventType.RUN_WAITING.value,
 )
 
 

@@ -98,7 +98,8 @@ class Delivery(Answer):
 
     run_id: UUID
     seq: int
-    """Number of the event `run.waiting` that the request reports; 0: it reports the run's end."""
+    """Number of the event that the request reports: of a `run.waiting`, or of the end of a batch,
+    which ends again after a retry; 0: the request reports a run's end."""
     event: Annotated[str, Field(examples=["run.completed"])]
     """Type of the event that the request reports."""
     url: str

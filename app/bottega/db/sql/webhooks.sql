@@ -1,11 +1,11 @@
 -- Webhooks that announce that a run ended, or waits for people.
 
--- Trigger on runs. When a run with a webhook_url ends, add its webhook and notify the senders.
+-- Trigger on runs. When a run with a webhook_url ends, add its webhook and notify the senders. A
+-- batch ends again after a retry, so each of its webhooks names a final event.
 CREATE OR REPLACE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO webhooks (tenant_id, run_id, url) VALUES (NEW.tenant_id, NEW.id, NEW.webhook_url)
-    ON CONFLICT (tenant_id, run_id, seq) DO UPDATE  -- a batch ends again after a retry
-    SET status = 'pending', tries = 0, next_at = now(), ended_at = NULL;
+    INSERT INTO webhooks (tenant_id, run_id, seq, url) VALUES (NEW.tenant_id, NEW.id,
+        CASE NEW.mode WHEN 'batch' THEN NEW.last_seq ELSE 0 END, NEW.webhook_url);
     PERFORM send_signal('bottega_webhooks');
     RETURN NULL;
 END $$;
