@@ -1,6 +1,6 @@
-"""Query parameters and fields of bodies that an operation does not have are refused, on each."""
+"""Query parameters, fields of bodies and bodies that an operation does not have are refused."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -45,6 +45,54 @@ async def test_each_operation_refuses_an_unknown_parameter(shared: Running) -> N
             assert all(name in error["detail"] for name in names), (method, path)
             asked += 1
     assert asked > 150
+
+
+NO_BODY = "this operation takes no body: leave it out"
+
+
+async def test_each_operation_without_a_body_refuses_one(shared: Running) -> None:
+    document = (await shared.client.get("/openapi.json")).json()
+    asked = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation:
+                continue
+            url = path.format_map(Named())
+            for sent in (b'{"input": "x"}', b"[]", b"null", b"text", b"{"):
+                answer = await shared.client.request(method.upper(), url, content=sent)
+                told = answer.status_code, answer.json()["detail"]
+                assert told == (422, NO_BODY), (method, path, sent, answer.text)
+                asked += 1
+    assert asked > 500
+
+
+async def test_an_empty_body_is_no_body(shared: Running) -> None:
+    document = (await shared.client.get("/openapi.json")).json()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation or "{" not in path or path.endswith("/stream"):
+                continue
+            url = path.format_map(Named())
+            for sent in (b"", b"{}", b" { }\n"):
+                answer = await shared.client.request(method.upper(), url, content=sent)
+                assert NO_BODY not in answer.text, (method, path, sent)
+
+
+async def test_chunks_without_a_length_are_a_body(shared: Running) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"input": '
+        yield b'"x"}'
+
+    for url in (f"/v1/runs/{ID}/cancel", "/v1/webhook-secret"):
+        answer = await shared.client.post(url, content=chunks())
+        assert (answer.status_code, answer.json()["detail"]) == (422, NO_BODY)
+
+
+async def test_a_missing_scope_goes_before_a_body(settings: Settings, database_url: str) -> None:
+    reader = await holder(database_url, "default", "read")
+    async with running(settings, database_url) as server, reader.client(server) as client:
+        answer = await client.post("/v1/webhook-secret", json={"input": "x"})
+        assert answer.status_code == 403
 
 
 @pytest.mark.deep

@@ -33,7 +33,7 @@ from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
 from bottega.api.server.documents import LateDocument
-from bottega.api.shared.deps import required_scopes
+from bottega.api.shared.deps import NoBody, required_scopes
 from bottega.events.frames import LLM_DELTA
 from bottega.json_schema.described import SHARED_PARAMETERS
 from bottega.tenants.keys import Scope
@@ -334,8 +334,9 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 _describe_parameters(operation)
                 _show_answers(operation)
-                # Requests that are too slow or too long are refused before routing.
-                _add_problems(operation, 408, 414, 431)
+                # Requests that are too slow or too long are refused before routing, and bodies of
+                # operations that take none by every operation.
+                _add_problems(operation, 408, 414, 422, 431)
         for path, method, scopes in _protected(app):
             _protect(schema["paths"][path][method], scopes)
             _name_codes(schema["paths"][path][method])
@@ -579,6 +580,7 @@ _RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, SendMessage, Resolve)
 @router.get(
     "/asyncapi.json",
     operation_id="get_asyncapi",
+    dependencies=[NoBody],
     summary="The WebSocket as an AsyncAPI document",
     description=(
         "For clients that watch runs: frames in both directions, and the data of each event."

@@ -20,6 +20,7 @@ from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.server.headers import sent
 from bottega.api.shared.deps import (
     AdminTenant,
+    NoBody,
     PrincipalDep,
     ReadTenant,
     ServiceDep,
@@ -109,6 +110,7 @@ class Info(Answer):
 @router.get(
     "/",
     operation_id="get_root",
+    dependencies=[NoBody],
     summary="Read name and version",
     description="Browsers are redirected to the console instead.",
     response_model=Root,
@@ -122,6 +124,7 @@ async def root(service: ServiceDep, request: Request) -> Root | Response:
 @router.get(
     "/healthz",
     operation_id="get_health",
+    dependencies=[NoBody],
     summary="Check that the process is alive",
     description="For a supervisor that restarts processes that do not answer.",
     response_model=Health,
@@ -139,6 +142,7 @@ _READ_ONLY = (
 @router.get(
     "/readyz",
     operation_id="get_readiness",
+    dependencies=[NoBody],
     summary="Check the database, its migrations, the background services and the worker",
     description="For a load balancer: answers 503 with the reason while the service cannot work.",
     response_model=Readiness,

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.container import Service
+from bottega.errors import InvalidInputError
 from bottega.tenants.keys import SCOPES, Scope
 
 
@@ -46,14 +47,38 @@ Actor = Annotated[str, Depends(_actor)]
 """Name of the caller in the audit log."""
 
 
-def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UUID:
-    """Check the caller's scope and the names of the query's parameters; return the tenant."""
+async def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UUID:
+    """Check the caller's scope, the query's names, and that a body is expected; return the tenant.
+
+    APIs of others ignore names and bodies that they do not know.
+    """
     if scopes:
         principal.need(*scopes)
     route = request.scope["route"]
-    if request.query_params and route.path.startswith("/v1/"):
-        refuse_unknown_query(request.query_params, _query_names(route.dependant))
+    if route.path.startswith("/v1/"):
+        if request.query_params:
+            refuse_unknown_query(request.query_params, _query_names(route.dependant))
+        await _refuse_body(request)
     return principal.tenant_id
+
+
+async def _refuse_body(request: Request) -> None:
+    """Check that a request has a body only if its operation takes one; ``{}`` says nothing.
+
+    Raises:
+        InvalidInputError: the operation takes no body.
+    """
+    headers, route = request.headers, request.scope["route"]
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if not has_body or route.body_field or "requestBody" in (route.openapi_extra or {}):
+        return
+    if b"".join((await request.body()).split()) not in (b"", b"{}"):
+        raise InvalidInputError("this operation takes no body: leave it out")
+
+
+NoBody = Depends(_refuse_body)
+"""Refusal of bodies, for public routes; all other routes check the caller, and refuse bodies then.
+"""
 
 
 def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
@@ -83,31 +108,31 @@ def _query_names(dependant: Dependant) -> set[str]:
 
 
 async def _tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal, _usual_scope(request.method, "run"))
+    return await _allowed(request, principal, _usual_scope(request.method, "run"))
 
 
 async def _define_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal, _usual_scope(request.method, "define"))
+    return await _allowed(request, principal, _usual_scope(request.method, "define"))
 
 
 async def _read_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal, "read")
+    return await _allowed(request, principal, "read")
 
 
 async def _review_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal, "read", "approve")
+    return await _allowed(request, principal, "read", "approve")
 
 
 async def _people_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal, "run", "approve")
+    return await _allowed(request, principal, "run", "approve")
 
 
 async def _admin_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal, "admin")
+    return await _allowed(request, principal, "admin")
 
 
 async def _any_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    return _allowed(request, principal)
+    return await _allowed(request, principal)
 
 
 Tenant = Annotated[UUID, Depends(_tenant)]
