@@ -55,6 +55,9 @@ async def test_a_draft_is_tried_before_it_is_stored(console: Console) -> None:
     page = await console.open("agents/clerk")
     await page.get_by_label("System message").fill("You are a draft.")
     await page.get_by_label("Question").fill("What is 2 + 3?")
+    model = page.get_by_label("Answered by")
+    await expect(model).to_have_value("real")  # a real model is connected
+    await model.select_option("demo")
     await page.get_by_role("button", name="Add: Built in").click()
     await page.get_by_role("group", name="Tool 1").get_by_label("Name").select_option("calculator")
     await page.get_by_role("button", name="Ask").click()
@@ -63,11 +66,12 @@ async def test_a_draft_is_tried_before_it_is_stored(console: Console) -> None:
     await expect(log).to_contain_text("calls calculator")
     assert console.model.requests == []
     console.model.script(text("I am a draft."))
-    await page.get_by_label("Answered by").select_option("real")
+    await model.select_option("real")
     await page.get_by_label("Question").fill("Who are you?")
     await page.get_by_label("Question").press("Tab")
     await page.keyboard.press("Enter")
     await expect(log).to_contain_text("I am a draft.")
+    await expect(log.locator(".author")).to_have_text(["You", "clerk"] * 2)
     (asked,) = console.model.requests
     assert asked["messages"][0]["content"] == "You are a draft."
     assert [each["role"] for each in asked["messages"]][-3:] == ["user", "assistant", "user"]

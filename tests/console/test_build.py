@@ -49,6 +49,7 @@ async def test_an_agent_with_a_tool_and_a_graph_are_built_without_json(console: 
     await page.get_by_label("Name", exact=True).fill("support")
     await page.get_by_label("System message").fill("You help customers.")
     await _add_tool(page)
+    await page.get_by_label("Answered by").select_option("demo")
     await page.get_by_label("Question").fill("Where is my money?")
     await page.get_by_role("button", name="Ask").click()
     log = page.get_by_role("log", name="Draft conversation")

@@ -1,11 +1,14 @@
 """The list of conversations in a real browser: found by words, agent, user and state."""
 
+import asyncio
+
 import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.fake_model import http_error, text
+from tests.fake_model import calls, gated, http_error, text
+from tests.flows.test_interrupts import CALCULATOR
 
 SAID = {"ada": "My refund is missing", "bob": "Where is my parcel?", "eve": "A refund, again?"}
 
@@ -53,6 +56,27 @@ async def test_a_customer_s_conversation_is_found_and_goes_on(console: Console) 
     await expect(found).to_contain_text("Hello ada.")
     await found.get_by_role("link").click()
     await expect(page.get_by_text("My refund is missing")).to_be_visible()
+
+
+async def test_each_message_has_its_author_and_a_failed_call_is_red(console: Console) -> None:
+    await console.define(CALCULATOR | {"approval": "never"})
+    console.model.script(calls(("calculator", {"expression": "1/0"})), text("I cannot."))
+    run = {"agent": "clerk", "input": "What is 1/0?", "session_id": "one", "user": "ada"}
+    await console.server.client.post("/v1/runs?wait=30", json=run)
+    page = await console.open("chat?session=one")
+    await expect(page.locator(".chat > .said > .author")).to_have_text(["ada", "clerk"])
+    steps = page.locator(".tool-said")
+    await expect(steps.locator("summary .bad-text")).to_have_text("✕ calculator did not work")
+    await steps.locator("summary").click()
+    await expect(steps.locator("p.bad-text")).to_have_text("✕ calculator did not work")
+    assert await violations(page) == []
+    go_on = asyncio.Event()
+    console.model.script(gated(go_on, text("Not that either.")))
+    await page.get_by_label("Message").fill("And 2/0?")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".chat > .said > .author")).to_have_text(["ada", "clerk"] * 2)
+    go_on.set()
+    await expect(page.locator(".said.assistant time")).to_have_count(2)
 
 
 async def test_a_conversation_is_renamed_forked_and_deleted(console: Console) -> None:

@@ -84,8 +84,14 @@ async def test_a_tool_that_fails_is_named_though_the_run_completed(console: Cons
     await console.define(CALCULATOR | {"approval": "never"})
     console.model.script(calls(("calculator", {"expression": "1/0"})), text("I cannot."))
     page = await console.open(f"runs/{await asked(console, 'What is 1/0?')}")
-    sentence = re.compile(r"Completed after .*; the tool calculator failed once: ")
-    await expect(diagnosis(page)).to_contain_text(sentence)
+    await expect(diagnosis(page)).to_contain_text("Completed after")
+    red = diagnosis(page).locator(".bad-text")
+    await expect(red).to_contain_text("But the tool calculator failed once: ")
+    await expect(page.locator(".task-name .bad-text")).to_contain_text("calculator failed: ")
+    await expect(page.locator(".track .bar.broken")).to_have_count(1)
+    await page.get_by_role("tab", name="Tools 1, 1 failed").click()
+    await expect(page.locator(".tool .status.bad")).to_contain_text("failed")
+    assert await violations(page) == []
 
 
 async def test_a_version_that_broke_is_named(console: Console) -> None:

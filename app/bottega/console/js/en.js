@@ -36,8 +36,8 @@ export const DIAGNOSIS_PLACES = { providers: "Health of the model's server", sch
 
 /** What a part of a task's time was. */
 export const SPAN_KINDS = { queue: "waiting in the queue", model: "model", failed: "failed try",
-  retry: "pause before a retry", held: "held back before the model", tool: "tool", person: "waiting for a person",
-  wait: "waiting for something else" };
+  retry: "pause before a retry", held: "held back before the model", tool: "tool",
+  broken: "failed call of a tool", person: "waiting for a person", wait: "waiting for something else" };
 
 /** What a model's server did, by the code of the error. */
 export const MODEL_ERRORS = {

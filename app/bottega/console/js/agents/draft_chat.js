@@ -7,7 +7,9 @@ import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
+import { Author } from "../parts/said.js";
 import { useRunState } from "../run/use_run.js";
+import { info } from "../setup/model.js";
 
 const MODELS = { demo: "Demo model: tools are not called", real: "Its own model: tools are called" };
 
@@ -17,7 +19,8 @@ const MODELS = { demo: "Demo model: tools are not called", real: "Its own model:
  */
 export function DraftChat({ name, draft, asked, onProblems }) {
   const [turns, setTurns] = useState([]);
-  const [model, setModel] = useState("demo");
+  const [chosen, setChosen] = useState(null);
+  const model = chosen ?? (info.value && !info.value.demo_model ? "real" : "demo");
   const [text, setText] = useState("");
   const [open, setOpen] = useState(null);
   const [error, setError] = useState(null);
@@ -60,15 +63,16 @@ export function DraftChat({ name, draft, asked, onProblems }) {
     <div class="draft-log" role="log" aria-label="Draft conversation" tabindex="0" ref=${box}>
       ${!turns.length && !open && html`<p class="small soft">Ask the agent as it stands in the form. Nothing is
         stored.</p>`}
-      ${turns.map((each, at) => html`<${Turn} key=${at} of=${each} />`)}
-      ${open && html`<div class="said assistant" aria-busy="true"><${Calls} calls=${callsOf(state)} />
+      ${turns.map((each, at) => html`<${Turn} key=${at} of=${each} agent=${name || "The draft"} />`)}
+      ${open && html`<div class="said assistant" aria-busy="true"><${Author} role="assistant" agent=${name
+        || "The draft"} /><${Calls} calls=${callsOf(state)} />
         <pre class="text">${root?.live?.text || ""}</pre>
         <p class="small soft"><${Status} value=${state.status ?? "queued"} /></p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
     </div>
     ${error && html`<${Failure} error=${error} />`}
     <form class="form body" onSubmit=${ask}>
-      <label>Answered by <select value=${model} onChange=${(e) => setModel(e.target.value)}>
+      <label>Answered by <select value=${model} onChange=${(e) => setChosen(e.target.value)}>
         ${Object.entries(MODELS).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select>
         </label>
       <label>Question <textarea rows="2" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label>
@@ -78,13 +82,15 @@ export function DraftChat({ name, draft, asked, onProblems }) {
 
 const outputOf = (state) => (typeof state.output === "string" ? state.output
   : state.tasks.values().next().value?.output ?? "");
-const callsOf = (state) => [...state.tasks.values()].flatMap((task) => task.tools.map(({ name, arguments: args }) =>
-  ({ name, args })));
+const callsOf = (state) => [...state.tasks.values()].flatMap((task) => task.tools.map(({ name, arguments: args, status }) =>
+  ({ name, args, isBroken: status === "failed" })));
 
-const Calls = ({ calls }) => calls.map(({ name, args }) => html`<p class="small soft">calls <code>${name}</code>${args
-  && html` <code>${excerpt(JSON.stringify(args), 120)}</code>`}</p>`);
+const Calls = ({ calls }) => calls.map(({ name, args, isBroken }) => html`<p
+  class=${`small ${isBroken ? "bad-text" : "soft"}`}>${isBroken && "✕ "}calls <code>${name}</code>${args
+  && html` <code>${excerpt(JSON.stringify(args), 120)}</code>`}${isBroken && " which did not work"}</p>`);
 
-const Turn = ({ of: { role, content, run, error, calls = [] } }) => html`<div class="said ${role}">
+const Turn = ({ of: { role, content, run, error, calls = [] }, agent }) => html`<div class="said ${role}">
+  <${Author} role=${role} user="You" agent=${agent} />
   <${Calls} calls=${calls} />
   ${content && html`<pre class="text">${content}</pre>`}
   ${error && html`<p class="note bad" role="alert">${error.message}</p>`}

@@ -13,6 +13,7 @@ import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { Markdown } from "../parts/markdown.js";
 import { Readable, ToolCall } from "../parts/readable.js";
+import { Author, ResultOf } from "../parts/said.js";
 import { see } from "../parts/seen.js";
 import { isFinal } from "../run/state.js";
 import { useRunState } from "../run/use_run.js";
@@ -113,6 +114,7 @@ function Conversation({ session, agent: wanted, user: named, exists }) {
       setSending(null);
     }
   };
+  const by = { user, agent };
   const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");
   const shown = new Set(messages.map((each) => each.run_id));
   const question = sent && !shown.has(sent.id) ? sent.input : null;
@@ -131,18 +133,15 @@ function Conversation({ session, agent: wanted, user: named, exists }) {
         what="the conversation" />` : html`<${Empty} title="Say something." />`)}
       ${said.data?.next_cursor && html`<p class="small soft">Only the last 100 messages are shown.</p>`}
       ${inSteps(messages).map((each) => each.steps
-        ? html`<details key=${each.key} class="said tool-said"><summary>
-          ${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}
-            </span></summary>
-            ${each.steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} />`)}</details>`
-        : html`<${Said} key=${keyOf(each)} message=${each} />`)}
-      ${question && html`<div class="said user"><pre class="text">${plain(question)}</pre></div>`}
-      ${added.map((each) => html`<div class="said user" key=${each.id}>
+        ? html`<${Steps} key=${each.key} of=${each} by=${by} />`
+        : html`<${Said} key=${keyOf(each)} message=${each} by=${by} />`)}
+      ${question && html`<div class="said user"><${Author} ...${by} /><pre class="text">${plain(question)}</pre></div>`}
+      ${added.map((each) => html`<div class="said user" key=${each.id}><${Author} ...${by} />
         <pre class="text">${plain(each.content ?? posted[each.id]) || "A message"}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
-      ${open && html`<${Coming} state=${state} root=${root} said=${messages.filter((each) => each.run_id === open)} />`}
+      ${open && html`<${Coming} state=${state} root=${root} by=${by} said=${messages.filter((each) => each.run_id === open)} />`}
       <${Stale} from=${said} again=${() => (open ? reload(open, state) : said.reload())} />
-      ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p
+      ${sending && html`<div class="said user"><${Author} ...${by} /><pre class="text">${plain(sending)}</pre><p
         class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} user=${user} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
@@ -182,10 +181,20 @@ function inSteps(messages) {
   return found;
 }
 
-function Said({ message }) {
-  if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p>
-    <${Readable} value=${message.content} />`;
+/** What an agent did between question and answer; a call that went wrong is red. */
+function Steps({ of: { steps, names }, by }) {
+  const failed = steps.filter(({ status }) => status === "error");
+  return html`<details class="said tool-said"><summary>
+    ${steps.length} ${steps.length === 1 ? "step" : "steps"}: <span class="soft small">${names}</span>${failed.length > 0
+      && html` <span class="small bad-text">✕ ${failed.map(({ name }) => name).join(", ")} did not work</span>`}</summary>
+    ${steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} by=${by} />`)}</details>`;
+}
+
+/** `by`: names of the user and the agent. */
+function Said({ message, by }) {
+  if (message.role === "tool") return html`<${ResultOf} message=${message} /><${Readable} value=${message.content} />`;
   return html`<div class=${`said ${message.role} ${message.discarded ? "discarded" : ""}`}>
+    <${Author} role=${message.role} source=${message.source} ...${by} />
     ${message.content && (message.role === "assistant" ? html`<${Markdown} text=${message.content} />`
       : html`<pre class="text">${message.content}</pre>`)}
     ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url}
@@ -196,14 +205,14 @@ function Said({ message }) {
 }
 
 /** The text of the answer so far, and what the agents do; nothing once the answer was read. */
-function Coming({ state, root, said }) {
+function Coming({ state, root, said, by }) {
   const tools = [...state.tasks.values()].flatMap((task) => task.tools);
   const doing = tools.filter((tool) => tool.status === "running").map((tool) => tool.name);
   const text = root?.live?.text || root?.output || state.output;
   const isRead = said.some((each) => each.role === "assistant" && each.content === text);
   const moves = !isFinal(state.status);
   if (!moves && (isRead || !text)) return null;
-  return html`<div class="said assistant" aria-busy=${moves}>
+  return html`<div class="said assistant" aria-busy=${moves}><${Author} role="assistant" ...${by} />
     <pre class="text">${isRead ? "" : text}</pre>
     ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true">
       </span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? `waits for ${{ person: "you",

@@ -60,7 +60,7 @@ function failedTool(state) {
     }
   }
   const [name, errors] = [...byName].sort((a, b) => b[1].length - a[1].length)[0] ?? [];
-  return name && `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}`;
+  return name ? `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}` : "";
 }
 
 /** Whether a call was denied, by a person or because nobody decided in time. */
@@ -135,7 +135,12 @@ function neverStarted({ status, error }, after) {
   return { text: sentence(`${ended} ${after} in the queue`, why), place: isLate ? "scheduler" : "" };
 }
 
-/** Return `{text, place}`: the sentence, and the part of Operations that shows more; "": none. `now`: ms. */
+/**
+ * Return `{text, place, trouble}`: the sentence; the part of Operations that shows more; and which tool failed though
+ * the run completed; "": none. `now`: ms.
+ *
+ * @returns {{text: string, place: string, trouble?: string}}
+ */
 export function diagnose(state, now) {
   if (!isFinal(state.status)) return { text: unfinished(state, now), place: retried(state) ? "providers" : "" };
   const total = state.endedAt - (state.startedAt ?? state.queuedAt);
@@ -144,8 +149,8 @@ export function diagnose(state, now) {
   const took = slowest(state, total, state.endedAt);
   const tool = [deniedCall(state), failedTool(state)].filter(Boolean).join("; ");
   if (state.status === "completed") {
-    const notes = [tool, total > 5000 && took].filter(Boolean).join("; ");
-    return { text: `Completed ${after}${notes ? `; ${notes}` : ""}.`, place: "" };
+    const notes = [deniedCall(state), total > 5000 && took].filter(Boolean).join("; ");
+    return { text: `Completed ${after}${notes ? `; ${notes}` : ""}.`, place: "", trouble: failedTool(state) };
   }
   if (state.status === "cancelled") return { text: `Cancelled ${after}.`, place: "" };
   const call = failedCall(state);

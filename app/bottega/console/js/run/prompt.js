@@ -5,6 +5,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Loaded, Value } from "../parts/basics.js";
 import { Readable, ToolCall } from "../parts/readable.js";
+import { ResultOf } from "../parts/said.js";
 
 const ORIGINS = {
   agent: "its own instructions", graph: "order of its sub-agents", context: "from another agent", memory: "from memory",
@@ -48,6 +49,7 @@ const originOf = ({ origin, source, version, name }) => [ORIGINS[origin],
 /** A message; `about`: where it came from. */
 export const Piece = ({ message, about = originOf(message) }) => html`<div class=${`message ${message.role}`}>
   <p class="small soft"><strong>${message.role}</strong>${about && ` · ${about}`}</p>
+  ${message.status === "error" && html`<${ResultOf} message=${message} />`}
   ${message.content && (message.role === "tool" ? html`<${Readable} value=${message.content} />`
     : html`<pre class="text">${message.content}</pre>`)}
   ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<p class="small">[${part.type}]</p>`)}

@@ -240,7 +240,7 @@ export class RunState {
     const status = data.error?.type === "denied" ? "denied" : what;
     Object.assign(tool, { status, to: at, result: data.result, error: data.error, answerSeq: data.answer_seq });
     const span = task.spans.findLast((each) => each.id === `${data.call}:${data.tool_call_id}`);
-    if (span) span.to = at;
+    if (span) Object.assign(span, { to: at, error: status === "failed" ? data.error : null });
   }
 
   #dispatched(task, what, data, at) {

@@ -55,7 +55,7 @@ export function Rating({ run, onRated }) {
 
 /** The sentence, what else happened alike, and where to look next. */
 export function Diagnosis({ run, state, now }) {
-  const { text, place } = diagnose(state, now);
+  const { text, place, trouble } = diagnose(state, now);
   const failed = ["failed", "timeout"].includes(run.status) && isFinal(state.status) ? run.status : null;
   const others = useData(failed && withQuery("/v1/runs", { status: failed, order: "desc", limit: LOOKED_AT }));
   const same = failed && run.agent && may("read") ? run.agent : null;
@@ -67,7 +67,8 @@ export function Diagnosis({ run, state, now }) {
   const broken = version && ofAgent.data ? brokenVersion(run, ofAgent.data.items, version) : "";
   const isSaid = isFinal(state.status); // before that it has a time, which changes all the while
   return html`<div class=${`note diagnosis ${failed ? "bad" : ""}`}>
-    <p role="status" aria-live=${isSaid ? "polite" : "off"}><strong>${text}</strong></p>
+    <p role="status" aria-live=${isSaid ? "polite" : "off"}><strong>${text}</strong>${trouble && html` <strong
+      class="bad-text">But ${trouble}</strong>`}</p>
     ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
     ${run.outcome.source === "check" && run.outcome.value !== "SUCCESS" && html`<p class="bad-text">By its check it

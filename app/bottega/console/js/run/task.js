@@ -13,13 +13,19 @@ import { Fork } from "./fork.js";
 import { Piece, Prompt } from "./prompt.js";
 import { isFinal } from "./state.js";
 
+/** The name of the list of tool calls: "Tools 3, 1 failed". */
+function toolsOf({ tools }) {
+  const failed = tools.filter(({ status }) => status === "failed").length;
+  return `Tools ${tools.length}${failed ? `, ${failed} failed` : ""}`;
+}
+
 /** `tab` and `call` are those of the address; `onChange` gets other ones. */
 export function TaskDetail({ run, state, task, now, tab: wanted, call, onChange }) {
   const setCall = (number) => onChange({ call: number });
   const showPrompt = (number) => onChange({ detail: "prompt", call: number });
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
   const tabs = permitted([["text", "Text"], ["prompt", "Prompt", "read"], ["calls", `Model calls ${task.calls.length}`],
-    ["tools", `Tools ${task.tools.length}`],
+    ["tools", toolsOf(task)],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]]);
   const tab = chosenOf(tabs, wanted);
   const actions = html`<${Status} value=${task.status} /><${Fork} key=${`fork ${task.key}`} run=${run} state=${state}
@@ -87,9 +93,9 @@ function Tools({ task, state }) {
   return task.tools.map((tool) => html`<${box} class="tool" key=${`${tool.call}:${tool.id}`}>
     <${head}><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">
       ${duration(tool.to && tool.to - tool.from)}</span></${head}>
-    ${Object.keys(tool.arguments ?? {}).length > 0 && html`<h4>Arguments</h4><${Readable} value=${tool.arguments} />`}
-    <h4>${tool.status === "denied" ? "What the agent was told"
-      : tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Readable}
+    ${Object.keys(tool.arguments ?? {}).length > 0 && html`<h3>Arguments</h3><${Readable} value=${tool.arguments} />`}
+    <h3>${tool.status === "denied" ? "What the agent was told"
+      : tool.error ? `Error: ${tool.error.type}` : "Result"}</h3><${Readable}
       value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq })
         : "–")} /></${box}>`);
 }

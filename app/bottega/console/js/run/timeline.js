@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 
 import { SPAN_KINDS } from "../en.js";
-import { duration, money, tokens } from "../format.js";
+import { count, duration, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { Status } from "../parts/basics.js";
 import { Windowed } from "../parts/windowed.js";
@@ -15,17 +15,20 @@ const FEW = 8;
 const STATUSES = ["queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"];
 
 /** How a part of a task's time is drawn. */
-const kindOf = ({ kind, error }) => (kind === "model" && error ? "failed" : kind);
+const kindOf = ({ kind, error }) => (error && kind === "model" ? "failed" : error && kind === "tool" ? "broken" : kind);
 /**
- * Which tries of a model failed and why, and how long others were held back, such as "2 failed tries: model answered
- * HTTP 500; held back 3.0 s"; "": none.
+ * Which tries of a model and calls of tools failed and why, and how long others were held back, such as "2 failed
+ * tries: model answered HTTP 500; lookup failed: HTTP 404; held back 3.0 s"; "": none.
  */
 function troubleOf(task, now) {
   const failed = task.spans.filter(({ kind, error }) => kind === "model" && error);
+  const broken = task.spans.filter(({ kind, error }) => kind === "tool" && error);
   const held = task.spans.filter(({ kind }) => kind === "held");
   const number = `${failed.length} failed ${failed.length === 1 ? "try" : "tries"}`;
   const lost = held.reduce((sum, { from, to }) => sum + (to ?? now) - from, 0);
   return [failed.length > 0 && `${number}: ${causeOf(failed.at(-1).error)}`,
+    broken.length > 0 && `${broken.at(-1).label} failed: ${causeOf(broken.at(-1).error)}`,
+    broken.length > 1 && `${count(broken.length)} calls of tools failed in all`,
     held.length > 0 && `held back ${duration(lost)}`].filter(Boolean).join("; ");
 }
 
