@@ -66,6 +66,10 @@ async def test_a_model_is_connected_and_an_agent_answers_from_it_without_a_resta
         wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         assert not await page.evaluate(wide)
         await page.set_viewport_size({"width": 1280, "height": 900})
+        await dialog.get_by_label("Price of input").fill("2")
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog).to_be_visible()  # a price has both parts
+        await dialog.get_by_label("Price of output").fill("10.5")
         await dialog.get_by_role("button", name="Save", exact=True).click()
         await expect(dialog).to_have_count(0)
         await expect(page.get_by_text("answers from now on")).to_be_visible()
@@ -80,6 +84,14 @@ async def test_a_model_is_connected_and_an_agent_answers_from_it_without_a_resta
         await page.goto(f"http://127.0.0.1:{bottega.port}/console/#/runs/{started.json()['id']}")
         await expect(page.get_by_text("From the local server.").first).to_be_visible()
         assert model.headers[-1]["authorization"] == f"Bearer {KEY}"
+        run = (await client.get(f"/v1/runs/{started.json()['id']}")).json()
+        assert run["usage"]["cost"]["complete"]
+        assert float(run["usage"]["cost"]["amount"]) > 0
+        await page.goto(f"http://127.0.0.1:{bottega.port}/console/#/operations/providers")
+        row = page.get_by_role("region", name="Providers").get_by_role("row").last
+        await expect(row).to_contain_text(f"{info['model'].partition('/')[2]}: 2 in, 10.5 out")
+        await row.get_by_role("link", name="Set prices").click()
+        await expect(page.get_by_label("Output", exact=True)).to_have_value("10.5")
     names = [each["name"] for each in (await client.get("/v1/secrets")).json()["items"]]
     assert names == ["MODELS_KEY"]
 

@@ -6,7 +6,7 @@ import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Panel } from "../parts/basics.js";
+import { Button, Empty, Link, Panel } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 import { ServerState } from "../parts/server_state.js";
 import { go } from "../router.js";
@@ -48,11 +48,12 @@ export function Providers({ query }) {
   };
   return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers?view=full" what="providers">
     ${(providers, reload) => html`${providers.length
-      ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", "Now", ""]}>
+      ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Prices", "Of", "Now", ""]}>
         ${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">
           ${each.base_url ?? "–"}</td><td>${each.dialect}</td>
         <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">
-          ${limits(each)}</td><td>${each.owner}</td>
+          ${limits(each)}</td><td class="small">${pricesOf(each)}${each.owner === "tenant" && html` <${Link} needs="define"
+            path=${["operations", "providers"]} query=${{ of: each.name }}>Set prices<//>`}</td><td>${each.owner}</td>
         <td class="small"><${ServerState} health=${states.data?.items.find(({ name }) => name === each.name)} /></td>
         <td class="actions">${each.owner === "tenant" && html`<${Button} kind="small" needs="define"
           aria-label=${`Change ${each.name}`} onClick=${() => show({ of: each.name })}>Change<//>
@@ -67,6 +68,11 @@ export function Providers({ query }) {
       <label>Name of the secret with its key (see Secrets) <input name="secret" /></label>
         <label>Models, if only these <input name="models" /></label><//><//>`;
 }
+
+/** The models whose price is set, such as "qwen: 0.2 in, 0.6 out"; else public list prices count. */
+const pricesOf = ({ owner, prices }) => (owner === "operator" ? "–"
+  : Object.entries(prices ?? {}).map(([model, { input, output }]) => `${model}: ${input} in, ${output} out`).join("; ")
+    || "as the public lists");
 
 function limits(provider) {
   const named = { max_concurrent: "calls at once", requests_per_minute: "requests a minute",

@@ -46,6 +46,7 @@ export function Wizard({ onConnected, onClose }) {
   const [key, setKey] = useState("");
   const [tested, setTested] = useState(null);
   const [model, setModel] = useState("");
+  const [price, setPrice] = useState({ input: "", output: "" });
   const { busy, error, work, setError } = useWork();
   const [postOnce] = usePostOnce();
   const secret = useRef(null);
@@ -67,6 +68,8 @@ export function Wizard({ onConnected, onClose }) {
   const doing = (what, act) => instead(() => work(act, what));
   const definition = () => ({ dialect: vendor.dialect, base_url: address.trim(),
     ...(key && { key: { secret: secret.current } }) });
+  const prices = () => (price.input === "" ? {}
+    : { prices: { [model.trim()]: { input: Number(price.input), output: Number(price.output) } } });
 
   const test = doing("test", async () => {
     setTested(null);
@@ -82,7 +85,7 @@ export function Wizard({ onConnected, onClose }) {
   const save = doing("save", async () => {
     if (provider.current === null) {
       const name = freeName(vendor.id, await namesOf("/v1/providers"));
-      await postOnce("/v1/providers", { name, ...definition() });
+      await postOnce("/v1/providers", { name, ...definition(), ...prices() });
       provider.current = name;
     }
     const reference = `${provider.current}/${model.trim()}`;
@@ -109,7 +112,8 @@ export function Wizard({ onConnected, onClose }) {
       <div aria-live="polite">${tested && html`<${Outcome} tested=${tested} />`}</div>
       ${tested?.ok && html`<label>Default model <input required list="models-found" value=${model}
         onInput=${(e) => setModel(e.target.value)} /></label>
-        <datalist id="models-found">${tested.models.map((id) => html`<option key=${id} value=${id} />`)}</datalist>`}
+        <datalist id="models-found">${tested.models.map((id) => html`<option key=${id} value=${id} />`)}</datalist>
+        <${Prices} of=${price} onChange=${setPrice} />`}
       ${error && html`<${Failure} error=${error} />`}
       <div class="actions">
         <${Button} type=${tested?.ok ? "button" : "submit"} kind=${tested?.ok ? "" : "primary"} busy=${busy === "test"}
@@ -120,6 +124,17 @@ export function Wizard({ onConnected, onClose }) {
     ${!vendor && html`<div class="actions"><${Button} onClick=${leave}>Cancel<//></div>`}
   <//>`;
 }
+
+const PRICED = { input: "Price of input", output: "Price of output" };
+
+/** What the default model costs; both fields, or none. */
+const Prices = ({ of, onChange }) => html`<div class="field"><div class="row" role="group"
+  aria-label="Price" aria-describedby="price-help">${Object.entries(PRICED).map(([name, label]) => html`<label key=${name}>${label} (USD for a million tokens)
+    <input type="number" min="0" max="1000000" step="any" value=${of[name]} placeholder="as the public price lists"
+      required=${of.input !== "" || of.output !== ""}
+      onInput=${(e) => onChange({ ...of, [name]: e.target.value })} /></label>`)}</div></div>
+  <p id="price-help" class="small soft">A model that no public list knows, such as one of your own, has no cost until
+    its price is set: here, or later under Operations, Providers.</p>`;
 
 function Outcome({ tested }) {
   if (!tested.ok) return html`<p class="note bad" role="alert">${tested.error}</p>`;
