@@ -192,6 +192,25 @@ async def test_a_node_s_agent_is_edited_beside_the_graph(console: Console) -> No
     await page.set_viewport_size({"width": 1280, "height": 900})
 
 
+COVERED = """() => {
+  const boxes = (selector) => [...document.querySelectorAll(selector)]
+    .map((each) => each.getBoundingClientRect());
+  const nodes = boxes(".canvas .node rect");
+  return boxes(".canvas .edge-label").map((label) => nodes.some((node) =>
+    label.left < node.right && node.left < label.right
+      && label.top < node.bottom && node.top < label.bottom));
+}"""
+
+
+async def test_labels_of_edges_are_in_sight(console: Console) -> None:
+    page = await opened(console)
+    await connect(page, "first", "third")
+    await page.get_by_label("What passes from first to third").select_option("full_history")
+    await page.get_by_label("What passes from first to second").select_option("tool_results")
+    await expect(page.locator(".canvas .edge-label")).to_have_text(["tool results", "full history"])
+    assert await page.evaluate(COVERED) == [False, False]
+
+
 async def test_a_drawing_that_was_moved_is_shown_whole_again(console: Console) -> None:
     page = await opened(console)
     whole = page.get_by_role("button", name="Show all")

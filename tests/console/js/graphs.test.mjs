@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import dagre from "../../../app/bottega/console/vendor/dagre.mjs";
 import * as draft from "../../../app/bottega/console/js/graphs/draft.js";
+import { arrange, HEIGHT, WIDTH, widthOf } from "../../../app/bottega/console/js/parts/layout.js";
 
 const graph = Object.freeze({
   nodes: Object.freeze(["a", "b", "c"].map((agent) => Object.freeze({ agent, ttl_s: null }))),
@@ -37,4 +39,20 @@ test("a condition is said in words", () => {
   const when = { all: [{ feature: "score", op: ">", value: 3 }, { not: { feature: "label", op: "exists" } }] };
   assert.equal(draft.conditionOf({ when }), "score > 3 and not (label exists)");
   assert.equal(draft.conditionOf({ else: true }), "else");
+});
+
+test("no node covers the label of an edge", () => {
+  const nodes = ["sort", "refund", "answer", "letter"].map((id) => ({ id, label: id }));
+  const edges = [["sort", "refund", 'output contains "money" and metadata.tier is "gold"'], ["sort", "answer", "else"],
+    ["refund", "letter", "full history"], ["answer", "letter", ""], ["sort", "letter", "tool results"]]
+    .map(([source, target, label]) => ({ id: `${source} ${target}`, source, target, label }));
+  const places = arrange(dagre, nodes, edges);
+  for (const edge of edges.filter(({ label }) => label)) {
+    const at = places.edges.get(edge.id);
+    for (const [id, { x, y }] of places.nodes) {
+      const isClear = Math.abs(at.x - x) >= (widthOf(edge) + WIDTH) / 2 || Math.abs(at.y - y) >= (HEIGHT + 14) / 2;
+      assert.ok(isClear, `${edge.id} is behind ${id}`);
+    }
+  }
+  assert.equal(widthOf({ label: "v1", room: "v1 · 1 ×" }), widthOf({ room: "v1 · 1 ×" }));
 });

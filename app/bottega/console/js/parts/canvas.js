@@ -3,42 +3,13 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { html } from "../html.js";
 import { Button, Loading } from "./basics.js";
+import { arrange, cut, HEIGHT, MARGIN, pathOf, WIDTH, widthOf } from "./layout.js";
 
 const FLASH_MS = 1600;
-const WIDTH = 168, HEIGHT = 46, COLUMN = 230, LINE = 84, MARGIN = 24;
 const MOST_SCALE = 1.1;
 const ZOOM = { least: 0.3, most: 8, step: 1.2 };
-const MOST_LETTERS = 26;
 /** The view of all nodes. */
 const WHOLE = { zoom: 1, x: 0, y: 0 };
-
-/** Where nodes and edges are: `{nodes: {id: {x, y}}, edges: {id: points}, width, height}`. */
-function arrange(dagre, nodes, edges) {
-  const layout = new dagre.graphlib.Graph({ multigraph: true })
-    .setGraph({ rankdir: "LR", nodesep: LINE - HEIGHT, ranksep: COLUMN - WIDTH }).setDefaultEdgeLabel(() => ({}));
-  for (const { id } of nodes) layout.setNode(id, { width: WIDTH, height: HEIGHT });
-  for (const { id, source, target } of edges) layout.setEdge(source, target, {}, id);
-  if (nodes.length) dagre.layout(layout);
-  const { width = WIDTH, height = HEIGHT } = layout.graph();
-  return {
-    width, height,
-    nodes: new Map(nodes.map(({ id }) => [id, layout.node(id)])),
-    edges: new Map(edges.map(({ id, source, target }) => [id, layout.edge(source, target, id).points])),
-  };
-}
-
-/** A line through the first and the last point that bends towards those between. */
-function pathOf([first, ...rest]) {
-  const bends = rest.slice(0, -1).map(({ x, y }, place) => {
-    const next = rest[place + 1];
-    const end = place === rest.length - 2 ? next : { x: (x + next.x) / 2, y: (y + next.y) / 2 };
-    return `Q${x} ${y} ${end.x} ${end.y}`;
-  });
-  const last = rest.at(-1);
-  return `M${first.x} ${first.y}${bends.join("") || `L${last.x} ${last.y}`}`;
-}
-
-const cut = (text) => (text.length > MOST_LETTERS ? `${text.slice(0, MOST_LETTERS - 1)}…` : text);
 
 function Node({ node: { id, label, classes }, at: { x, y }, isAim, ...listeners }) {
   const lines = label.split("\n");
@@ -46,15 +17,13 @@ function Node({ node: { id, label, classes }, at: { x, y }, isAim, ...listeners 
     transform=${`translate(${x} ${y})`} ...${listeners}>
     <title>${label}</title>
     <rect x=${-WIDTH / 2} y=${-HEIGHT / 2} width=${WIDTH} height=${HEIGHT} rx="8" />
-    ${lines.map((line, place) => html`<text y=${(place - (lines.length - 1) / 2) * 16 + 4}>${cut(line)}</text>`)}</g>`;
+    ${lines.map((line, place) => html`<text y=${(place - (lines.length - 1) / 2) * 16 + 4}>${cut(line, "node")}</text>`)}</g>`;
 }
 
-function Edge({ edge: { label, classes }, points, isFlash, arrow, onClick }) {
+function Edge({ edge: { classes }, points, isFlash, arrow, onClick }) {
   const path = pathOf(points);
-  const middle = points[Math.floor(points.length / 2)];
   return html`<g class=${`edge ${classes.join(" ")} ${isFlash ? "flash" : ""}`} onClick=${onClick}>
-    <path class="reach" d=${path} /><path d=${path} marker-end=${`url(#${arrow})`} />
-    ${label && html`<text x=${middle.x} y=${middle.y - 6}>${label}</text>`}</g>`;
+    <path class="reach" d=${path} /><path d=${path} marker-end=${`url(#${arrow})`} /></g>`;
 }
 
 /** The ids of edges whose `seq` has just grown, since they were first drawn. */
@@ -93,8 +62,8 @@ const nodeAt = (event) =>
 let drawings = 0;
 
 /**
- * `nodes`: `[{id, label, classes}]`; `edges`: `[{id, source, target, label, classes, seq}]`: an edge lights up when
- * its `seq` grows.
+ * `nodes`: `[{id, label, classes}]`; `edges`: `[{id, source, target, label, room, classes, seq}]`: an edge lights up
+ * when its `seq` grows, and keeps as much place as `room` takes for a label that comes later.
  *
  * `onNode` and `onEdge` get the id of what is clicked; `onConnect` gets two ids when a line is pulled from node to
  * node. The wheel zooms, and the ground is moved by the mouse.
@@ -113,7 +82,8 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
   const arrow = useMemo(() => `arrow-${++drawings}`, []);
   const size = useSize(box);
   const shape = JSON.stringify([nodes.map(({ id }) => id), edges.map(({ id }) => id)]);
-  const places = useMemo(() => dagre && arrange(dagre, nodes, edges), [dagre, shape]);
+  const rooms = edges.map(widthOf).join();
+  const places = useMemo(() => dagre && arrange(dagre, nodes, edges), [dagre, shape, rooms]);
   const [view, setView] = useState(WHOLE);
   useEffect(() => setView(WHOLE), [shape]);
   const [pulled, setPulled] = useState({ from: null, aim: null });
@@ -155,10 +125,14 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
       <defs><marker id=${arrow} viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
         <path d="M0 0 8 4 0 8z" /></marker></defs>
       ${edges.map((edge) => places.edges.has(edge.id) && html`<${Edge} key=${edge.id} edge=${edge} arrow=${arrow}
-        points=${places.edges.get(edge.id)} isFlash=${flashes.has(edge.id)} onClick=${() => onEdge?.(edge.id)} />`)}
+        points=${places.edges.get(edge.id).points} isFlash=${flashes.has(edge.id)} onClick=${() => onEdge?.(edge.id)} />`)}
       ${nodes.map((node) => places.nodes.has(node.id) && html`<${Node} key=${node.id} node=${node}
         at=${places.nodes.get(node.id)} isAim=${pulled.aim === node.id && pulled.from !== node.id}
         onClick=${() => onNode?.(node.id)} />`)}
+      ${edges.map((edge) => edge.label && places.edges.has(edge.id) && html`<text key=${edge.id} class="edge-label"
+        x=${places.edges.get(edge.id).x} y=${places.edges.get(edge.id).y + 4} onClick=${() => onEdge?.(edge.id)}>
+        ${cut(edge.label, "edge") !== edge.label && html`<title>${edge.label}</title>`}${cut(edge.label, "edge")}
+        </text>`)}
     </svg>
     ${isMoved && html`<${Overview} places=${places} corner=${corner} shown=${shown} />`}</div>
     ${isMoved && html`<${Button} kind="small fit" onClick=${() => setView(WHOLE)}>Show all<//>`}</div>`;

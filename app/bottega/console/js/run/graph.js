@@ -7,6 +7,8 @@ import { Canvas } from "../parts/canvas.js";
 
 /** Between two drawings: each measures and paints every text that has changed. */
 const DRAWN_EVERY_MS = 200;
+/** A label that an edge may get: the drawing does not move when it comes. */
+const ROOM = "v1 · 1 ×";
 const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad",
   timeout: "bad", cancelled: "quiet", skipped: "quiet", idle: "quiet" };
 const WORST = ["streaming", "running", "waiting", "queued", "failed", "timeout", "cancelled", "completed"];
@@ -82,6 +84,7 @@ function drawing(state, graph, chosen) {
   const edges = [...found.edges.values()].map((edge) => ({
     ...edge,
     label: edge.flows ? `v${edge.version}${edge.flows > 1 ? ` · ${edge.flows} ×` : ""}` : "",
+    room: ROOM,
     classes: [...(edge.kind === "call" ? ["call"] : []), ...(edge.flows > 0 ? ["flowed"] : [])],
   }));
   return { agents: found.nodes, nodes, edges };
