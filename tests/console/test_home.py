@@ -2,9 +2,11 @@
 
 import re
 import time
+from datetime import datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import BrowserContext, Page, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 
 from bottega.engine import waiting
 from tests.console.accessibility import violations
@@ -82,6 +84,41 @@ async def test_an_agent_that_went_badly_is_named_with_its_version(console: Conso
     bad.raise_for_status()
     page = await console.open()
     await expect(page.get_by_text("clerk version 1 went badly, by people")).to_be_visible()
+
+
+async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
+    console: Console,
+) -> None:
+    figures = {"runs": 9, "errors": 0, "tokens": 1, "cost": 0, "run_cost": 0}
+    day = {"key": "stock", **figures, "runs": 90, "duration_p95": 2.0}
+
+    async def totals(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        begin, end = (datetime.fromisoformat(query[name][0]) for name in ("from", "to"))
+        is_now = end - begin < timedelta(hours=1)
+        items = [day | {"runs": 9, "duration_p95": 30.0} if is_now else day]
+        await route.fulfill(json={"items": items if query["by"] == ["agent"] else []})
+
+    async def failed(route: Route) -> None:
+        answer = await route.fetch()
+        page = await answer.json()
+        await route.fulfill(json=page | {"items": page["items"] * 25, "next_cursor": "more"})
+
+    console.model.script(http_error(400), http_error(400))
+    await console.define()
+    for _ in range(2):
+        body = {"agent": "clerk", "input": "?"}
+        (await console.server.client.post("/v1/runs?wait=30", json=body)).raise_for_status()
+    await console.page.route("**/v1/metrics/totals?*", totals)
+    await console.page.route("**/v1/runs?status=failed&*", failed)
+    page = await console.open()
+    slow = page.get_by_role("status").filter(has_text="Slow in the last 15 minutes")
+    told = "stock: 95 % take less than 30.0 s, in the last day 2.0 s. slow: 15 times its own day"
+    await expect(slow).to_contain_text(told)
+    await expect(page.get_by_text("50+ runs, the last 50 since")).to_be_visible()
+    assert await violations(page) == []
+    await slow.get_by_role("link", name="stock").click()
+    await expect(page.get_by_role("heading", name="Health of stock")).to_be_visible()
 
 
 async def test_the_clock_that_a_test_moves_is_right_again_for_the_next(

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
 import { modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
-import { slownessOf } from "../../../app/bottega/console/js/health/slow.js";
+import { slowNow, slownessOf } from "../../../app/bottega/console/js/health/slow.js";
 import { fromFirst } from "../../../app/bottega/console/js/parts/points.js";
 
 const run = (id, error, agent = "clerk") => ({ id, agent, status: "failed", error });
@@ -45,6 +45,16 @@ test("an agent far slower than the others is slow, if enough ran to say so", () 
   assert.equal(slownessOf("writer", all), "");
   assert.equal(slownessOf("rare", all), "");
   assert.equal(slownessOf("stock", all.slice(0, 2)), "");
+});
+
+test("an agent far slower than in its own day is slow now", () => {
+  const agent = (key, duration_p95, runs = 9) => ({ key, duration_p95, runs });
+  const now = [agent("faq", 0.2), agent("stock", 12), agent("rare", 99, 2), agent("new", 0.3)];
+  const day = [agent("faq", 0.2, 18), agent("stock", 2, 18), agent("rare", 1, 18)];
+  assert.deepEqual(slowNow(now, day, "agents"), [{ key: "stock", now: 12, day: 2, why: "slow: 6 times its own day" }]);
+  assert.deepEqual(slowNow(now, [], "models"), [{ key: "stock", now: 12, day: null,
+    why: "slow: 40 times the other models' middle" }]);
+  assert.deepEqual(slowNow([agent("faq", 0.2), agent("new", 0.3), agent("stock", 4)], day, "agents"), []);
 });
 
 test("charts begin at the first run", () => {

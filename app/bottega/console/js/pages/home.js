@@ -5,6 +5,7 @@ import { ROOT, withQuery } from "../api.js";
 import { LABEL_SOURCES } from "../en.js";
 import { count, excerpt, money, tokens } from "../format.js";
 import { modelWaits, queueTrouble } from "../health/queue.js";
+import { SlowNow } from "../health/slow_now.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
@@ -89,6 +90,7 @@ export function Home() {
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
     <${ModelWaits} scheduler=${scheduler} />
+    ${reads && html`<${SlowNow} />`}
     ${trouble && html`<p class=${`note ${trouble.isFull || !workers.length ? "bad" : ""}`} role="alert">${trouble.text}
       ${trouble.since && html` The oldest waits since <${Time} at=${trouble.since} />.`} <${Link}
         path=${["operations"]}>Workers and queue<//> <${Link} path=${["runs"]}
@@ -105,7 +107,8 @@ export function Home() {
       <//>
       <${Panel} title="Failed last" actions=${html`<${Link} path=${["runs"]} query=${{ status: "failed" }}>All<//>`}>
         <${Loaded} from=${failed} what="failed runs">${(page) => page.items.length || bad.data?.items.length
-          ? html`<${Causes} runs=${[...page.items, ...(bad.data?.items ?? [])].sort(byEnd)} />`
+          ? html`<${Causes} runs=${[...page.items, ...(bad.data?.items ?? [])].sort(byEnd)}
+            hasMore=${Boolean(page.next_cursor || bad.data?.next_cursor)} />`
           : html`<${Empty} title="No run has failed." />`}<//>
       <//>
     </div>
@@ -123,8 +126,11 @@ const whyOf = ({ error, agent, graph, version, outcome }) => (error ? causeOf(er
   : `${agent ?? graph}${version ? ` version ${version}` : ""} went badly, by ${
     LABEL_SOURCES[outcome.source] ?? "its status"}`);
 
-/** Failed runs and those that went badly, newest first, together with those that failed alike. */
-function Causes({ runs }) {
+/**
+ * Failed runs and those that went badly, newest first, together with those that failed alike. `hasMore`: there are
+ * older ones, so that a number is a least one.
+ */
+function Causes({ runs, hasMore }) {
   const groups = new Map();
   for (const run of runs) groups.set(whyOf(run), [...(groups.get(whyOf(run)) ?? []), run]);
   return html`<ul class="rows">${[...groups].slice(0, 6).map(([cause, alike]) => html`<li key=${cause}>
@@ -132,7 +138,8 @@ function Causes({ runs }) {
     <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>
       <span class="soft"> ${alike[0].agent ?? alike[0].graph} · <${Time} at=${alike[0].ended_at} />
         ${alike.length > 1
-          && html` · ${count(alike.length)} runs since <${Time} at=${alike.at(-1).ended_at} />`}</span>
+          && html` · ${count(alike.length)}${hasMore ? "+" : ""} runs${hasMore ? `, the last ${count(alike.length)}` : ""} since <${Time}
+            at=${alike.at(-1).ended_at} />`}</span>
           </p>
   </li>`)}</ul>`;
 }
