@@ -82,8 +82,8 @@ export function DraftChat({ name, draft, asked, onProblems }) {
 
 const outputOf = (state) => (typeof state.output === "string" ? state.output
   : state.tasks.values().next().value?.output ?? "");
-const callsOf = (state) => [...state.tasks.values()].flatMap((task) => task.tools.map(({ name, arguments: args, status }) =>
-  ({ name, args, isBroken: status === "failed" })));
+const callsOf = (state) => [...state.tasks.values()].flatMap((task) =>
+  task.tools.map(({ name, arguments: args, status }) => ({ name, args, isBroken: status === "failed" })));
 
 const Calls = ({ calls }) => calls.map(({ name, args, isBroken }) => html`<p
   class=${`small ${isBroken ? "bad-text" : "soft"}`}>${isBroken && "✕ "}calls <code>${name}</code>${args

@@ -25,5 +25,6 @@ export function SlowNow() {
     <ul>${slow.map(({ by, key, now, day, why }) => html`<li key=${`${by} ${key}`}>
       ${by === "model" && "Runs with "}<${Link} path=${["health"]} query=${by === "agent" ? { agent: key, span: "1h" }
         : { by: "model", span: "1h" }}>${key}<//>: 95 % take less than <strong class="bad-text">${seconds(now)}</strong>
-      ${day !== null && `, in the last day ${seconds(day)}`}. <span class="small soft">${why}</span></li>`)}</ul></div>`;
+      ${day !== null && `, in the last day ${seconds(day)}`}. <span class="small soft">${why}</span></li>`)}
+    </ul></div>`;
 }

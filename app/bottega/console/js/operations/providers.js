@@ -48,12 +48,14 @@ export function Providers({ query }) {
   };
   return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers?view=full" what="providers">
     ${(providers, reload) => html`${providers.length
-      ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Prices", "Of", "Now", ""]}>
+      ? html`<${Table} label="Providers" 
+        head=${["Name", "Address", "Dialect", "Key", "Limits", "Prices", "Of", "Now", ""]}>
         ${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">
           ${each.base_url ?? "–"}</td><td>${each.dialect}</td>
         <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">
-          ${limits(each)}</td><td class="small">${pricesOf(each)}${each.owner === "tenant" && html` <${Link} needs="define"
-            path=${["operations", "providers"]} query=${{ of: each.name }}>Set prices<//>`}</td><td>${each.owner}</td>
+          ${limits(each)}</td><td class="small">${pricesOf(each)}${each.owner === "tenant"
+            && html` <${Link} needs="define" path=${["operations", "providers"]} query=${{ of: each.name }}>Set
+            prices<//>`}</td><td>${each.owner}</td>
         <td class="small"><${ServerState} health=${states.data?.items.find(({ name }) => name === each.name)} /></td>
         <td class="actions">${each.owner === "tenant" && html`<${Button} kind="small" needs="define"
           aria-label=${`Change ${each.name}`} onClick=${() => show({ of: each.name })}>Change<//>

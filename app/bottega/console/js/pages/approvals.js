@@ -172,7 +172,8 @@ function One({ asked, isThere, others, onDone, onRead }) {
       actions=${html`<${Link} path=${["runs", asked.run_id]}>The run<//>`}>
       <${Loaded} from=${talk} what="what was said">${() => html`<div class="body">
         ${said.slice(0, SHOWN_MESSAGES).reverse().map((each) => html`<div class=${`said ${each.role}`}
-          key=${`${each.run_id} ${each.seq}`}><${Author} ...${each} user=${asked.user} agent=${asked.agent} />${each.role === "assistant"
+          key=${`${each.run_id} ${each.seq}`}><${Author} ...${each} user=${asked.user} agent=${asked.agent} />
+          ${each.role === "assistant"
             ? html`<${Markdown} text=${plain(each.content)} />`
             : html`<pre class="text">${plain(each.content)}</pre>`}</div>`)}
         ${!said.length && html`<p class="soft">Nothing was said.</p>`}</div>`}<//><//>

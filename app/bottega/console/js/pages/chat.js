@@ -139,7 +139,7 @@ function Conversation({ session, agent: wanted, user: named, exists }) {
       ${added.map((each) => html`<div class="said user" key=${each.id}><${Author} ...${by} />
         <pre class="text">${plain(each.content ?? posted[each.id]) || "A message"}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
-      ${open && html`<${Coming} state=${state} root=${root} by=${by} said=${messages.filter((each) => each.run_id === open)} />`}
+      ${open && html`<${Coming} ...${{ state, root, by }} said=${messages.filter((each) => each.run_id === open)} />`}
       <${Stale} from=${said} again=${() => (open ? reload(open, state) : said.reload())} />
       ${sending && html`<div class="said user"><${Author} ...${by} /><pre class="text">${plain(sending)}</pre><p
         class="small soft">being sent</p></div>`}
@@ -185,8 +185,9 @@ function inSteps(messages) {
 function Steps({ of: { steps, names }, by }) {
   const failed = steps.filter(({ status }) => status === "error");
   return html`<details class="said tool-said"><summary>
-    ${steps.length} ${steps.length === 1 ? "step" : "steps"}: <span class="soft small">${names}</span>${failed.length > 0
-      && html` <span class="small bad-text">✕ ${failed.map(({ name }) => name).join(", ")} did not work</span>`}</summary>
+    ${steps.length} ${steps.length === 1 ? "step" : "steps"}: <span class="soft small">${names}</span>
+    ${failed.length > 0 && html` <span class="small bad-text">✕ ${failed.map(({ name }) => name).join(", ")} did not
+      work</span>`}</summary>
     ${steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} by=${by} />`)}</details>`;
 }
 

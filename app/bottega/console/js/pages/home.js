@@ -138,8 +138,8 @@ function Causes({ runs, hasMore }) {
     <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>
       <span class="soft"> ${alike[0].agent ?? alike[0].graph} · <${Time} at=${alike[0].ended_at} />
         ${alike.length > 1
-          && html` · ${count(alike.length)}${hasMore ? "+" : ""} runs${hasMore ? `, the last ${count(alike.length)}` : ""} since <${Time}
-            at=${alike.at(-1).ended_at} />`}</span>
+          && html` · ${count(alike.length)}${hasMore ? `+ runs, the last ${count(alike.length)}` : " runs"} since
+            ${" "}<${Time} at=${alike.at(-1).ended_at} />`}</span>
           </p>
   </li>`)}</ul>`;
 }

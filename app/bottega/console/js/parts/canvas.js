@@ -17,7 +17,8 @@ function Node({ node: { id, label, classes }, at: { x, y }, isAim, ...listeners 
     transform=${`translate(${x} ${y})`} ...${listeners}>
     <title>${label}</title>
     <rect x=${-WIDTH / 2} y=${-HEIGHT / 2} width=${WIDTH} height=${HEIGHT} rx="8" />
-    ${lines.map((line, place) => html`<text y=${(place - (lines.length - 1) / 2) * 16 + 4}>${cut(line, "node")}</text>`)}</g>`;
+    ${lines.map((line, place) => html`<text y=${(place - (lines.length - 1) / 2) * 16 + 4}>
+      ${cut(line, "node")}</text>`)}</g>`;
 }
 
 function Edge({ edge: { classes }, points, isFlash, arrow, onClick }) {
@@ -125,7 +126,8 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
       <defs><marker id=${arrow} viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
         <path d="M0 0 8 4 0 8z" /></marker></defs>
       ${edges.map((edge) => places.edges.has(edge.id) && html`<${Edge} key=${edge.id} edge=${edge} arrow=${arrow}
-        points=${places.edges.get(edge.id).points} isFlash=${flashes.has(edge.id)} onClick=${() => onEdge?.(edge.id)} />`)}
+        points=${places.edges.get(edge.id).points} isFlash=${flashes.has(edge.id)}
+        onClick=${() => onEdge?.(edge.id)} />`)}
       ${nodes.map((node) => places.nodes.has(node.id) && html`<${Node} key=${node.id} node=${node}
         at=${places.nodes.get(node.id)} isAim=${pulled.aim === node.id && pulled.from !== node.id}
         onClick=${() => onNode?.(node.id)} />`)}

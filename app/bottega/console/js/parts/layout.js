@@ -7,7 +7,8 @@ const LETTER = 6, LABEL_HEIGHT = 18, LABEL_PADDING = 12;
 const MOST_LETTERS = { node: 26, edge: 34 };
 
 /** A text as short as what it is written on. */
-export const cut = (text, kind) => (text.length > MOST_LETTERS[kind] ? `${text.slice(0, MOST_LETTERS[kind] - 1)}…` : text);
+export const cut = (text, kind) => (text.length > MOST_LETTERS[kind]
+  ? `${text.slice(0, MOST_LETTERS[kind] - 1)}…` : text);
 
 /** The width that an edge keeps free for its label; `room`: a text that it may have later. */
 export function widthOf({ label = "", room = "" }) {

@@ -129,7 +129,8 @@ const PRICED = { input: "Price of input", output: "Price of output" };
 
 /** What the default model costs; both fields, or none. */
 const Prices = ({ of, onChange }) => html`<div class="field"><div class="row" role="group"
-  aria-label="Price" aria-describedby="price-help">${Object.entries(PRICED).map(([name, label]) => html`<label key=${name}>${label} (USD for a million tokens)
+  aria-label="Price" aria-describedby="price-help">
+  ${Object.entries(PRICED).map(([name, label]) => html`<label key=${name}>${label} (USD for a million tokens)
     <input type="number" min="0" max="1000000" step="any" value=${of[name]} placeholder="as the public price lists"
       required=${of.input !== "" || of.output !== ""}
       onInput=${(e) => onChange({ ...of, [name]: e.target.value })} /></label>`)}</div></div>
