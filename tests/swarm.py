@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.llm.demo_model.rules import Answer, read
 from tests import waiting
-from tests.fake_model import Reply, calls, gated, response, text
+from tests.fake_model import FakeModel, Reply, calls, gated, response, text
 
 Step = Answer | Callable[[dict[str, Any]], Reply]
 """An answer, or a function that makes one from the request."""
@@ -56,6 +56,32 @@ def held(gate: asyncio.Event, answer: Reply) -> Step:
 def never(request: dict[str, Any]) -> Reply:
     """Return a step that never comes."""
     return gated(asyncio.Event(), text("never"))
+
+
+def speaks(gate: asyncio.Event) -> Reply:
+    """Return a streamed answer that stops in the middle until the gate opens."""
+
+    def make(body: dict[str, Any]) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+            piece = _chunk({"role": "assistant", "content": "so far"})
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await gate.wait()
+            end = _chunk({"content": " and done"}, "stop") + b"data: [DONE]\n\n"
+            await send({"type": "http.response.body", "body": end})
+
+        return app
+
+    return make
+
+
+_EVENTS = [(b"content-type", b"text/event-stream")]
+
+
+def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    data = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return b"data: " + json.dumps({**data, "choices": [choice]}).encode() + b"\n\n"
 
 
 def dispatches(*prompts: str, **common: Any) -> Answer:
@@ -186,3 +212,38 @@ async def until(url: str, query: str, *arguments: object) -> None:
         await waiting.until(lambda: connection.fetchval(query, *arguments))
     finally:
         await connection.close()
+
+
+async def polls_a_child_run(client: httpx2.AsyncClient, model: FakeModel) -> None:
+    """Poll a child run in the middle of its answer, twice, and then let an await time out."""
+    gate, is_shown = asyncio.Event(), asyncio.Event()
+    polls = calls(("poll_subagent", {}))
+
+    def ends(request: dict[str, Any]) -> Reply:
+        gate.set()
+        return text("done")
+
+    model.decide = plays(
+        {
+            "root": [
+                dispatches("leaf"),
+                held(is_shown, polls),
+                polls,
+                awaits(timeout_ms=1000),
+                ends,
+            ],
+            "leaf": [lambda request: speaks(gate)],
+        }
+    )
+    await coordinator(client, subagents={"limits": {"spread_above": 0}})
+    run_id = await start(client)
+    talks = lambda tasks: tasks and tasks[0]["partial_output"]  # noqa: E731
+    (task,) = await waiting.until(lambda: tasks_of(client, run_id), talks)
+    assert (task["status"], task["partial_output"]) == ("running", "so far")
+    is_shown.set()
+    await waiting.until(gate.is_set)
+    asked = [each for each in model.requests if prompt_of(each) == "root"][-1]
+    first, second, awaited = (each["tasks"][0] for each in results_in(asked)[1:])
+    assert first["partial_output"] == "so far"
+    assert "partial_output" not in second
+    assert awaited["partial_output"] == "so far"

@@ -278,7 +278,7 @@ def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRun
     totals = MeasuredTotals()
     registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
     scheduler.places.source = models.task_places(registry.limits.tenant_max_concurrent)
-    children = ChildRuns(service.database.pool)
+    children = ChildRuns(service.database.pool, service.nats)
     return SubagentRuntime(registry, subagent_plugins(), totals, children)
 
 

@@ -1,7 +1,7 @@
 """Stand-in for the other workers: child runs that begin and end when the test says so."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bottega.agents import AgentUsage
 from bottega.errors import BudgetExhaustedError
@@ -109,3 +109,5 @@ class Others:
         if run.end is None:
             run.told[message_id] = text
         return run.end is None
+
+    async def read_texts(self, handles: Sequence[SubagentHandle]) -> None: ...

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from bottega.engine.child_runs import unread_text
+from bottega.events.nats import LONGEST_END
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
@@ -201,6 +203,21 @@ async def test_what_a_cancelled_child_run_used_counts_for_its_parent(
     assert child["status"] == "cancelled"
     assert child["usage"]["model_calls"] == 1
     assert run["usage"]["model_calls"] == 3 + 1 + 1
+
+
+async def test_a_poll_reads_what_a_child_run_has_said(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    await swarm.polls_a_child_run(guest.client, guest_model)
+
+
+def test_only_unread_text_counts() -> None:
+    whole = "".join(map(str, range(9_000)))
+    for read, now in ((0, 100), (100, 9_990), (9_990, 10_200), (12_000, 12_500), (12_500, 12_500)):
+        known, text = whole[:read][-LONGEST_END:], whole[:now][-LONGEST_END:]
+        assert unread_text(known, text) == whole[read:now], (read, now)
+    assert unread_text("a first call", "another call") == "another call"
+    assert unread_text(whole[:12_000], whole[25_000:35_000]) == whole[25_000:35_000]
 
 
 async def test_a_child_run_reads_a_message_of_its_parent(

@@ -1,7 +1,6 @@
 """Runs that dispatch many asynchronous tasks, with the default settings."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -154,7 +153,7 @@ async def test_a_wait_that_times_out_returns_what_tasks_have_said(
     model.decide = swarm.plays(
         {
             "root": [swarm.dispatches("leaf"), swarm.awaits(timeout_ms=1000), ends],
-            "leaf": [lambda request: _speaks(gate)],
+            "leaf": [lambda request: swarm.speaks(gate)],
         }
     )
     await swarm.coordinator(bottega.client)
@@ -162,32 +161,6 @@ async def test_a_wait_that_times_out_returns_what_tasks_have_said(
     asked = [each for each in model.requests if swarm.prompt_of(each) == "root"][-1]
     answer = swarm.results_in(asked)[-1]
     assert (answer["wait_timed_out"], answer["tasks"][0]["partial_output"]) == (True, "so far")
-
-
-def _speaks(gate: asyncio.Event) -> Reply:
-    """Return a streamed answer that stops in the middle until the gate opens."""
-
-    def make(body: dict[str, Any]) -> ASGIApp:
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-            piece = _chunk({"role": "assistant", "content": "so far"})
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await gate.wait()
-            end = _chunk({"content": " and done"}, "stop") + b"data: [DONE]\n\n"
-            await send({"type": "http.response.body", "body": end})
-
-        return app
-
-    return make
-
-
-_EVENTS = [(b"content-type", b"text/event-stream")]
-
-
-def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    data = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    return b"data: " + json.dumps({**data, "choices": [choice]}).encode() + b"\n\n"
 
 
 @pytest.mark.deep
@@ -271,7 +244,7 @@ async def test_a_task_is_shown_in_full_while_it_waits_runs_and_is_over(
                 swarm.awaits(),
                 text("done"),
             ],
-            "leaf": [lambda request: _speaks(gate)],
+            "leaf": [lambda request: swarm.speaks(gate)],
         }
     )
     await swarm.coordinator(bottega.client, subagents={"limits": {"max_concurrent": 1}})

@@ -15,6 +15,7 @@ from bottega.db.signals import WAKE_UPS
 from bottega.events.nats import NatsSignals
 from bottega.services import background
 from bottega.settings import Settings
+from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, gated_within, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
@@ -116,6 +117,13 @@ async def test_a_task_shows_what_its_model_has_said(
         assert TEXT.startswith(said_so_far)
         gate.set()
         await until(outputs, not_)
+
+
+async def test_a_poll_reads_what_a_child_run_has_said(
+    configured: Settings, model: FakeModel, database_url: str
+) -> None:
+    async with both(configured, database_url) as (api, _):
+        await swarm.polls_a_child_run(api.client, model)
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("silent", marks=pytest.mark.deep)])

@@ -29,6 +29,7 @@ from bottega.engine.recorder import JournalRecorder
 from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError, FencedError
 from bottega.events.log import encoded
+from bottega.events.nats import LONGEST_END, NatsSignals
 from bottega.events.types import EventError
 from bottega.graph.publication import as_text
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
@@ -41,6 +42,7 @@ _ADD = "SELECT add_children($1, $2, $3, $4, $5)"
 _ENDS = "SELECT run_id, status, ending FROM ended_children($1, $2)"
 _CANCEL = "SELECT request_cancel($1, $2)"
 _TELL = "SELECT tell_child($1, $2, $3, $4)"
+_TEXTS = "SELECT id, partial_output($1, id, NULL) FROM unnest($2::uuid[]) AS id"
 _BATCH = 100
 _LINGER_S = 0.003
 """Time, in seconds, in which requests and ends are collected for one statement."""
@@ -87,10 +89,14 @@ class ChildRuns:
     """The child runs that this worker awaits.
 
     One statement stores all new child runs of a parent run, and one statement reads all ends.
+
+    Args:
+        nats: carries the live text of runs; ``None``: the database does.
     """
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: asyncpg.Pool, nats: NatsSignals | None = None) -> None:
         self._pool = pool
+        self._nats = nats
         self._awaited: dict[UUID, tuple[ParentRun, asyncio.Future[ChildEnd]]] = {}
         self._new: dict[UUID, _New] = {}
         self._cancelled: dict[UUID, UUID] = {}
@@ -163,6 +169,15 @@ class ChildRuns:
         else:
             self._cancelled[run_id] = tenant_id
             self._wake.set()
+
+    async def texts(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Return the end of the live text of child runs' present model calls."""
+        if self._nats is not None:
+            found = await asyncio.gather(*(self._nats.text_of(tenant_id, each) for each in ids))
+            return {each: texts.get(None, "") for each, texts in zip(ids, found, strict=True)}
+        async with acting_as(self._pool, tenant_id) as connection:
+            rows = await connection.fetch(_TEXTS, tenant_id, ids)
+        return {run_id: text or "" for run_id, text in rows}
 
     async def ends(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, ChildEnd]:
         """Return the ends of child runs that are over."""
@@ -306,6 +321,7 @@ class Spreading:
         self._recorder = recorder
         self._run = run
         self._with_parts: defaultdict[Parent, dict[UUID, SubagentHandle]] = defaultdict(dict)
+        self._texts: dict[UUID, str] = {}
         self._begun: set[UUID] = set()
 
     def id_of(self, task_id: UUID) -> UUID:
@@ -360,6 +376,7 @@ class Spreading:
                 raise
             finally:
                 ending.cancel()
+                self._texts.pop(run_id, None)
         self._paid_for(end.usage, pay)
         recorder.child_usage[handle.task_id] = end.usage
         if parts is not None:
@@ -402,6 +419,18 @@ class Spreading:
             return True  # the child run gets the message when it begins
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
         return await self._children.tell(self._run.tenant_id, run_id, message_id, content)
+
+    async def read_texts(self, handles: Sequence[SubagentHandle]) -> None:
+        runs = {
+            self.id_of(handle.task_id): handle
+            for handle in handles
+            if handle.is_stored and not handle.status.is_final
+        }
+        texts = await self._children.texts(self._run.tenant_id, list(runs)) if runs else {}
+        for run_id, text in texts.items():
+            if text:
+                runs[run_id].add_text(unread_text(self._texts.get(run_id, ""), text))
+                self._texts[run_id] = text
 
     async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, ChildEnd]:
         """Return the ends of finished tasks' child runs, by task; cancel child runs under way.
@@ -569,6 +598,22 @@ async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, shar
         if not tightest.reserved:
             raise BudgetExhaustedError(tightest.used_up(least))
         await tightest.changed()
+
+
+def unread_text(known: str, text: str) -> str:
+    """Return what a text has more than the same text had earlier. Pure.
+
+    Args:
+        known, text: the last :data:`LONGEST_END` characters of the text, earlier and now. If a new
+            text has begun meanwhile, or if more has come than is kept, all of ``text`` is new.
+    """
+    if text.startswith(known):
+        return text[len(known) :]
+    sought = known[-LONGEST_END // 10 :]
+    if len(known) == len(sought):  # too short to be found again for certain
+        return text
+    _, found, new = text.partition(sought)
+    return new if found else text
 
 
 def _cost(billionths: int | None) -> dict[str, Any] | None:

@@ -644,7 +644,12 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
     dispatch = event_data(tasks, tasks.c.dispatch_seq).label("data")
     asked = select(dispatch).correlate(tasks).lateral().c.data
     is_open = tasks.c.status.in_(TALKING)
-    text_so_far = func.partial_output(tasks.c.tenant_id, tasks.c.run_id, tasks.c.id)
+    child_run = cast(asked["child_run_id"].astext, Uuid)
+    text_so_far = func.partial_output(
+        tasks.c.tenant_id,
+        func.coalesce(child_run, tasks.c.run_id),
+        case((child_run.is_(None), tasks.c.id)),
+    )
     position = _positions().c
     query = (
         select(
@@ -656,6 +661,7 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
             asked["prompt"].astext.label("prompt"),
             asked["instructions"].astext.label("instructions"),
             asked["token_budget"].as_integer().label("token_budget"),
+            child_run.label("child_run_id"),
             position.queue_position,
         )
         .join_from(tasks, answer.data.table, true())

@@ -85,6 +85,9 @@ class RemoteRuns(Protocol):
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         """Send a message to a task's child run, once; return false if the run is over."""
 
+    async def read_texts(self, handles: Sequence[SubagentHandle]) -> None:
+        """Add to tasks' partial outputs what their child runs have written meanwhile."""
+
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Function (ids of removed tasks, id of the asking task or ``None`` for the root) → reports.

@@ -269,6 +269,9 @@ async def report(
     """
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
+    if longest_partial and (remote := scope.swarm.options.remote) is not None:
+        found = [handle for each in ids if (handle := find(scope, each)) is not None]
+        await remote.read_texts([each for each in found if each.spread])
     for each in ids:
         handle = find(scope, each)
         views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)

@@ -746,9 +746,12 @@ async def tasks(
         found = await read.tasks_page(tx, tenant, run_id, status=query.status, **window)
     talking = [task for task in found if task["status"] in read.TALKING]
     if service.nats is not None and talking:  # else the query found the text
-        texts = await service.nats.text_of(tenant, run_id)
+        runs = list({task["child_run_id"] or run_id for task in talking})
+        answers = await asyncio.gather(*(service.nats.text_of(tenant, each) for each in runs))
+        texts = dict(zip(runs, answers, strict=True))
         for task in talking:
-            task["partial_output"] = texts.get(task["id"])
+            of_run = texts[task["child_run_id"] or run_id]
+            task["partial_output"] = of_run.get(None if task["child_run_id"] else task["id"])
     return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
 
 

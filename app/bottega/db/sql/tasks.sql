@@ -104,12 +104,14 @@ BEGIN
     PERFORM arrive(p_tenant, p_run, p_at_once => true);
 END $$;
 
--- Called by the API. Return the last characters of the live text of a task's present model call.
+-- Called by the API and by workers. Return the last characters of the live text of the present
+-- model call of a task, or of the run's own agent (p_task: NULL), as that of a child run.
 CREATE OR REPLACE FUNCTION partial_output(p_tenant uuid, p_run uuid, p_task uuid) RETURNS text
 LANGUAGE sql STABLE AS $$
     WITH pieces AS (
         SELECT id, at, text, rank() OVER (ORDER BY attempt DESC, call DESC) AS place FROM live_text
-        WHERE tenant_id = p_tenant AND run_id = p_run AND task_id = p_task AND tool_call_id IS NULL
+        WHERE tenant_id = p_tenant AND run_id = p_run AND task_id IS NOT DISTINCT FROM p_task
+          AND tool_call_id IS NULL
     )
     SELECT right(string_agg(text, '' ORDER BY id), 10000) FROM pieces
     -- A repeated try of the call begins its text again, at 0.
