@@ -11,18 +11,16 @@ TASK = """Prepare the monthly report for the board. You must not use figures of 
 Send it to Maria so that she can print it today."""
 
 
-def test_a_task_has_goals_constraints_and_criteria() -> None:
+def test_a_task_has_goals_and_features() -> None:
     found = analyse(
         TASK, domain="finance", task_type="report", capabilities=["sql_query", "web_search"]
     )
     assert found.goals == (
-        "Prepare the monthly report for the board.",
         "Fetch the sales with sql_query",
         "Compare them with last year's;",
-        "Send it to Maria so that she can print it today.",
+        "at most 3 charts",
     )
-    assert found.constraints == ("You must not use figures of April.", "at most 3 charts")
-    assert found.criteria == ("so that she can print it today.",)
+    assert (found.constraints, found.criteria) == ((), ()), "nothing is guessed"
     assert found.features == {
         "domain": "finance",
         "task_type": "report",
@@ -36,17 +34,6 @@ def test_unknown_feature_is_left_out() -> None:
     assert set(analyse("Hello").features) == {"complexity"}
     assert analyse("").goals == ()
     assert analyse("Hello there. It rains.").goals == ("Hello there.",)
-
-
-def test_features_of_other_languages() -> None:
-    found = analyse("Riassumi il verbale, senza nomi, in modo che tutti capiscano.")
-    assert found.goals
-    assert found.constraints
-    assert found.criteria
-    assert analyse("Die Antwort darf höchstens 100 Wörter haben.").constraints
-    assert analyse("Envía el informe. Nunca incluyas precios.").constraints == (
-        "Nunca incluyas precios.",
-    )
 
 
 def test_tool_is_recognised_in_common_spellings() -> None:
@@ -69,13 +56,12 @@ def test_any_text_has_bounded_features(task: str, capabilities: list[str]) -> No
     found = analyse(task, capabilities=capabilities)
     assert found == analyse(task, capabilities=capabilities)
     assert 0 <= found.complexity <= 1
-    for items in (found.goals, found.constraints, found.criteria):
-        assert len(items) <= MOST
-        assert all(0 < len(item) <= LONGEST_ITEM for item in items)
+    assert len(found.goals) <= MOST
+    assert all(0 < len(item) <= LONGEST_ITEM for item in found.goals)
 
 
 @given(st.sampled_from(("must. ", "- ", "so that ", "a" * 50, "?" * 9)), st.integers(1, 20))
 def test_features_of_a_long_text_are_bounded(piece: str, times: int) -> None:
     found = analyse(piece * times * 2000)
     assert len(found.goals) <= MOST
-    assert all(len(item) <= LONGEST_ITEM for item in (*found.goals, *found.constraints))
+    assert all(len(item) <= LONGEST_ITEM for item in found.goals)

@@ -18,7 +18,6 @@ from bottega.agents.history import (
 from bottega.engine.memory import use_memory
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import RunReplay
-from bottega.memory.patterns.task_analysis import analyse
 from tests.claims import claim_of
 from tests.domain.asked import LANGUAGES, TASKS
 from tests.domain.scripted import ScriptedModel
@@ -39,11 +38,9 @@ async def prompt(asked: Any, **demands: list[str]) -> list[StandardMessage]:
     return model.requests[0]
 
 
-def test_there_are_two_hundred_tasks_that_rules_misread() -> None:
+def test_there_are_two_hundred_tasks_in_six_languages() -> None:
     assert len({task for _, task in TASKS}) >= 200
     assert len(LANGUAGES) == 6
-    found = [analyse(task) for _, task in TASKS]
-    assert sum(len(each.goals) > 1 or bool(each.constraints) for each in found) > 150
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -205,6 +205,18 @@ async def test_the_check_of_a_graph_judges_its_runs(bottega: Running, model: Fak
     assert (refused.status_code, refused.json()["code"]) == (422, "unknown_plugin")
 
 
+@pytest.mark.parametrize(
+    "check", [{"type": "judge", "criteria": "Is it kind?"}, {"type": "python", "name": "polite"}]
+)
+async def test_judges_and_plugins_check_no_node(bottega: Running, check: dict[str, Any]) -> None:
+    await create(bottega, "reader")
+    nodes = [{"agent": "reader", "success_check": [check]}]
+    refused = await bottega.client.post("/v1/graphs", json={"name": "g", "nodes": nodes})
+    assert refused.status_code == 422
+    pointers = {each["pointer"]: each["detail"] for each in refused.json()["errors"]}
+    assert "'equals', 'contains', 'json_schema'" in pointers["/nodes/0/success_check/0"]
+
+
 async def test_a_node_with_memory_off_is_given_nothing_and_leaves_nothing(
     bottega: Running, model: FakeModel
 ) -> None:

@@ -226,7 +226,7 @@ class Node(Part):
     """Limits on what the node may spend; null: only the run's limits."""
     success_check: NodeChecks | None = _Absent
     """Checks of the node's answer; if one fails, the node fails with the code `check_failed`. They
-    judge the node's part of the run's episode; null: its agent's checks do."""
+    judge the node's part of the run's episode; null: its agent's checks of these types do."""
     router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     """True: the agent chooses which outgoing edge is taken. Its output schema is
     `{"route": TARGET}`."""

@@ -156,9 +156,6 @@ class ContextQuery(EpisodeReader):
     """Most patterns, most episodes and most insights."""
 
 
-_BY_RULES = "Found in the task by rules, for searches."
-
-
 class KnownPattern(Answer):
     """The parts of a pattern that are needed to apply it."""
 
@@ -216,9 +213,8 @@ class Knowledge(Answer):
 class ContextFound(Answer):
     """Memory found for a task."""
 
-    goals: Annotated[list[str], Field(description=_BY_RULES)]
-    constraints: Annotated[list[str], Field(description=_BY_RULES)]
-    criteria: Annotated[list[str], Field(description=_BY_RULES)]
+    goals: list[str]
+    """List items of the task; without any, its first sentence."""
     features: dict[str, Any]
     """Features for matching patterns; absent: unknown."""
     patterns: list[MatchedPattern]
@@ -454,11 +450,8 @@ async def context(
         known=known,
         k=body.k,
     )
-    goals = found.goals
     return {
-        "goals": goals.goals,
-        "constraints": goals.constraints,
-        "criteria": goals.criteria,
+        "goals": found.goals,
         "features": found.features,
         "patterns": _matched(found.patterns),
         "episodes": [

@@ -1,13 +1,12 @@
 """Maintenance of a tenant's memory, each night and on demand.
 
-A job is a row with six stages in order. A worker claims the job with a lease, and renews the lease
-while it works. The number of the claim (``tries``) is the fence: a worker that lost the job cannot
+A job is a row with six stages in order. A worker claims the job with a lease, which begins again
+with each stage. The number of the claim (``tries``) is the fence: a worker that lost the job cannot
 write to the row any more. If a worker dies, the next worker continues after the last finished
-stage. Each stage is idempotent, even after a partial execution, so no stage stores its position.
+stage. Each stage is idempotent, even after a partial or a simultaneous execution, so no stage
+stores its position.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -32,10 +31,6 @@ from bottega.memory.learning.reflection_worker import learn_again
 _MOST_TRIES = 8
 
 log = structlog.get_logger(__name__)
-
-
-class LostJobError(Exception):
-    """Another worker has claimed the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +153,7 @@ class Maintenance:
     pool: asyncpg.Pool
     stages: Stages  # the counts of the last stage are the job's report
     nights: Nights | None = None  # the schedule for all tenants; ``None``: only jobs on demand
-    lease_s: float = 60.0  # a dead worker's job is free for other workers after this time
+    lease_s: float = 900.0  # longest time of a stage, until another worker may repeat it
     first_pause_s: float = 10.0  # pause before the first retry; doubled for each further retry
     now: Clock = utcnow
 
@@ -197,61 +192,44 @@ class Maintenance:
         (row,) = claimed
         async with acting_as(self.pool, tenant_id) as connection:
             job = await get(connection, tenant_id, row["id"])
-        said = {"tenant_id": str(job.tenant_id), "job_id": str(job.id)}
-        try:
-            await self._do(job)
-            log.info("maintenance.done", **said)
-        except LostJobError:
-            log.info("maintenance.lost", **said)
-        except Exception as error:
-            known = isinstance(error, BottegaError) or is_transient(error)
-            (log.warning if known else log.exception)(
-                "maintenance.failed", **said, error=str(error)
-            )
-            why = str(error) if known else "an internal error; see the worker's log"
-            pause_s = min(1800.0, self.first_pause_s * 2.0 ** (job.tries - 1))
-            with contextlib.suppress(LostJobError):
-                if job.tries >= _MOST_TRIES:
-                    await self._write(job, error=why, status="failed")
-                else:
-                    await self._write(job, error=why, wait_s=pause_s)
-                    metrics.learning_jobs.labels("failed_try").inc()
-
-    async def _do(self, job: Job) -> None:
         if job.tries > _MOST_TRIES:
             error = job.error or "each worker that claimed the job died"
             await self._write(job, error=error, status="failed")
             return
+        try:
+            await self._do(job)
+        except Exception as error:
+            known = isinstance(error, BottegaError) or is_transient(error)
+            (log.warning if known else log.exception)(
+                "maintenance.failed", job_id=str(job.id), error=str(error)
+            )
+            why = str(error) if known else "an internal error; see the worker's log"
+            if job.tries == _MOST_TRIES:
+                await self._write(job, error=why, status="failed")
+                return
+            pause_s = min(1800.0, self.first_pause_s * 2.0 ** (job.tries - 1))
+            await self._write(job, error=why, wait_s=pause_s)
+            metrics.learning_jobs.labels("failed_try").inc()
+
+    async def _do(self, job: Job) -> None:
+        """Do the stages that are left, as long as no other worker claims the job."""
         for number, (name, work) in enumerate(self.stages.items(), start=1):
             if number <= job.stage:
                 continue
             began = monotonic()
-            counts = await self._held(job, work(job))
-            ms = round(1000 * (monotonic() - began))
+            counts = await work(job)
+            spent = {"ms": round(1000 * (monotonic() - began))}
             if number == len(self.stages):
-                spent = {name: {"ms": ms}}
-                await self._write(job, stage=number, status="done", report=counts, progress=spent)
+                progress, end = {name: spent}, {"status": "done", "report": counts}
             else:
-                progress = {name: {**counts, "ms": ms}}
-                await self._write(job, stage=number, progress=progress, wait_s=self.lease_s)
-                job = replace(job, stage=number, progress={**job.progress, **progress}, error=None)
+                progress, end = {name: {**counts, **spent}}, {"wait_s": self.lease_s}
+            if not await self._write(job, stage=number, progress=progress, **end):
+                log.info("maintenance.lost", job_id=str(job.id))
+                return
+            job = replace(job, progress={**job.progress, **progress}, error=None)
+        log.info("maintenance.done", job_id=str(job.id))
 
-    async def _held(self, job: Job, stage: Awaitable[Counts]) -> Counts:
-        """Do a stage; renew the job's lease while the stage runs."""
-        working = asyncio.ensure_future(stage)
-        try:
-            while not (await asyncio.wait({working}, timeout=self.lease_s / 3))[0]:
-                try:
-                    await self._write(job, error=job.error, wait_s=self.lease_s)
-                except Exception as error:
-                    if not is_transient(error):
-                        raise
-            return working.result()
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-
-    async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> None:
+    async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> bool:
         """Store the state of a claimed job; when it ends, delete surplus old jobs.
 
         Args:
@@ -260,14 +238,15 @@ class Maintenance:
                 unchanged; ``wait_s``, the seconds until the job is due again, which is the worker's
                 lease; ``status`` and ``report`` at the job's end.
 
-        Raises:
-            LostJobError: another worker has claimed the job.
+        Returns:
+            False if another worker has claimed the job.
         """
         said = to_json({"error": error and error[:500], **changes}).decode()
         async with acting_as(self.pool, job.tenant_id) as connection:
             if not await connection.fetchval(_WRITE, job.tenant_id, job.id, job.tries, said):
-                raise LostJobError
+                return False
             if "status" in changes:
                 await connection.execute(_FORGET, job.tenant_id)
         if "status" in changes:
             metrics.learning_jobs.labels(changes["status"]).inc()
+        return True
