@@ -6,10 +6,11 @@ They are the embedders, the object store, the cache of patterns, and the backgro
 import contextlib
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
@@ -121,7 +122,7 @@ async def run_memory_jobs(
     vectors = EmbeddingWorker(database.pool, parts.embedders)
     upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
-    maintenance = _maintenance(settings, database, parts)
+    maintenance = _maintenance(settings, database, parts, vectors.measure)
     # Loops begin one after another: at the same time, each would need its own connection.
     one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, upkeep.work, maintenance.leased()]
@@ -131,9 +132,7 @@ async def run_memory_jobs(
         name: WorkLoop(CHANNEL, act, poll_s=60.0, first_s=next(one_by_one))
         for name, act in (
             ("embedder", vectors.change_over),
-            ("relevance", vectors.measure_daily),
             ("trash", upkeep.empty_trash),
-            ("words", upkeep.sample_words),
             ("nights", maintenance.begin_nights),
         )
     }
@@ -150,7 +149,12 @@ async def run_memory_jobs(
         yield episode_stored
 
 
-def _maintenance(settings: Settings, database: Database, parts: MemoryServices) -> "Maintenance":
+def _maintenance(
+    settings: Settings,
+    database: Database,
+    parts: MemoryServices,
+    measure: Callable[[UUID], Awaitable[None]],
+) -> "Maintenance":
     from bottega.background.schedules import next_tick, previous_tick
     from bottega.db import indexes
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
@@ -160,7 +164,8 @@ def _maintenance(settings: Settings, database: Database, parts: MemoryServices) 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
     episodes = EpisodeMaintenance(database.pool, parts.objects)
-    stages = stages_of(database.pool, episodes, parts.patterns, parts.objects, as_maintenance)
+    sources = parts.patterns, parts.objects, measure, as_maintenance
+    stages = stages_of(database.pool, episodes, *sources)
     return Maintenance(
         database.pool,
         stages,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_77e6f8a1c075"
+revision = "0001_d519aacbd5c6"
 down_revision = None
 branch_labels = None
 depends_on = None

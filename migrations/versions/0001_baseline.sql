@@ -1263,7 +1263,6 @@ CREATE TABLE tenant_memory (
     -- Words of several episodes of a sample, the most common first.
     common text[] NOT NULL DEFAULT '{}',
     sampled_rows integer NOT NULL DEFAULT 0,
-    sampled_at timestamptz,
     -- The share of the tenant's episodes with each of these words.
     shares real[] NOT NULL DEFAULT '{}',
     -- True if vectors of other embedders may remain.
@@ -1275,7 +1274,6 @@ CREATE TABLE tenant_memory (
     background real[] NOT NULL DEFAULT '{}',
     -- Episodes with vectors when that was measured.
     background_rows integer NOT NULL DEFAULT 0,
-    background_at timestamptz,
     CONSTRAINT pk_tenant_memory PRIMARY KEY (tenant_id),
     CONSTRAINT fk_tenant_memory_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );

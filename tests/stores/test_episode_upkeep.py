@@ -190,20 +190,3 @@ async def test_erasure_deletes_objects(
     assert await upkeep.empty_trash() == 0
     assert await owner.fetchval("SELECT count(*) FROM deleted_objects") == 0
     assert {UUID(path.parent.name).int for path in files(root)} == {2}
-
-
-async def test_words_are_counted_at_intervals(
-    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep
-) -> None:
-    await store(database, *range(1, 6))
-    assert await upkeep.sample_words() == float("inf")  # before any episode has vectors
-    await owner.execute(
-        "INSERT INTO tenant_memory (tenant_id, embedder) VALUES ($1, 'x')", DEFAULT_TENANT
-    )
-    assert await upkeep.sample_words() == 1
-    assert await upkeep.sample_words() == float("inf")  # not again for an hour
-
-    row = await owner.fetchrow("SELECT common, sampled_rows FROM tenant_memory")
-    assert row is not None
-    assert set(row["common"]) >= {"reset", "rout"}  # stems of words
-    assert row["sampled_rows"] == 5

@@ -18,6 +18,7 @@ from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
@@ -68,6 +69,7 @@ class Looked:
             EpisodeMaintenance(pool, self.store),
             self.patterns,
             self.store,
+            EmbeddingWorker(pool, self.memory.embedders).measure,
             self.as_maintenance,
             now=lambda: NOW,
         )

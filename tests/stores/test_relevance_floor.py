@@ -7,7 +7,7 @@ import asyncpg
 import numpy as np
 
 from bottega.clock import monotonic, utcnow
-from bottega.db.engine import Database, acting_as
+from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
@@ -78,35 +78,24 @@ async def test_the_floor_is_measured_on_the_tenants_own_texts(database: Database
     assert tyres.why["cosine"] > tyres.why["floor"]
 
 
-async def test_backgrounds_are_measured_again_after_a_day(
+async def test_words_and_background_are_measured_each_night(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     memory, worker = over(database, BuiltinEmbedder())
+    await worker.measure(DEFAULT_TENANT)
     for task in TASKS:
         await memory.store(DEFAULT_TENANT, make_episode(task, utcnow()))
     await embed_all(worker)
-    assert await worker.measure_daily() == float("inf")
-    ago = "now() - interval '25 hours'"
-    await owner.execute(f"UPDATE tenant_memory SET background_at = {ago}, background = '{{9,9}}'")
-    await worker.measure_daily()
-    row = await owner.fetchrow("SELECT background, background_rows FROM tenant_memory")
+    await owner.execute("UPDATE tenant_memory SET sampled_rows = 0, background = '{9,9}'")
+    await worker.measure(DEFAULT_TENANT)
+    row = await owner.fetchrow(
+        "SELECT background, background_rows, sampled_rows FROM tenant_memory"
+    )
     assert row["background"][0] < 0.2
-    assert row["background_rows"] == 20
-
-
-async def test_a_memory_that_became_too_small_is_not_looked_at_again_at_once(
-    database: Database,
-) -> None:
-    memory, worker = over(database, Narrow())  # type: ignore[arg-type]
-    for task in TASKS:
-        await memory.store(DEFAULT_TENANT, make_episode(task, utcnow(), answer=""))
-    await embed_all(worker)
-    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
-        await connection.execute("DELETE FROM episode_vectors")
-        old = "UPDATE tenant_memory SET background_at = now() - interval '2 days'"
-        await connection.execute(old)
-    assert isfinite(await worker.measure_daily())
-    assert not isfinite(await worker.measure_daily())
+    assert (row["background_rows"], row["sampled_rows"]) == (20, 20)
+    await owner.execute("DELETE FROM episode_vectors")
+    await worker.measure(DEFAULT_TENANT)
+    assert await owner.fetchval("SELECT background_rows FROM tenant_memory") == 20
 
 
 async def test_vectors_alone_are_compared_where_words_count_nothing(database: Database) -> None:

@@ -93,9 +93,8 @@ _SPENT = text("""
 """)
 # Common words and background values may come from removed episodes, so both are measured again.
 _FORGET_WORDS = text("""
-    UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL,
-           background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0,
-           background_at = NULL
+    UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0,
+           background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0
     WHERE tenant_id = :tenant AND (sampled_rows > 0 OR background_rows > 0)
 """)
 # On these signals, workers stop executing the runs, event streams end, and caches are cleared.

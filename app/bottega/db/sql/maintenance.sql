@@ -9,26 +9,6 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY tenant_id LIMIT p_most
 $$;
 
--- Called by workers. Return tenants whose background was last measured more than p_older_s ago.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION tenants_to_measure(p_older_s double precision, p_most integer)
-RETURNS TABLE (id uuid, embedder text)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT tenant_id, embedder FROM tenant_memory
-    WHERE background_at < now() - make_interval(secs => p_older_s) AND embedder IS NOT NULL
-    ORDER BY background_at LIMIT p_most
-$$;
-
--- Called by workers. Return tenants whose sample of words is missing or older than p_older_s.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION tenants_to_sample(p_older_s double precision, p_most integer)
-RETURNS SETOF uuid
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT tenant_id FROM tenant_memory
-    WHERE sampled_at IS NULL OR sampled_at < now() - make_interval(secs => p_older_s)
-    ORDER BY sampled_at NULLS FIRST LIMIT p_most
-$$;
-
 -- Called by the process that has swept the queue. Release or cancel runs that would wait for ever,
 -- and delete expired keys, tickets, figures, live text and workers: a page of each.
 -- owner: bottega_system, execute: bottega_app

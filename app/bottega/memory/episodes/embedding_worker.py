@@ -21,7 +21,7 @@ from bottega.leased_work import Blame, LeasedWork, Rows, blame_service
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.rows import CHANNEL, POLL_S
-from bottega.memory.episodes.search import vector_text
+from bottega.memory.episodes.search import refresh_common, vector_text
 from bottega.memory.text.embeddings import (
     Embedder,
     Vectors,
@@ -80,47 +80,32 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 
 # --- Another embedder ---------------------------------------------------------------------------
 
-_PAGE = 256
-_FIRST_ID = UUID(int=0)
+_PAGE = 2_000
 _OTHERS = "SELECT tenants_of_other_embedders($1, 20) AS id"
-_OF_QUERIES = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
 _WAITING = """
-SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
-                      AND tries < $3 LIMIT $2) waiting
+SELECT EXISTS (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed' AND tries < $2)
 """
-# Here and below, each row is read by its key, because a join may read all of the tenant's rows for
-# each page.
-_LACKING = """
-SELECT s.episode_id, (
-    SELECT v.embedder FROM episode_vectors v
-    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2) IS NULL AS lacking
-FROM (SELECT episode_id FROM episode_search WHERE tenant_id = $1 AND episode_id > $4
-      ORDER BY episode_id LIMIT $3) AS s
-ORDER BY s.episode_id
-"""
+# Each row is read by its key, because a join may read all of the tenant's rows for each page.
 _ORDER = """
 INSERT INTO episode_work (tenant_id, episode_id, work)
-SELECT $1, id, 'embed' FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING
+SELECT $1, s.episode_id, 'embed' FROM episode_search s
+WHERE s.tenant_id = $1 AND (
+    SELECT v.embedder FROM episode_vectors v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2) IS NULL
+AND (
+    SELECT w.tries FROM episode_work w
+    WHERE w.tenant_id = $1 AND w.episode_id = s.episode_id AND w.work = 'embed') IS NULL
+LIMIT $3 ON CONFLICT DO NOTHING
 """
 _CHANGE_OVER = """
-UPDATE tenant_memory i SET embedder = $2, leftovers = true
-WHERE i.tenant_id = $1 AND NOT EXISTS (
-    SELECT FROM episode_search s WHERE s.tenant_id = $1 AND NOT EXISTS (
-        SELECT FROM episode_vectors v
-        WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2)
-    AND NOT EXISTS (
-        SELECT FROM episode_work p
-        WHERE p.tenant_id = $1 AND p.episode_id = s.episode_id AND p.work = 'embed'
-          AND p.tries >= $3))
-RETURNING true
+UPDATE tenant_memory SET embedder = $2, leftovers = true
+WHERE tenant_id = $1 AND embedder <> $2 RETURNING true
 """
 _LEFT_OVER = "UPDATE tenant_memory SET leftovers = true WHERE tenant_id = $1 AND NOT leftovers"
 _CLEAR = """
 DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
-    SELECT ctid FROM episode_vectors
-    WHERE tenant_id = $1 AND embedder <> $2 AND episode_id >= $4
-    ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
-RETURNING episode_id
+    SELECT ctid FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2
+    LIMIT $3 FOR UPDATE SKIP LOCKED))
 """
 # Checks that no vectors are left, because another worker may be deleting the last ones and fail.
 _CLEARED = """
@@ -137,8 +122,7 @@ GROWN = (20, 100, 1_000)
 """Numbers of episodes with vectors at which the background is measured for the first time, or
 again."""
 
-_TO_MEASURE = "SELECT id, embedder FROM tenants_to_measure($1, 20)"
-
+_MEASURED = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
 _COUNT = """
 SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
@@ -163,11 +147,9 @@ CROSS JOIN LATERAL (
     WHERE e.tenant_id = $1 AND e.id = s.episode_id LIMIT 1) AS e
 ORDER BY s.episode_id
 """
-# Otherwise the daily search would find this tenant again at once.
-_LOOKED = "UPDATE tenant_memory SET background_at = now() WHERE tenant_id = $1"
 _KEEP = """
 UPDATE tenant_memory SET background_of = $2, background_mean = $3, background = $4,
-       background_rows = $5, background_at = now()
+       background_rows = $5
 WHERE tenant_id = $1
 """
 
@@ -200,8 +182,6 @@ class EmbeddingWorker:
             poll_s=POLL_S,
             clock=clock,
         )
-        self._reached: dict[UUID, UUID] = {}
-        self._cleared: dict[UUID, UUID] = {}
 
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
@@ -253,15 +233,20 @@ class EmbeddingWorker:
             if before < GROWN[-1]:
                 await self._measure(tenant_id, name, before)
 
-    async def measure_daily(self) -> float:
-        """Measure backgrounds that are a day old."""
-        rows = await self._pool.fetch(_TO_MEASURE, 86_400.0)
-        for row in rows:
-            await self._measure(row["id"], row["embedder"])
-        return 1.0 if rows else float("inf")
+    async def measure(self, tenant_id: UUID) -> None:
+        """Measure what searches need to know of a tenant's texts: common words, and background.
+
+        Raises:
+            ModelError, UnavailableError: the embedder failed.
+        """
+        async with acting_as(self._pool, tenant_id) as connection:
+            await refresh_common(connection, tenant_id)
+            name = await connection.fetchval(_MEASURED, tenant_id)
+        if name is not None:
+            await self._measure(tenant_id, name)
 
     async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
-        """Measure the background of a tenant's queries, and keep it.
+        """Measure the background of a tenant's queries and the common words, and keep both.
 
         Nothing happens with fewer than 20 episodes that have vectors of the embedder, or if this
         process does not have the embedder.
@@ -279,9 +264,8 @@ class EmbeddingWorker:
         async with acting_as(self._pool, tenant_id) as connection:
             known = await connection.fetchval(_COUNT, tenant_id, name, GROWN[-1])
             if embedder is None or known < wanted:
-                if before < 0:
-                    await connection.execute(_LOOKED, tenant_id)
                 return
+            await refresh_common(connection, tenant_id)
             rows = await connection.fetch(_SAMPLE, tenant_id, name)
         stored = np.array([np.fromstring(row["vector"][1:-1], sep=",") for row in rows], np.float32)
         places = np.linspace(0, len(rows) - 1, min(24, len(rows))).round().astype(int)
@@ -336,40 +320,20 @@ class EmbeddingWorker:
         return 0.5 if tenants else float("inf")
 
     async def _change_over(self, tenant_id: UUID, name: str) -> None:
-        async with acting_as(self._pool, tenant_id) as connection:
-            if await connection.fetchval(_OF_QUERIES, tenant_id) == name:
-                await self._clear(connection, tenant_id, name)
-                return
-            await connection.execute(_LEFT_OVER, tenant_id)
-            waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
-            if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
-                return
-            self._reached.pop(tenant_id, None)  # the next call checks all episodes again
-            if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
-                log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
-
-    async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Enqueue a page of episodes without vectors of an embedder; return false at the end."""
-        reached = self._reached.get(tenant_id, _FIRST_ID)
-        while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
-            reached = self._reached[tenant_id] = rows[-1]["episode_id"]
-            if ids := [row["episode_id"] for row in rows if row["lacking"]]:
-                await connection.execute(_ORDER, tenant_id, ids)
-                return True
-        return False
-
-    async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
-        """Delete vectors of other embedders.
+        """Take the next step of a change.
 
         A worker with another embedder may have embedded some episodes only with its own embedder.
-        Such episodes are enqueued first."""
-        place = self._cleared.pop(tenant_id, _FIRST_ID)
-        rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
-        if rows:
-            self._cleared[tenant_id] = max(row["episode_id"] for row in rows)
-        elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
-            self._reached.pop(tenant_id, None)
-            await connection.execute(_CLEARED, tenant_id, name)
+        So the episodes without vectors are looked for also after the switch."""
+        async with acting_as(self._pool, tenant_id) as connection:
+            if await connection.fetchval(_WAITING, tenant_id, _GIVEN_UP):
+                return
+            if await connection.execute(_ORDER, tenant_id, name, _PAGE) != "INSERT 0 0":
+                await connection.execute(_LEFT_OVER, tenant_id)
+                return
+            if await connection.fetchval(_CHANGE_OVER, tenant_id, name):
+                log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
+            elif await connection.execute(_CLEAR, tenant_id, name, _PAGE) == "DELETE 0":
+                await connection.execute(_CLEARED, tenant_id, name)
 
 
 def _blamed(error: Exception) -> Blame | None:

@@ -42,7 +42,6 @@ from bottega.memory.episodes.episode import (
 )
 from bottega.memory.episodes.rows import CHANNEL, POLL_S, load
 from bottega.memory.episodes.scope import EVERYTHING
-from bottega.memory.episodes.search import refresh_common
 from bottega.objects import ALL_PARTS, Objects, copied
 
 _PAGE = 100
@@ -367,14 +366,6 @@ class EpisodeUpkeep:
         await self._objects.delete(keys)
         await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
         return 0.0
-
-    async def sample_words(self) -> float:
-        """Sample the frequent words of tenants that grew, at most once an hour."""
-        rows = await self._pool.fetch("SELECT tenants_to_sample(3600, 8) AS id")
-        for row in rows:
-            async with acting_as(self._pool, row["id"]) as connection:
-                await refresh_common(connection, row["id"])
-        return 1.0 if rows else float("inf")
 
 
 # --- Equal tasks --------------------------------------------------------------------------------

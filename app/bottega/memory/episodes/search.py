@@ -62,12 +62,11 @@ WITH span AS (
     GROUP BY lexeme, size.rows HAVING count(*) >= greatest(2, size.rows / 500)
     ORDER BY share DESC, lexeme LIMIT 2000
 )
-INSERT INTO tenant_memory (tenant_id, common, shares, sampled_rows, sampled_at)
+INSERT INTO tenant_memory (tenant_id, common, shares, sampled_rows)
 SELECT $1, coalesce((SELECT array_agg(lexeme) FROM word), '{}'),
-       coalesce((SELECT array_agg(share) FROM word), '{}'), span.rows, now() FROM span
+       coalesce((SELECT array_agg(share) FROM word), '{}'), span.rows FROM span
 ON CONFLICT (tenant_id) DO UPDATE SET
-    common = excluded.common, shares = excluded.shares, sampled_rows = excluded.sampled_rows,
-    sampled_at = excluded.sampled_at
+    common = excluded.common, shares = excluded.shares, sampled_rows = excluded.sampled_rows
 """
 
 

@@ -219,10 +219,10 @@ class Maintenance:
             began = monotonic()
             counts = await work(job)
             spent = {"ms": round(1000 * (monotonic() - began))}
+            progress: dict[str, Any] = {name: {**counts, **spent}}
+            end: dict[str, Any] = {"wait_s": self.lease_s}
             if number == len(self.stages):
                 progress, end = {name: spent}, {"status": "done", "report": counts}
-            else:
-                progress, end = {name: {**counts, **spent}}, {"wait_s": self.lease_s}
             if not await self._write(job, stage=number, progress=progress, **end):
                 log.info("maintenance.lost", job_id=str(job.id))
                 return

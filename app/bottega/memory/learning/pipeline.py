@@ -21,7 +21,7 @@ from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
 from bottega.db.indexes import maintain_indexes
 from bottega.db.sessions import decoded
-from bottega.errors import InvalidInputError
+from bottega.errors import BudgetExhaustedError, InvalidInputError, ModelError, UnavailableError
 from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
@@ -240,19 +240,25 @@ def stages_of(
     episodes: EpisodeMaintenance,
     patterns: PatternCache,
     objects: Objects,
+    measure: Callable[[UUID], Awaitable[None]],
     connect: Callable[[], Awaitable[asyncpg.Connection]],
     now: Clock = utcnow,
 ) -> Stages:
     """Return the stages.
 
     Args:
+        measure: measures what searches need to know of a tenant's texts.
         connect: opens a connection as :data:`bottega.db.indexes.ROLE`.
         now: the time that decides the age of episodes.
     """
 
     async def care(job: Job) -> Counts:
-        """Maintain indexes, and make all processes rebuild the tenant's matcher."""
+        """Maintain indexes, measure, and make all processes rebuild the tenant's matcher."""
         done = await maintain_indexes(connect)
+        try:
+            await measure(job.tenant_id)
+        except (ModelError, UnavailableError, BudgetExhaustedError) as error:
+            log.warning("memory.not_measured", error=error.detail)
         async with patterns.changing(job.tenant_id) as store:
             await store.notify()
         return done
