@@ -219,8 +219,8 @@ class Maintenance:
             began = monotonic()
             counts = await work(job)
             spent = {"ms": round(1000 * (monotonic() - began))}
-            progress: dict[str, Any] = {name: {**counts, **spent}}
-            end: dict[str, Any] = {"wait_s": self.lease_s}
+            progress: Counts = {name: {**counts, **spent}}
+            end: Counts = {"wait_s": self.lease_s}
             if number == len(self.stages):
                 progress, end = {name: spent}, {"status": "done", "report": counts}
             if not await self._write(job, stage=number, progress=progress, **end):
