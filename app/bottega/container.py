@@ -46,7 +46,7 @@ from bottega.tenants.oidc import SignIn
 from bottega.tenants.retention import StorageSums
 from bottega.tenants.tokens import TokenSigner
 from bottega.tracing.export import exporting
-from bottega.users.erasure import UserErasure
+from bottega.users import UserErasure
 
 MAX_CRASHES = 5
 """Crashes of workers after which their run fails; more than restarts of all workers cause."""

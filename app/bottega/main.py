@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import bottega as package
 from bottega.api import documents, errors
-from bottega.api import tokens as tokens_of_users
-from bottega.api.auth import Authenticate
+from bottega.api.auth import Authenticate, refusal
 from bottega.api.routes import (
     agents,
     batches,
@@ -44,7 +43,6 @@ from bottega.api.routes import (
     series,
     sessions,
     stream,
-    tokens,
     users,
     webhooks,
     websocket,
@@ -54,7 +52,7 @@ from bottega.api.routes.graphs import Drawings, DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.mcp.messages import translated as as_rpc_error
-from bottega.api.routes.openai import completions, responses
+from bottega.api.routes.openai import routes as openai_routes
 from bottega.api.routes.openai.answers import translated as as_openai_error
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import connections
@@ -110,8 +108,8 @@ class RouteIndex:
         found = self.find(scope)
         path = None if found is None else found[0].path  # type: ignore[attr-defined]
         named = {} if found is None else found[1].get("path_params", {})
-        if (refusal := await tokens_of_users.refusal(scope, path, named)) is not None:
-            await refuse(refusal, scope, receive, send)
+        if (refused := await refusal(scope, path, named)) is not None:
+            await refuse(refused, scope, receive, send)
         elif found is None or "fastapi.telemetry" in scope:
             await self._every(scope, receive, send)
         else:
@@ -185,7 +183,6 @@ _ROUTERS = (
     learning.run_router,
     lessons.router,
     keys.router,
-    tokens.router,
     webhooks.router,
     webhooks.deliveries_router,
     secrets.router,
@@ -195,8 +192,7 @@ _ROUTERS = (
     series.router,
     operations.load_router,
     patterns.router,
-    completions.router,
-    responses.router,
+    openai_routes.router,
 )
 
 

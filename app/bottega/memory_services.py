@@ -156,13 +156,13 @@ def _maintenance(
     measure: Callable[[UUID], Awaitable[None]],
 ) -> "Maintenance":
     from bottega.background.schedules import next_tick, previous_tick
-    from bottega.db import indexes
+    from bottega.db import migrate
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.pipeline import stages_of
 
     cron = settings.memory_cron
-    as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
+    as_maintenance = functools.partial(connect, database.url, role=migrate.ROLE, longest_s=None)
     episodes = EpisodeMaintenance(database.pool, parts.objects)
     sources = parts.patterns, parts.objects, measure, as_maintenance
     stages = stages_of(database.pool, episodes, *sources)

@@ -29,13 +29,12 @@ from bottega.errors import BottegaError, InvalidInputError, UnavailableError
 from bottega.llm.fallback import FallbackProvider, OpenServer, ServedModel, Servers, SpecSource
 from bottega.llm.gates import Traffic
 from bottega.llm.limits import ServerKey, TaskPlaces
-from bottega.llm.prices import TokenPrices
 from bottega.llm.provider import headers_of
 from bottega.llm.server import ServerSpec
 from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
-from bottega.llm.usage import PermitsOnly
+from bottega.llm.usage import PermitsOnly, TokenPrices
 from bottega.llm.vendors import NO_KEY, with_openai
-from bottega.lookups import DnsResolver
+from bottega.network import DnsResolver
 from bottega.outside import OutsideError, check_json
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup

@@ -107,7 +107,7 @@ async def open_outgoing(
         is_open: returns true if the server has no keys.
     """
     from bottega.engine.mcp import McpAccess
-    from bottega.mcp.servers import StdioCommand
+    from bottega.mcp.connection import StdioCommand
     from bottega.tools.egress import Egress
 
     hosts = ModelHosts(settings.egress_allow, folder_of(url, settings.data_dir), is_open)

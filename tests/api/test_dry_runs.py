@@ -12,8 +12,8 @@ from pydantic_core import from_json
 from bottega.api.routes.graphs import DryRuns
 from bottega.dry_run.result import MOST_CHARACTERS
 from bottega.dry_run.result import dry_run as made
-from bottega.dry_run.tools import NOT_CALLED
 from bottega.errors import LimitedError, UnavailableError
+from bottega.tools.builtin import NOT_CALLED
 from tests.api.test_bad_input import problem
 from tests.rows import unchanged
 from tests.service import Running

@@ -6,7 +6,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from bottega.dry_run.tools import NOT_CALLED
+from bottega.tools.builtin import NOT_CALLED
 from tests.api.test_bad_input import problem
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_outcomes import finished

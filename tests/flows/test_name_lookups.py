@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bottega.lookups import LOOKUPS_OF_TENANT
+from bottega.network import LOOKUPS_OF_TENANT
 from bottega.settings import Settings
 from bottega.tools.egress import Egress, EgressError
 from tests.fake_model import FakeModel

@@ -7,7 +7,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from bottega.db import indexes, migrate
+from bottega.db import migrate
 from bottega.db.connect import connect
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
@@ -46,7 +46,7 @@ async def test_runs_and_what_is_stored_beside_them_work(
         labelled = await client.patch(f"/v1/sessions/{session}", json={"metadata": {"a": "b" * 99}})
         assert labelled.status_code == 200, labelled.text
         assert (await client.get("/readyz")).status_code == 200
-    skipped = await indexes.maintain_indexes(lambda: connect(old.url, role=indexes.ROLE))
+    skipped = await migrate.maintain_indexes(lambda: connect(old.url, role=migrate.ROLE))
     assert "PostgreSQL 16" in skipped["skipped"]
 
 

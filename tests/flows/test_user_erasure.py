@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from bottega.users import erasure, export
+from bottega import users as user_data
 from tests.fake_model import FakeModel, text
 from tests.service import Running
 from tests.team import define_graph
@@ -58,7 +58,7 @@ async def user_tables(owner: asyncpg.Pool) -> dict[str, str]:
     )
     found = {}
     for row in rows:
-        owners = [name for name in export.OWNERS if name in row["columns"]]
+        owners = [name for name in user_data.OWNERS if name in row["columns"]]
         if owners and "tenant_id" in row["columns"]:
             found[row["name"]] = owners[0]
     return found
@@ -282,7 +282,7 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     assert lines[-1]["type"] == "end"
     assert lines[-1]["data"]["lines"] == named - Counter(end=1)
     exported = {table: count for table, count in before.items() if count} | {"schedules": 1}
-    exported = {t: n for t, n in exported.items() if t not in export.NOT_EXPORTED}
+    exported = {t: n for t, n in exported.items() if t not in user_data.NOT_EXPORTED}
     del named["end"], named["live_text"]
     exported.pop("live_text", None)
     exported["fact"] = exported.pop("user_facts")
@@ -307,7 +307,7 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     actions = (await bottega.client.get("/v1/audit")).json()["items"]
     about = {each["action"]: each for each in actions if each["action"].startswith("user.")}
     assert set(about) == {"user.export", "user.delete", "user.deleted"}
-    assert about["user.delete"]["target"] == erasure.pseudonym(ODD)
+    assert about["user.delete"]["target"] == user_data.pseudonym(ODD)
     assert about["user.deleted"]["details"]["removed"]["runs"] == 3
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bottega.users import export
+from bottega import users as user_data
 from tests.fake_model import FakeModel, text
 from tests.flows.test_tenant_deletion import AGENT
 from tests.flows.test_user_erasure import lines_of, settled, stalled, tenant_of
@@ -50,7 +50,7 @@ async def test_an_export_is_read_in_pages(
     events = [line["data"]["events"] for line in whole if line["type"] == "run_steps"]
     assert sum(step[0]["type"] == "run.queued" for step in events) == 2
     for name, least in (("_ROWS", 1), ("_BYTES", 1), ("_OWNERS", 1)):
-        monkeypatch.setattr(export, name, least)
+        monkeypatch.setattr(user_data, name, least)
         again = await lines_of(client, "ada")
         assert sorted(map(lasting, again)) == sorted(map(lasting, whole))
         monkeypatch.undo()
@@ -61,7 +61,7 @@ async def test_an_export_that_breaks_off_has_no_end(
 ) -> None:
     client, tenant = bottega.client, await tenant_of(bottega)
     await client.post("/v1/sessions", json={"user": "ada"})
-    exported = export.UserExport(bottega.service.database, _objects(bottega), tenant, "ada")
+    exported = user_data.UserExport(bottega.service.database, _objects(bottega), tenant, "ada")
     lines = exported.lines()
     assert b'"type":"sessions"' in await anext(lines)
     await stalled(bottega, "ada")

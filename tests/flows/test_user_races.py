@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from bottega import users as user_data
 from bottega.db.sessions import driver_of
 from bottega.errors import UnavailableError
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import RunRequest, submit
 from bottega.tenants import erase
-from bottega.users import erasure
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_tenant_deletion import AGENT
 from tests.flows.test_user_erasure import gone, rows_of, stalled, tenant_of
@@ -140,9 +140,9 @@ async def test_an_erasure_goes_on_after_failures(
         data = {"session_id": session}
         assert (await client.post("/v1/files", files={"file": b"x"}, data=data)).status_code == 201
     monkeypatch.setattr(erase, "RUNS_AT_ONCE", 1)
-    monkeypatch.setattr(erasure, "RUNS_AT_ONCE", 1)
-    monkeypatch.setattr(erasure, "LEASE_S", 0.1)
-    pages, whole = Counter[str](), erasure.erase_page
+    monkeypatch.setattr(user_data, "RUNS_AT_ONCE", 1)
+    monkeypatch.setattr(user_data, "LEASE_S", 0.1)
+    pages, whole = Counter[str](), user_data.erase_page
     objects = bottega.service.files.objects
     delete = type(objects).delete
 
@@ -159,7 +159,7 @@ async def test_an_erasure_goes_on_after_failures(
             raise UnavailableError("no answer")
         await delete(self, keys)
 
-    monkeypatch.setattr(erasure, "erase_page", page)
+    monkeypatch.setattr(user_data, "erase_page", page)
     monkeypatch.setattr(type(objects), "delete", unreachable)
     await gone(bottega, "failing.l")
     assert pages["rows"] > 6

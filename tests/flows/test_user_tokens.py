@@ -16,8 +16,7 @@ import pytest
 import websockets
 from fastapi.routing import APIRoute
 
-from bottega.api.auth import is_public
-from bottega.api.tokens import OPERATIONS
+from bottega.api.auth import OPERATIONS, is_public
 from bottega.main import create_app
 from bottega.settings import Settings
 from tests.flows.test_two_users import HERS, MCP, META, Stage, staged

@@ -6,9 +6,9 @@ import pytest
 
 from bottega.agents.messages import HumanMessage, Usage
 from bottega.agents.provider import ModelOptions
-from bottega.llm.prices import TokenPrices, prices_of
 from bottega.llm.provider import open_provider
 from bottega.llm.server import ServerSpec
+from bottega.llm.usage import TokenPrices, prices_of
 from tests.fake_model import FakeModel, chunk, sse
 
 OPENAI = "https://api.openai.com/v1"

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from bottega.mcp.client import McpConnections, list_tools
-from bottega.mcp.servers import McpError, McpServer
+from bottega.mcp.connection import McpError, McpServer
 from bottega.tools.egress import Egress
 
 _VALUES = {"number": 2, "integer": 2, "string": "words", "boolean": True}

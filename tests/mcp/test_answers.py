@@ -8,7 +8,7 @@ import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
 from bottega.mcp.client import McpConnections, McpTool, result_of, usable
-from bottega.mcp.servers import McpToolSchema
+from bottega.mcp.connection import McpToolSchema
 from bottega.tools.egress import Egress
 from tests.mcp.test_programs import ERAS, scripted
 from tests.waiting import until

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bottega.mcp.client import McpConnections, list_tools
-from bottega.mcp.servers import McpServer, StdioCommand
+from bottega.mcp.connection import McpServer, StdioCommand
 from bottega.tools.egress import Egress
 from tests.mcp.suite import judged
 

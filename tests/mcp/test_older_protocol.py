@@ -11,7 +11,7 @@ import pytest
 
 from bottega.clock import monotonic
 from bottega.mcp.client import MOST_BYTES_OF_TOOLS, MOST_TOOLS, McpConnections, list_tools
-from bottega.mcp.servers import McpError, McpServer
+from bottega.mcp.connection import McpError, McpServer
 from bottega.tools.egress import Egress
 from tests.tools.conftest import egress, web
 from tests.tools.raw_server import RawServer, Writer, answer

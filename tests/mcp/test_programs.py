@@ -14,7 +14,7 @@ import pytest
 from bottega.agents.messages import ToolCall, ToolStatus
 from bottega.clock import monotonic
 from bottega.mcp.client import McpConnections, McpTool, list_tools
-from bottega.mcp.servers import McpError, McpServer, McpToolSchema, StdioCommand
+from bottega.mcp.connection import McpError, McpServer, McpToolSchema, StdioCommand
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
 from bottega.trace_context import Trace, current

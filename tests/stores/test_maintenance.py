@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from bottega.db import indexes
+from bottega.db import migrate
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as
-from bottega.db.indexes import maintain_indexes
+from bottega.db.migrate import maintain_indexes
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import maintenance as jobs
@@ -294,7 +294,7 @@ Care = Callable[..., Awaitable[dict[str, Any]]]
 
 @pytest.fixture
 def as_maintenance(database: Database, database_url: str) -> Callable[[], Awaitable[Any]]:
-    return partial(connect, database_url, role=indexes.ROLE, longest_s=None)
+    return partial(connect, database_url, role=migrate.ROLE, longest_s=None)
 
 
 @pytest.fixture

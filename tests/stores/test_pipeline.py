@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.db import indexes
+from bottega.db import migrate
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
@@ -76,7 +76,7 @@ class Looked:
         self.maintenance = Maintenance(pool, stages, first_pause_s=0.0)
 
     async def as_maintenance(self) -> asyncpg.Connection:
-        return await connect(self.database.url, role=indexes.ROLE, longest_s=None)
+        return await connect(self.database.url, role=migrate.ROLE, longest_s=None)
 
     async def order(self) -> UUID:
         async with acting_as(self.database.pool, DEFAULT_TENANT) as connection:

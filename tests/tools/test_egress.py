@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from bottega.errors import InvalidInputError
-from bottega.lookups import Resolver
+from bottega.network import Resolver
 from bottega.outside import BoundedReader
 from bottega.tools.egress import Egress, EgressError, EgressRefusedError, Reply, checked_url
 from tests.hostile import chunks

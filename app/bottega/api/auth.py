@@ -1,29 +1,31 @@
 """Authentication: every path needs a key, a token or a ticket, except the public paths."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
+from sqlalchemy import Table, select, true
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
 from bottega.api.schemas.base import names_nobody
-from bottega.api.server.addresses import KeylessRates
-from bottega.api.server.headers import sent
+from bottega.api.server.addresses import KeylessRates, sent
 from bottega.api.server.middleware import ALLOW_ORIGIN, limited, refuse
+from bottega.container import Service
 from bottega.db.engine import ActingUser, acting_user
 from bottega.db.failures import is_transient
-from bottega.db.tables import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT, files, interrupts, runs, sessions
 from bottega.errors import (
     BottegaError,
     ConflictError,
     ForbiddenError,
+    NotFoundError,
     UnauthenticatedError,
     UserRequiredError,
 )
@@ -399,7 +401,7 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
-    # The route checks the scope ``run``; before it, bottega.api.tokens checks the token's actions.
+    # The route checks the scope ``run``; before it, bottega.api.auth checks the token's actions.
     return Principal(
         token.tenant_id, ("run",), token.actor, token.key_id, limits=token.limits, token=token
     )
@@ -432,3 +434,110 @@ async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principa
         token.limits,
         token,
     )
+
+
+WEBSOCKET = "websocket"
+OPERATIONS: Mapping[tuple[str, str], Action | None] = {
+    ("GET", "/v1/me"): None,
+    ("POST", "/v1/runs"): "run",
+    ("GET", "/v1/runs"): "read",
+    ("GET", "/v1/runs/{run_id}"): "read",
+    ("GET", "/v1/runs/{run_id}/events"): "read",
+    ("GET", "/v1/runs/{run_id}/stream"): "read",
+    ("GET", "/v1/runs/{run_id}/messages"): "read",
+    ("GET", "/v1/runs/{run_id}/tasks"): "read",
+    ("GET", "/v1/runs/{run_id}/graph"): "read",
+    (WEBSOCKET, "/v1/runs/{run_id}/ws"): "read",
+    ("POST", "/v1/ws-tickets"): "read",
+    ("POST", "/v1/runs/{run_id}/retry"): "run",
+    ("POST", "/v1/runs/{run_id}/fork"): "run",
+    ("POST", "/v1/runs/{run_id}/messages"): "message",
+    ("POST", "/v1/runs/{run_id}/cancel"): "cancel",
+    ("POST", "/v1/runs/{run_id}/tasks/{task_id}/cancel"): "cancel",
+    ("POST", "/v1/runs/{run_id}/feedback"): "message",
+    ("POST", "/v1/sessions"): "run",
+    ("GET", "/v1/sessions"): "read",
+    ("GET", "/v1/sessions/{session_id}"): "read",
+    ("GET", "/v1/sessions/{session_id}/messages"): "read",
+    ("PATCH", "/v1/sessions/{session_id}"): "run",
+    ("POST", "/v1/sessions/{session_id}/fork"): "run",
+    ("POST", "/v1/files"): "upload",
+    ("GET", "/v1/files"): "read",
+    ("GET", "/v1/files/{file_id}"): "read",
+    ("GET", "/v1/files/{file_id}/content"): "read",
+    ("DELETE", "/v1/files/{file_id}"): "upload",
+    ("GET", "/v1/interrupts"): "read",
+    ("GET", "/v1/interrupts/{interrupt_id}"): "read",
+    ("POST", "/v1/interrupts/{interrupt_id}/resolve"): "answer",
+    ("GET", "/openai/v1/models"): "run",
+    ("POST", "/openai/v1/chat/completions"): "run",
+    ("POST", "/openai/v1/responses"): "run",
+    ("GET", "/openai/v1/responses/{response}"): "read",
+    ("POST", "/openai/v1/responses/{response}/cancel"): "cancel",
+    ("POST", "/mcp"): "run",
+    ("POST", "/mcp/"): "run",
+}
+"""Methods and paths that a token may call, each with the needed action; ``None``: no action."""
+_OWNED: Mapping[str, tuple[str, Table]] = {
+    "run_id": ("run", runs),
+    "session_id": ("session", sessions),
+    "file_id": ("file", files),
+    "interrupt_id": ("interrupt", interrupts),
+}
+
+
+async def refusal(scope: Scope, path: str | None, named: Mapping[str, Any]) -> Response | None:
+    """Return a refusal if the caller's token does not permit the request.
+
+    Args:
+        path: the pattern of the route; ``None``: there is no route.
+        named: values of the path's parameters.
+    """
+    principal: Principal | None = scope.get("state", {}).get("principal")
+    if principal is None or principal.user is None or is_public(scope["path"]):
+        return None
+    method = scope["method"] if scope["type"] == "http" else WEBSOCKET
+    try:
+        _check(principal, method, path)
+        await _require_owned(scope["app"].state.service, principal, named)
+    except BottegaError as error:
+        return for_error(error)
+    except Exception as error:
+        if is_transient(error):
+            return database_unavailable()
+        raise
+    return None
+
+
+def _check(principal: Principal, method: str, path: str | None) -> None:
+    operation = ("GET" if method == "HEAD" else method), path or ""
+    if operation not in OPERATIONS:
+        raise ForbiddenError(
+            "an end user's token may not call this operation: use a key", code="insufficient_scope"
+        )
+    if (action := OPERATIONS[operation]) is not None:
+        principal.need_action(action)
+
+
+async def _require_owned(service: Service, principal: Principal, named: Mapping[str, Any]) -> None:
+    """Check that the resources in the path belong to the token's user.
+
+    Raises:
+        NotFoundError: a resource belongs to another user, or is unknown.
+    """
+    for name, value in named.items():
+        what, table = _OWNED.get(name, ("", None))
+        if table is None or (table is not sessions and not _is_uuid(value)):
+            continue  # the route refuses invalid ids
+        query = select(true()).where(table.c.tenant_id == principal.tenant_id, table.c.id == value)
+        async with service.database.begin(principal.tenant_id) as tx:
+            if await tx.scalar(query) is None:
+                raise NotFoundError(f"there is no {what} {value}")
+
+
+def _is_uuid(value: str) -> bool:
+    try:
+        UUID(value)
+    except ValueError:
+        return False
+    return True

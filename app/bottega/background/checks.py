@@ -24,7 +24,7 @@ import structlog
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
-from bottega.agents.checks import Check, decide_alone, quoted
+from bottega.agents.output import Check, decide_alone, quoted
 from bottega.agents.provider import LLMProvider
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient

@@ -1,12 +1,17 @@
 """Checks and changes of graphs: nodes, and edges that must not form a cycle."""
 
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
+
+from pydantic_core import from_json, to_json
 
 from bottega.conditions import ConditionCheck, kind_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
@@ -23,7 +28,9 @@ from bottega.graph.decisions import (
     route_schema,
     steps_of,
 )
+from bottega.graph.publication import Publication
 from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
+from bottega.graph.svg import draw_svg
 
 MOST_NODES = 500
 MOST_NODES_IN_ALL = 2_000
@@ -600,3 +607,44 @@ def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str,
     if len(kept) == len(content["edges"]):
         raise NotFoundError(f"the graph has no edge {source} -> {target}")
     return {**content, "edges": kept}
+
+
+_DRAW = {
+    "svg": draw_svg,
+    "mermaid": SharedMemoryGraph.to_mermaid,
+    "dot": SharedMemoryGraph.to_dot,
+}
+_UNSHOWN = datetime.min.replace(tzinfo=UTC)
+
+
+def draw(plan: dict[str, Any]) -> bytes:
+    """Draw a graph.
+
+    Args:
+        plan: the graph's ``content`` (see :func:`to_graph`), the published ``versions`` by agent,
+            and the ``format``: ``svg``, ``mermaid`` or ``dot``.
+    """
+    graph = to_graph(plan["content"])
+    for agent, version in plan["versions"].items():
+        graph.restore(Publication(agent, content="", version=version, timestamp=_UNSHOWN))
+    return _DRAW[plan["format"]](graph).encode()
+
+
+def command() -> tuple[list[str], dict[str, str]]:
+    """Return the program's arguments and environment, with this process's import path."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return [sys.executable, "-P", "-m", "bottega.definitions.graphs"], environment
+
+
+def main() -> None:
+    """Read a plan as JSON from standard input; write the drawing to standard output."""
+    sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
+
+
+def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
+    """Encode a plan as JSON; equal drawings have equal bytes."""
+    return to_json({"content": content, "versions": versions, "format": form})
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Row,
     Select,
+    Table,
     Text,
     and_,
     cast,
@@ -27,11 +28,63 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.db import tables
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import require_room
 from bottega.db.tables import applied_definitions, definition_epochs
-from bottega.definitions.kinds import AGENTS, DefinitionKind
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionKind:
+    """A kind of definition: its noun in messages, its table, and the table of its versions.
+
+    Attributes:
+        bodies: names of large fields, which only the full view includes.
+    """
+
+    noun: str
+    table: Table
+    versions: Table
+    bodies: tuple[str, ...]
+
+    @property
+    def word(self) -> str:
+        """The noun in names of operations and of actions in the audit log."""
+        return self.noun.lower().replace(" ", "_")
+
+    @property
+    def path(self) -> str:
+        """The path of the kind's resources in the API."""
+        return f"/v1/{self.word.replace('_', '-')}s"
+
+    @property
+    def article(self) -> str:
+        return "an" if self.noun[0] in "aM" else "a"
+
+
+AGENTS = DefinitionKind(
+    "agent",
+    tables.agents,
+    tables.agent_versions,
+    ("system_message", "tools", "success_check"),
+)
+GRAPHS = DefinitionKind(
+    "graph", tables.graphs, tables.graph_versions, ("nodes", "edges", "success_check")
+)
+PROVIDERS = DefinitionKind(
+    "provider",
+    tables.providers,
+    tables.provider_versions,
+    ("headers", "models", "prices"),
+)
+MCP_SERVERS = DefinitionKind(
+    "MCP server",
+    tables.mcp_servers,
+    tables.mcp_server_versions,
+    ("headers", "tools", "warnings"),
+)
+
 
 MOST_NAMES = 100_000
 MOST_VERSIONS = 10_000

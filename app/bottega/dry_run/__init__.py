@@ -22,4 +22,4 @@ def command() -> tuple[list[str], dict[str, str]]:
     """
     path = os.pathsep.join(filter(None, sys.path))
     environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-    return [sys.executable, "-P", "-m", "bottega.dry_run"], environment
+    return [sys.executable, "-P", "-m", "bottega.dry_run.result"], environment

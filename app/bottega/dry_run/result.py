@@ -4,6 +4,9 @@ The team is built as for a run, but with the demo model, without a server, and w
 nothing. Notes record each task's question, received answers, prompt and answer.
 """
 
+import asyncio
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -24,7 +27,7 @@ from bottega.agents.query import Invoke, Query, Recorder
 from bottega.agents.shared_memory import AncestorRecall, RecallEmbedder
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import BuiltTeam, build_team
-from bottega.dry_run.tools import NOT_CALLED, NotCalled, harmless_tools
+from bottega.dry_run import CPU_S, MOST_BYTES, NO_MEMORY
 from bottega.errors import BottegaError
 from bottega.graph.decisions import (
     Decision,
@@ -42,7 +45,7 @@ from bottega.llm.dialects.chat import chat
 from bottega.llm.server import ServerSpec
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_defined_subagents
-from bottega.tools.builtin import ToolDeps
+from bottega.tools.builtin import NOT_CALLED, NotCalled, ToolDeps, harmless_tools
 from bottega.tools.egress import Egress
 
 PROMPT = "prompt"
@@ -479,3 +482,19 @@ def size_of(value: Any, longest: int) -> int:
     if isinstance(value, list | tuple):
         return sum(1 + size_of(each, longest) for each in value)
     return 4
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    try:
+        answer = asyncio.run(dry_run(from_json(sys.stdin.buffer.read())))
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise
+        sys.exit(NO_MEMORY)  # PyO3's panic, which is no Exception, means lack of memory, too
+    sys.stdout.buffer.write(answer)
+
+
+if __name__ == "__main__":
+    main()

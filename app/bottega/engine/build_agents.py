@@ -27,7 +27,6 @@ from bottega.agents.subagent import FreshCopies
 from bottega.agents.tools import ApprovalPort
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import Definitions, Member, build_team
-from bottega.dry_run.tools import harmless_tools
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.mcp import McpAccess, McpSession, mcp_tools
 from bottega.errors import InvalidInputError
@@ -36,7 +35,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_defined_subagents
-from bottega.tools.builtin import ToolDeps, build_tool, client_tool
+from bottega.tools.builtin import ToolDeps, build_tool, client_tool, harmless_tools
 from bottega.tools.http import HttpTool
 
 if TYPE_CHECKING:  # numpy is slow to import

@@ -42,7 +42,7 @@ from bottega.events import log
 from bottega.events.listener import Notifier
 from bottega.events.log import StepWriter
 from bottega.events.types import EventType, RunStatus, warning
-from bottega.files.run_files import RunFiles
+from bottega.files.inputs import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.memory.prompts import RunMemory

@@ -22,7 +22,6 @@ from pydantic_core import from_json
 
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from bottega.agents.approval import EXPIRES_S, Interrupt
-from bottega.agents.checks import unmet_check
 from bottega.agents.messages import (
     DEMANDS,
     AssistantMessage,
@@ -33,6 +32,7 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
+from bottega.agents.output import unmet_check
 from bottega.agents.query import CurrentCall, Path, current_call, next_query
 from bottega.agents.subagent import AGENT_FAILED
 from bottega.agents.tool_calls import answer_calls

@@ -31,8 +31,7 @@ from bottega.errors import InvalidInputError
 from bottega.events.log import storable
 from bottega.json_schema.output import output_schema
 from bottega.mcp.client import McpConnections, McpTool
-from bottega.mcp.connection import QUESTION_S
-from bottega.mcp.servers import Headers, McpServer, McpToolSchema, StdioCommand
+from bottega.mcp.connection import QUESTION_S, Headers, McpServer, McpToolSchema, StdioCommand
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
 from bottega.tools.egress import Egress

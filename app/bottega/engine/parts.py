@@ -14,8 +14,8 @@ from uuid import UUID
 import structlog
 
 from bottega import metrics
-from bottega.agents.checks import ALONE, Check, unmet_check
 from bottega.agents.messages import AssistantResponse, HumanMessage
+from bottega.agents.output import ALONE, Check, unmet_check
 from bottega.agents.query import Path, Query
 from bottega.agents.subagent import AGENT_FAILED
 from bottega.engine.claim import ClaimedRun

@@ -62,7 +62,7 @@ from bottega.events.types import (
     served_by,
     warning,
 )
-from bottega.files.run_files import RunFiles
+from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 

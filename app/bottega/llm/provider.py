@@ -52,8 +52,8 @@ from bottega.llm.errors import (
     out_of_patience,
     places_of,
 )
-from bottega.llm.prices import LOOPBACK, ModelPrices, prices_of
 from bottega.llm.server import ANTHROPIC_VERSION, VENDORS, VERSION_HEADER, ServerSpec
+from bottega.llm.usage import LOOPBACK, ModelPrices, prices_of
 from bottega.llm.vendor_words import is_known
 from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
 from bottega.outside import OutsideError

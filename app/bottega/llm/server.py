@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bottega.agents.provider import DialectName
-from bottega.llm.prices import OwnPrices
-from bottega.lookups import Resolver
+from bottega.llm.usage import OwnPrices
+from bottega.network import Resolver
 
 StructuredOutput = Literal["native", "tool", "prompt"]
 """Ways to send a schema: the server's own structured output, a tool, or an instruction."""

@@ -26,11 +26,12 @@ from bottega.json_schema.schema import escaped
 from bottega.mcp.connection import (
     Connection,
     McpForgottenError,
+    McpServer,
+    McpToolSchema,
     McpUnansweredError,
     OnProgress,
     OnQuestion,
 )
-from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
 from bottega.tools.media import HEAD_BYTES, is_text, media_type_of

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.messages import ToolStatus
 from bottega.agents.query import task_id_at
 from bottega.db.tables import run_events, runs
-from bottega.definitions import kinds
+from bottega.definitions import store
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.pinned import pinned_graph, pins_of
 from bottega.engine.replay import (
@@ -75,7 +75,7 @@ async def definition_of(
     """
     pinned = {"graph": run["pinned"]["graph"]}
     pins = {(pin.name, pin.version): pin for pin in pins_of(tenant_id, pinned)}
-    columns = kinds.GRAPHS.versions.c
+    columns = store.GRAPHS.versions.c
     query = select(columns.name, columns.version, columns.definition).where(
         columns.tenant_id == tenant_id, tuple_(columns.name, columns.version).in_(pins)
     )

@@ -43,8 +43,8 @@ from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
 from bottega.llm.dialects.dialect import Media, WritePart, loaded
-from bottega.llm.prices import prices_of
 from bottega.llm.server import VENDORS, reserved_in, supported
+from bottega.llm.usage import prices_of
 from bottega.memory.episodes.scope import MemoryScope, least_strict, strictest
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.params import merged
 from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.db.tables import run_events
-from bottega.definitions import kinds
+from bottega.definitions import store
 from bottega.definitions.agents import overridden
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.pinned import draft_of
@@ -190,7 +190,7 @@ async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dic
     wanted: Sequence[str] = [agent]
     for _ in ("agent", "sub-agents"):
         missing = [name for name in wanted if name in pinned and name not in found]
-        versions = kinds.AGENTS.versions.c
+        versions = store.AGENTS.versions.c
         query = select(versions.name, versions.definition).where(
             versions.tenant_id == run["tenant_id"],
             tuple_(versions.name, versions.version).in_([(each, pinned[each]) for each in missing]),
@@ -207,7 +207,7 @@ async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -
     wanted = {(each["server"], pinned[each["server"]]) for each in tools if each["type"] == "mcp"}
     if not wanted:
         return {}
-    versions = kinds.MCP_SERVERS.versions.c
+    versions = store.MCP_SERVERS.versions.c
     query = select(versions.name, versions.definition).where(
         versions.tenant_id == run["tenant_id"],
         tuple_(versions.name, versions.version).in_(wanted),
@@ -220,7 +220,7 @@ async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) ->
     pinned = run["pinned"]["graph"]
     if pinned is None or not names:
         return None
-    versions = kinds.GRAPHS.versions.c
+    versions = store.GRAPHS.versions.c
     query = select(versions.definition).where(
         versions.tenant_id == run["tenant_id"],
         versions.name == pinned["name"],

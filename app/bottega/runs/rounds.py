@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AssistantMessage
 from bottega.db.tables import run_events
-from bottega.definitions.kinds import AGENTS
+from bottega.definitions.store import AGENTS
 from bottega.engine.replay import replay_run
 from bottega.events.types import UNFINISHED, Event, EventType
 from bottega.runs import interrupts, messages

@@ -17,7 +17,7 @@ from bottega.agents.history import with_distinct_ids
 from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.parts import content_text, tokens_in
 from bottega.db.tables import run_events
-from bottega.definitions import kinds
+from bottega.definitions import store
 from bottega.engine.replay import MEMORY_PREFIXES, replay_run
 from bottega.events.types import ContextReceived, EventType
 from bottega.memory.prompts import RECALL
@@ -284,7 +284,7 @@ def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> 
 async def _definition(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    versions = kinds.AGENTS.versions
+    versions = store.AGENTS.versions
     query = select(versions.c.definition).where(
         versions.c.tenant_id == tenant_id,
         versions.c.name == run["agent"],

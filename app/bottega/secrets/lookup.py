@@ -20,8 +20,7 @@ from bottega.errors import InvalidInputError
 from bottega.events.listener import NotifyListener
 from bottega.redaction import Redactor
 from bottega.sealing import CannotOpenError, Keyring, Place
-from bottega.secrets.hosts import refuse_environment, refuse_stored
-from bottega.secrets.rows import CHANNEL
+from bottega.secrets.rows import CHANNEL, refuse_environment, refuse_stored
 from bottega.tools.guard import AllowList
 from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT, TenantSecrets

@@ -9,7 +9,7 @@ import difflib
 import math
 import operator
 import zoneinfo
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.query import current_call
 from bottega.agents.shared_memory import shared_message
-from bottega.agents.tools import FunctionTool, ToolBase, error_result
+from bottega.agents.tools import FunctionTool, ToolBase, error_result, success_result
 from bottega.clock import Clock, utcnow
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.redaction import Redactor
@@ -35,6 +35,7 @@ from bottega.tools.http import (
     redirect_target,
     text_of,
 )
+from bottega.tools.mcp import model_name, tools_in
 from bottega.tools.people import Approvable, AskUser, ClientTool
 
 Number = int | float
@@ -395,3 +396,56 @@ def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) ->
     rule = Approvable.model_validate(fields)
     tool.approval, tool.expires_s = rule.rule(approval), rule.expires_s
     return tool
+
+
+NOT_CALLED = "This is a dry run: the tool was not called."
+_HARMLESS = WITHIN_RUN - {"ask_user"}
+
+
+class NotCalled(ToolBase):
+    """A tool with the real name and schema, which does nothing when it is called."""
+
+    timeout_s = None
+    idempotent = True
+    local = True
+
+    def __init__(self, name: str, description: str, parameters: dict[str, Any]) -> None:
+        self.name = name
+        self.description = description
+        self._parameters = parameters
+
+    def create_schema(self) -> dict[str, Any]:
+        return self._parameters
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        return success_result(tool_call, NOT_CALLED)
+
+
+def harmless_tools(
+    definition: Mapping[str, Any],
+    deps: ToolDeps,
+    mcp_servers: Mapping[str, Mapping[str, Any]],
+) -> Iterator[ToolBase]:
+    """Yield the tools of a definition; tools with effects are replaced by :class:`NotCalled`.
+
+    Args:
+        mcp_servers: definitions of the MCP servers that the definition may name.
+
+    Raises:
+        InvalidInputError: ``tool_outdated``.
+    """
+    if definition["type"] == "mcp":
+        server = definition["server"]
+        for tool in tools_in(definition, mcp_servers[server]):
+            name = model_name(server, tool["name"])
+            yield NotCalled(name, tool["description"], tool["input_schema"])
+        return
+    made = build_tool(definition, None, deps, lambda _: _no_secret)
+    if definition["type"] != "builtin" or made.name not in _HARMLESS:
+        made = NotCalled(made.name, made.description, made.schema.parameters)
+    made.approval = None
+    yield made
+
+
+async def _no_secret(name: str) -> str:
+    raise AssertionError("a dry run sends nothing")

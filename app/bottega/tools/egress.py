@@ -19,13 +19,15 @@ import httpx2
 from yarl import URL
 
 from bottega.errors import UnavailableError
-from bottega.lookups import DnsResolver, Resolver, resolve
 from bottega.network import (
     NETWORK_ERRORS,
     AddressRefusedError,
+    DnsResolver,
+    Resolver,
     body_of,
     open_session,
     reader_of,
+    resolve,
 )
 from bottega.outside import STEP_BYTES, BoundedReader, OutsideError
 from bottega.tools.guard import (

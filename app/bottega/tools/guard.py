@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from bottega.errors import InvalidInputError
-from bottega.lookups import DnsResolver
-from bottega.network import AddressRefusedError
+from bottega.network import AddressRefusedError, DnsResolver
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network

@@ -37,7 +37,7 @@ from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.definitions import store
 from bottega.definitions.agents import listed, named_by, refuse_circle, refuse_stateful
-from bottega.definitions.kinds import AGENTS
+from bottega.definitions.store import AGENTS
 from bottega.engine.plugins import installed
 from bottega.errors import InvalidInputError
 from bottega.runs.pins import Dialects, dialects_of, refuse_unsupported

@@ -38,7 +38,7 @@ from bottega.container import Service
 from bottega.errors import InvalidInputError
 from bottega.files.store import Owner
 from bottega.json_schema.values import WHOLE
-from bottega.runs import batches, submit
+from bottega.runs import submit
 from bottega.runs.control import request_cancel
 from bottega.runs.submit import OnceKey
 from bottega.tenants import audit
@@ -84,7 +84,7 @@ class NewBatch(Body):
     """The agent that runs; null: `graph` names a graph."""
     graph: Name | None = None
     """The graph that runs, as in a run of the mode `dag`; null: `agent` names an agent."""
-    items: Annotated[list[BatchItem], Field(min_length=1, max_length=batches.MOST_ITEMS)] | None = (
+    items: Annotated[list[BatchItem], Field(min_length=1, max_length=submit.MOST_ITEMS)] | None = (
         None
     )
     file: UUID | None = None
@@ -176,8 +176,8 @@ def items_of(data: bytes) -> list[BatchItem]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
-        if len(items) == batches.MOST_ITEMS:
-            raise _line_refused(number, f"a batch has at most {batches.MOST_ITEMS} items")
+        if len(items) == submit.MOST_ITEMS:
+            raise _line_refused(number, f"a batch has at most {submit.MOST_ITEMS} items")
         try:
             items.append(BatchItem.model_validate_json(line))
         except ValidationError as error:
@@ -323,10 +323,10 @@ async def create(
     key = await _key_of(request, once.key, is_lines=is_lines)
     run = await submit.submit(pool, service.pins, tenant, new, key, principal.limits)
     batch_id = UUID(str(run["id"]))
-    await batches.store_items(pool, tenant, batch_id, stored)
+    await submit.store_items(pool, tenant, batch_id, stored)
     response.headers["Location"] = f"{router.prefix}/{batch_id}"
     async with service.database.begin(tenant) as tx:
-        return await batches.get(tx, tenant, batch_id)
+        return await submit.get_batch(tx, tenant, batch_id)
 
 
 def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit.RunRequest:
@@ -364,7 +364,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await batches.page(
+    found = await submit.list_batches(
         tx, tenant, after=query.place(UUID), descending=query.descending, limit=query.limit
     )
     return query.page(request, response, found, lambda batch: batch["id"])
@@ -379,7 +379,7 @@ async def list_(
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: ReviewTenant, batch_id: BatchId) -> Any:
-    return await batches.get(tx, tenant, batch_id)
+    return await submit.get_batch(tx, tenant, batch_id)
 
 
 @router.get(
@@ -402,8 +402,8 @@ async def get(tx: Transaction, tenant: ReviewTenant, batch_id: BatchId) -> Any:
 )
 async def results(service: ServiceDep, tenant: ReviewTenant, batch_id: BatchId) -> Any:
     async with service.database.begin(tenant) as tx:
-        await batches.get(tx, tenant, batch_id)
-    lines = batches.results(service.database.pool, tenant, batch_id)
+        await submit.get_batch(tx, tenant, batch_id)
+    lines = submit.batch_lines(service.database.pool, tenant, batch_id)
     return StreamingResponse(escaped_lines(lines), media_type=_NDJSON)
 
 
@@ -447,10 +447,10 @@ async def events(
 )
 async def cancel(service: ServiceDep, tenant: Tenant, actor: Actor, batch_id: BatchId) -> Any:
     async with service.database.begin(tenant) as tx:
-        await batches.get(tx, tenant, batch_id)
+        await submit.get_batch(tx, tenant, batch_id)
     await request_cancel(service.database, tenant, batch_id, actor, action="batch.cancel")
     async with service.database.begin(tenant) as tx:
-        return await batches.get(tx, tenant, batch_id)
+        return await submit.get_batch(tx, tenant, batch_id)
 
 
 @router.post(
@@ -464,6 +464,6 @@ async def cancel(service: ServiceDep, tenant: Tenant, actor: Actor, batch_id: Ba
 )
 async def retry(tx: Transaction, tenant: Tenant, principal: PrincipalDep, batch_id: BatchId) -> Any:
     principal.limits.need_no_limit_of_runs()
-    batch = await batches.retry(tx, tenant, batch_id)
+    batch = await submit.retry_batch(tx, tenant, batch_id)
     await audit.note(tx, tenant, principal.actor, "batch.retry", str(batch_id))
     return batch

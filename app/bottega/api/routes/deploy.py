@@ -39,8 +39,14 @@ from bottega.container import Service
 from bottega.db.tables import applied_definitions
 from bottega.definitions import store
 from bottega.definitions.agents import hold_sub_agents, listed, named_by
-from bottega.definitions.kinds import AGENTS, GRAPHS, MCP_SERVERS, PROVIDERS, DefinitionKind
-from bottega.definitions.store import Definition
+from bottega.definitions.store import (
+    AGENTS,
+    GRAPHS,
+    MCP_SERVERS,
+    PROVIDERS,
+    Definition,
+    DefinitionKind,
+)
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnknownReferenceError
 from bottega.errors import CycleError as ContainedError
 from bottega.files.inputs import parts_of

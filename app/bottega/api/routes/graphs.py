@@ -50,8 +50,6 @@ from bottega.api.shared.processes import ProcessEndedError, Processes, TenantLim
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.definitions import store
-from bottega.definitions.draw import command as draw_command
-from bottega.definitions.draw import draw, packed
 from bottega.definitions.graphs import (
     DEEPEST,
     MOST_NODES,
@@ -59,15 +57,18 @@ from bottega.definitions.graphs import (
     GraphRef,
     Graphs,
     Schemas,
+    draw,
     normalised,
+    packed,
     refuse_nesting,
     subgraphs_of,
     to_graph,
     with_edge,
     without_edge,
 )
-from bottega.definitions.kinds import AGENTS, GRAPHS
+from bottega.definitions.graphs import command as draw_command
 from bottega.definitions.pinned import PinnedDefinitions, pinned_graph, pins_of
+from bottega.definitions.store import AGENTS, GRAPHS
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
@@ -578,7 +579,7 @@ class Drawings:
     async def get(
         self, tenant_id: UUID, content: dict[str, Any], versions: dict[str, int], form: str
     ) -> bytes:
-        """Return a drawing of a tenant's graph; see :func:`bottega.definitions.draw.draw`.
+        """Return a drawing of a tenant's graph; see :func:`bottega.definitions.graphs.draw`.
 
         Raises:
             UnavailableError: ``drawing_too_slow``.

@@ -42,7 +42,7 @@ from bottega.container import Service
 from bottega.db.tables import provider_versions, providers
 from bottega.definitions import store
 from bottega.definitions.agents import DEFAULT, KnownProvider, checked, listed
-from bottega.definitions.kinds import PROVIDERS
+from bottega.definitions.store import PROVIDERS
 from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
 from bottega.llm.gates import CIRCUIT_OPEN, LIMITED

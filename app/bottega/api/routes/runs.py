@@ -33,7 +33,7 @@ from bottega.api.schemas.runs import (
     TaskProgress,
     TaskStatus,
 )
-from bottega.api.server.headers import sent
+from bottega.api.server.addresses import sent
 from bottega.api.shared import idempotency
 from bottega.api.shared.definitions import PartOf
 from bottega.api.shared.deps import (

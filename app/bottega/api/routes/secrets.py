@@ -20,7 +20,7 @@ from bottega.errors import ConflictError, InvalidInputError
 from bottega.redaction import SHORTEST
 from bottega.sealing import Keyring
 from bottega.secrets import rows
-from bottega.secrets.hosts import as_compared
+from bottega.secrets.rows import as_compared
 from bottega.settings import keyring
 from bottega.tools.http import UPPER_NAME
 from bottega.tools.secrets import refuse_vocabulary

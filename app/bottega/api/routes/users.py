@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from starlette.routing import Match
 from starlette.types import Scope
 
+from bottega import users as user_data
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Body, Page, UserName
 from bottega.api.shared.deps import (
@@ -26,8 +27,7 @@ from bottega.api.shared.pages import LINK, PageQuery, escaped_lines, storable
 from bottega.db.sessions import driver_of
 from bottega.memory import facts
 from bottega.tenants import audit
-from bottega.users import erasure
-from bottega.users.export import UserExport, as_array
+from bottega.users import UserExport, as_array
 
 
 class User(Answer):
@@ -130,7 +130,7 @@ UserPath = Annotated[
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: AdminTenant, user: UserPath) -> Any:
-    return await erasure.get(tx, tenant, user)
+    return await user_data.get(tx, tenant, user)
 
 
 @router.delete(
@@ -150,7 +150,7 @@ async def delete(
     tx: Transaction, tenant: AdminTenant, actor: Actor, user: UserPath, response: Response
 ) -> Any:
     response.headers["Location"] = f"{router.prefix}/{quote(user, safe='')}"
-    return await erasure.request(tx, tenant, user, actor)
+    return await user_data.request(tx, tenant, user, actor)
 
 
 @router.get(
@@ -184,7 +184,7 @@ async def export(
     found = UserExport(service.database, objects, tenant, user)
     async with service.database.begin(tenant) as tx:
         await found.check(tx)
-        await audit.note(tx, tenant, actor, "user.export", erasure.pseudonym(user))
+        await audit.note(tx, tenant, actor, "user.export", user_data.pseudonym(user))
     if _JSON in accept and _NDJSON not in accept:
         return StreamingResponse(as_array(found.lines()), media_type=_JSON)
     return StreamingResponse(escaped_lines(found.lines()), media_type=_NDJSON)

@@ -26,8 +26,7 @@ from websockets.http11 import Response as Handshake
 from websockets.protocol import State
 
 from bottega.api.errors import problem_response
-from bottega.api.server.addresses import Addresses
-from bottega.api.server.headers import for_path
+from bottega.api.server.addresses import Addresses, for_path
 from bottega.tenants.ratelimit import Rate, decide
 
 RECEIVED = "bottega.received"

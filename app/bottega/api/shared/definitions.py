@@ -21,11 +21,10 @@ from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.db.tables import tenants
 from bottega.definitions import store
-from bottega.definitions.kinds import DefinitionKind
-from bottega.definitions.store import Definition
+from bottega.definitions.store import Definition, DefinitionKind
 from bottega.errors import InvalidInputError, VersionConflictError
 from bottega.secrets import rows
-from bottega.secrets.hosts import refuse_environment, refuse_stored
+from bottega.secrets.rows import refuse_environment, refuse_stored
 from bottega.tenants import audit
 
 _TAG = re.compile(r'"(\d{1,9})"')

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 
 from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
-from bottega.db.indexes import maintain_indexes
+from bottega.db.migrate import maintain_indexes
 from bottega.db.sessions import decoded
 from bottega.errors import BudgetExhaustedError, InvalidInputError, ModelError, UnavailableError
 from bottega.memory.episodes import rows as episode_rows
@@ -248,7 +248,7 @@ def stages_of(
 
     Args:
         measure: measures what searches need to know of a tenant's texts.
-        connect: opens a connection as :data:`bottega.db.indexes.ROLE`.
+        connect: opens a connection as :data:`bottega.db.migrate.ROLE`.
         now: the time that decides the age of episodes.
     """
 

@@ -24,8 +24,7 @@ from bottega.api.shared.processes import TenantLimit
 from bottega.container import Service
 from bottega.db.tables import tenants
 from bottega.definitions import store
-from bottega.definitions.kinds import MCP_SERVERS
-from bottega.definitions.store import Definition
+from bottega.definitions.store import MCP_SERVERS, Definition
 from bottega.errors import (
     ConflictError,
     InvalidInputError,

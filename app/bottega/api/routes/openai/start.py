@@ -37,7 +37,7 @@ from bottega.api.schemas.base import UserName, names_nobody
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import NewMessage
 from bottega.api.schemas.runs import NewRun
-from bottega.api.server.headers import sent
+from bottega.api.server.addresses import sent
 from bottega.api.shared.new_runs import start_run
 from bottega.api.shared.pages import storable
 from bottega.api.shared.run_control import decide, stored_message

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 
 from bottega.api.auth import Acting, Principal
 from bottega.api.routes.openai.answers import (
+    Completion,
     ResponseEvents,
     ResponseObject,
     RoundAnswer,
@@ -22,17 +23,22 @@ from bottega.api.routes.openai.answers import (
     shown,
 )
 from bottega.api.routes.openai.forms import (
+    ChatRequest,
     ResponsesRequest,
+    read_chat,
     read_response_request,
     referred_items,
     without_nothing,
 )
 from bottega.api.routes.openai.model_request import (
+    CHANNEL,
+    GRAPH,
     MOST_CALLS,
     Call,
     HistoryMessage,
     NamedUser,
     as_json,
+    graph_of,
     id_of,
     known_by,
     model_of,
@@ -48,10 +54,12 @@ from bottega.api.routes.openai.start import (
     start_or_resume,
     waits_for,
 )
-from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.run_follower import RunFollower, checked
 from bottega.container import Service
-from bottega.errors import InvalidInputError, NotFoundError
+from bottega.definitions import store
+from bottega.definitions.store import AGENTS, GRAPHS
+from bottega.errors import InvalidInputError, NotFoundError, UnknownAgentError
 from bottega.memory.episodes.scope import UNASKED
 from bottega.runs import interrupts, messages, read, sessions
 from bottega.runs.control import request_cancel
@@ -267,10 +275,10 @@ async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, 
     return {"role": "assistant", "content": answer.text} if is_complete else None
 
 
-router = APIRouter(prefix="/openai/v1/responses", include_in_schema=False)
+router = APIRouter(prefix="/openai/v1", include_in_schema=False)
 
 
-@router.post("")
+@router.post("/responses")
 async def create(
     service: ServiceDep,
     principal: PrincipalDep,
@@ -298,7 +306,7 @@ async def create(
     )
 
 
-@router.get("/{response}")
+@router.get("/responses/{response}")
 async def get(
     request: Request, service: ServiceDep, principal: PrincipalDep, tenant: Tenant, response: str
 ) -> Response:
@@ -306,7 +314,7 @@ async def get(
     return _made(*await _shown(service, principal, response, user))
 
 
-@router.post("/{response}/cancel")
+@router.post("/responses/{response}/cancel")
 async def cancel(
     request: Request,
     service: ServiceDep,
@@ -342,3 +350,77 @@ async def _shown(
 def _made(follower: RunFollower, answer: RoundAnswer) -> Response:
     made = ResponseObject(follower.run_id, follower.after, model_of(answer.run)).whole(answer)
     return JSONResponse(made, headers=memory_headers(answer.run["user"]))
+
+
+@router.post("/chat/completions")
+async def create_completion(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    body: Annotated[dict[str, Any], Body()],
+    request: Request,
+) -> Response:
+    sent = checked(ChatRequest, without_nothing(body, ChatRequest.model_fields))
+    acting = acting_of(request, principal, service.settings.user_headers, sent)
+    follower = await start_or_resume(service, acting, read_chat(sent))
+    with_usage = bool(sent.stream_options and sent.stream_options.include_usage)
+    return await respond(
+        request,
+        follower,
+        Completion(follower.run_id, follower.after, sent.model, with_usage),
+        stream=bool(sent.stream),
+        stay=bool(sent.store),
+        headers=memory_headers(acting.user),
+    )
+
+
+@router.get("/models")
+async def list_(tx: Transaction, tenant: Tenant, principal: PrincipalDep) -> Any:
+    found = []
+    for kind, prefix in ((AGENTS, ""), (GRAPHS, GRAPH)):
+        page = await store.page(
+            tx,
+            kind,
+            tenant,
+            after=None,
+            descending=False,
+            limit=1000,
+            full=False,
+            exposed=CHANNEL if kind is AGENTS else None,
+        )
+        what = "agent" if kind is AGENTS else "graph"
+        found += [
+            _model(f"{prefix}{each.name}", each)
+            for each in page
+            if principal.may_run(**{what: each.name})
+        ]
+    return {"object": "list", "data": found}
+
+
+@router.get("/models/{name:path}")
+async def get_model(tx: Transaction, tenant: Tenant, principal: PrincipalDep, name: str) -> Any:
+    model, version = versioned(name)
+    graph = graph_of(model)
+    kind, named = (AGENTS, model) if graph is None else (GRAPHS, graph)
+    if not principal.may_run(agent=model if graph is None else None, graph=graph):
+        raise UnknownAgentError(f"there is no model '{name}'")
+    try:
+        found = (
+            await store.get(tx, kind, tenant, named)
+            if version is None
+            else await store.version(tx, kind, tenant, named, version)
+        )
+    except NotFoundError:
+        raise UnknownAgentError(f"there is no model '{name}'") from None
+    if kind is AGENTS and CHANNEL not in found.content.get("expose", (CHANNEL,)):
+        raise UnknownAgentError(f"there is no model '{name}'")
+    return _model(name, found)
+
+
+def _model(name: str, definition: store.Definition) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(definition.created_at.timestamp()),
+        "owned_by": "bottega",
+    }

@@ -1,1 +1,0 @@
-"""End users of tenants: their exports and erasures."""
