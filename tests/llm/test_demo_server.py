@@ -65,41 +65,17 @@ async def test_usage_is_sent_only_on_request(model: FakeModel, http: httpx2.Asyn
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize(
-    ("content", "param"),
-    [
-        (b"{oops", None),
-        (b"[]", None),
-        (b'{"messages": [{"role": "user", "content": "x"}]}', "model"),
-        (b'{"model": "m", "messages": []}', "messages"),
-        (b'{"model": "m", "messages": [{"role": "boss", "content": "x"}]}', "messages.0.role"),
-        (b"\xff\xfe", None),
-        (b"[" * 5000, None),
-    ],
-)
-async def test_bad_input_is_refused_in_openai_form(
-    model: FakeModel, http: httpx2.AsyncClient, content: bytes, param: str | None
+@pytest.mark.parametrize("content", [b"{oops", b"\xff\xfe", b"[" * 5000])
+async def test_text_that_is_no_json_is_refused_in_openai_form(
+    model: FakeModel, http: httpx2.AsyncClient, content: bytes
 ) -> None:
     answer = await http.post("/chat/completions", content=content)
 
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
     assert error["message"]
     assert model.requests == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/chat/completions", 405), ("POST", "/completions", 404), ("GET", "/none", 404)],
-)
-async def test_unknown_addresses(
-    model: FakeModel, http: httpx2.AsyncClient, method: str, path: str, status: int
-) -> None:
-    answer = await http.request(method, path)
-    assert answer.status_code == status
-    assert path in answer.json()["error"]["message"]
 
 
 async def test_fake_model_reports_a_script_that_fails() -> None:

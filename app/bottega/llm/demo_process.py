@@ -46,7 +46,7 @@ def become_demo_model(arguments: Sequence[str]) -> NoReturn:
 
 def _command(*arguments: str) -> list[str]:
     """Return the command line; with ``-P``, Python ignores a ``bottega`` in the current folder."""
-    return [sys.executable, "-P", "-m", "bottega.llm.demo_model", *arguments]
+    return [sys.executable, "-P", "-m", "bottega.llm.demo_model.server", *arguments]
 
 
 async def _spawn(arguments: list[str]) -> Process:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from json import JSONDecoder
+from textwrap import shorten
 from typing import Any
 from zlib import crc32
 
@@ -443,8 +444,7 @@ def _own_text(conversation: Conversation) -> str:
 
 
 def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 80 else f"{line[:80].rsplit(' ', 1)[0]}…"
+    return shorten(text, 80, placeholder="…")
 
 
 def usage(answer: Answer, request: dict[str, Any]) -> dict[str, int]:

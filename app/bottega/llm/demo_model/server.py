@@ -1,17 +1,26 @@
-"""The demo model as a web application: chat completions and the list of models."""
+"""The demo model as a program: ``python -m bottega.llm.demo_model.server``.
 
+It serves chat completions and the list of models on loopback, and prints one line, ``{"port": N}``,
+when it accepts connections.
+"""
+
+import argparse
 import asyncio
+import json
+import os
 import re
+import socket
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+import uvicorn
 from pydantic_core import from_json, to_json
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -20,29 +29,6 @@ from bottega.llm.demo_model.rules import Answer, decide, usage
 Decide = Callable[[dict[str, Any]], Answer | ASGIApp]
 """Function that answers a request's body. It may return an ASGI application, which then answers
 the whole request."""
-
-
-class _Function(BaseModel):
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class _Tool(BaseModel):
-    function: _Function
-
-
-class _Message(BaseModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[_Tool] | None = None
-
-
-class _ChatRequest(BaseModel):
-    model: str
-    messages: list[_Message] = Field(min_length=1)
-    tools: list[_Tool] | None = None
-
-
 DONE = b"data: [DONE]\n\n"
 
 
@@ -60,7 +46,10 @@ def create_app(
     """
 
     async def completions(request: Request) -> ASGIApp:
-        body = await _body(request)
+        try:
+            body = from_json(await request.body())
+        except ValueError as invalid:
+            return Response(error(str(invalid)), 400, media_type="application/json")
         answer = decide(body)
         await asyncio.sleep(latency_s)
         return response(answer, body, token_delay_s) if isinstance(answer, Answer) else answer
@@ -70,7 +59,7 @@ def create_app(
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/models", _models, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _problem})
+    return Starlette(routes=routes)
 
 
 def response(answer: Answer, request: dict[str, Any], token_delay_s: float = 0.0) -> Response:
@@ -120,9 +109,9 @@ def event(data: Any) -> bytes:
     return b"data: %b\n\n" % to_json(data)
 
 
-def error(message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+def error(message: str, *, code: str | None = None) -> bytes:
     kind = "invalid_request_error"
-    return to_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return to_json({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def _head(request: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -152,32 +141,56 @@ def _finish_reason(answer: Answer) -> str:
     return "tool_calls" if answer.calls else "stop"
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """Read the request's body.
-
-    Raises:
-        HTTPException: the body is no request; ``detail`` is the body of the answer.
-    """
-    data = await request.body()
-    try:
-        _ChatRequest.model_validate_json(data)
-    except ValidationError as invalid:
-        first = invalid.errors(include_context=False)[0]
-        param = ".".join(map(str, first["loc"])) or None
-        raise HTTPException(400, error(first["msg"], param=param).decode()) from None
-    body: dict[str, Any] = from_json(data)
-    return body
-
-
-async def _problem(request: Request, failure: Exception) -> Response:
-    assert isinstance(failure, HTTPException)
-    content = failure.detail.encode()
-    if failure.status_code != 400:  # an error of Starlette
-        message = f"{failure.detail}: {request.method} {request.url.path}"
-        content = error(message, code="unknown_url")
-    return Response(content, failure.status_code, media_type="application/json")
-
-
 async def _models(request: Request) -> Response:
     model = {"id": "demo", "object": "model", "created": 0, "owned_by": "bottega"}
-    return Response(to_json({"object": "list", "data": [model]}), media_type="application/json")
+    return JSONResponse({"object": "list", "data": [model]})
+
+
+def main() -> None:
+    options = _options()
+    try:
+        listener = socket.create_server(("127.0.0.1", options.port))
+    except OSError as refused:
+        sys.exit(f"cannot listen on 127.0.0.1:{options.port}: {refused.strerror}")
+    if options.exit_with_parent:
+        threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
+    latency_s, delay_s = options.latency_ms / 1000, options.token_delay_ms / 1000
+    config = uvicorn.Config(
+        create_app(latency_s=latency_s, token_delay_s=delay_s),
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=0,  # nobody needs answers after a stop
+    )
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)  # noqa: T201
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bottega demo-model", description="A deterministic model for demos and tests."
+    )
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--latency-ms", type=float, default=0, help="before an answer begins")
+    parser.add_argument("--token-delay-ms", type=float, default=0, help="between its words")
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="stop when standard input ends"
+    )
+    return parser.parse_args()
+
+
+def _exit_at_end_of_input() -> None:
+    """Exit when standard input ends: the system closes it when the parent ends or is killed."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
