@@ -1,18 +1,21 @@
 """Signals: what listening processes cost, and how soon a subscriber sees what happens.
 
-python -m benchmarks.engine [--listeners 1 100 200] [--seconds 15]
+python -m benchmarks.engine [--workers 0 100 200] [--seconds 15]
 
-Database CPU of a run of one 2 s call, at 40 a second, beside so many idle processes that listen as
-workers do; requests that start runs, with commits of 10 ms and of 0 ms; the time from a request to
-the run's first event at a subscriber, whose process is not the worker's; and from the opening of a
-stream in the middle of a call to the call's text. API, worker and model are processes of their own;
-a connection stands for an idle process. Compare only figures of the same invocation.
+Database CPU of a run of one 2 s call, at 40 a second, beside so many idle workers, of whom three
+listen, as the workers that get the next runs do; and what the idle workers cost without runs.
+Requests that start runs, with commits of 10 ms and of 0 ms. The time from a request to the run's
+first event at a subscriber, whose process is not the worker's; and from the opening of a stream in
+the middle of a call to the call's text. API, worker and model are processes of their own. A
+connection stands for an idle worker: it reports and claims as often as a worker does, but never has
+a place. Compare only figures of the same invocation.
 """
 
 import argparse
 import asyncio
 import contextlib
 import os
+import random
 import re
 import shutil
 import socket
@@ -20,6 +23,7 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,9 +37,18 @@ from benchmarks.harness import cpu_s, percentile, process
 from benchmarks.model import fast_model
 from bottega.db import embedded, migrate
 from bottega.db.signals import DUE
+from bottega.engine.queue import POLL_S
 from bottega.events.nats import NatsSignals
 from bottega.services import background
+from bottega.settings import Settings
 
+_REPORT = """
+SELECT report($1, $2, 0, '{}', '{}', '{}',
+              '{"version": "0", "age_s": 0, "pool": {}, "tenants": {}}')
+"""
+_IS_NEXT = "SELECT EXISTS (SELECT FROM next_workers() AS n WHERE n.id = $1)"
+_CLAIM = "SELECT * FROM claim($1, 20, 0, '{}', '{}')"
+_LISTENING = 3
 _PER_S = 40
 _CALL_S = 2.0
 _CHANNELS = ("bottega_queue", "bottega_events")
@@ -95,20 +108,35 @@ async def served(url: str, nats: str | None = None, **model: Any) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[None]:
-    """Keep so many connections that listen; with NATS, as many to it for the wake-ups."""
+    """Keep so many idle workers; with NATS, each has a connection to it for the wake-ups."""
     connections = [await asyncpg.connect(url) for _ in range(count)]
-    for connection in connections:
+    for connection in connections[:_LISTENING]:
         for channel in _CHANNELS if nats is None else _RARE:
             await connection.add_listener(channel, lambda *notice: None)
     idle = [NatsSignals(nats) for _ in connections if nats is not None]
     begins = [asyncio.Event() for _ in idle]
     for each, begun in zip(idle, begins, strict=True):
         each.subscribe(DUE, str(uuid4()), receive=lambda *_, begun=begun: begun.set())
-    async with background(*(each.run for each in idle)):
+    workers = [partial(be_idle, connection) for connection in connections]
+    async with background(*workers, *(each.run for each in idle)):
         await asyncio.gather(*(begun.wait() for begun in begins))
         yield
     for connection in connections:
         connection.terminate()
+
+
+async def be_idle(connection: asyncpg.Connection) -> None:
+    """Report and claim without a place, as often as an idle worker with default settings."""
+    worker, lease_s = uuid4(), Settings().lease_s
+    await asyncio.sleep(random.uniform(0, lease_s / 3))
+    next_claim = 0.0
+    while True:
+        await connection.fetch(_REPORT, worker, lease_s)
+        await connection.fetch(_IS_NEXT, worker)
+        if time.monotonic() > next_claim:
+            await connection.fetch(_CLAIM, worker)
+            next_claim = time.monotonic() + POLL_S
+        await asyncio.sleep(lease_s / 3)
 
 
 async def paced(client: Client, seconds: float) -> int:
@@ -132,12 +160,16 @@ async def cost(
         for count in counts:
             async with listening(url, count, nats):
                 before = cpu_s(pid)
+                await asyncio.sleep(seconds / 2)
+                idle_ms = (cpu_s(pid) - before) * 1000 / (seconds / 2)
+                before = cpu_s(pid)
                 runs = await paced(client, seconds)
                 await asyncio.sleep(2 * _CALL_S)
                 spent_ms = (cpu_s(pid) - before) * 1000 / runs
             first = first or spent_ms
             text = f"database CPU a run {spent_ms:.2f} ms ({spent_ms / first:.2f} x)"
-            print(f"{by}, {count} processes listen: {text}", flush=True)
+            text += f", without runs {idle_ms:.0f} ms a second"
+            print(f"{by}, {count} idle workers: {text}", flush=True)
 
 
 @contextlib.asynccontextmanager
@@ -217,13 +249,13 @@ async def opened_in_mid_call(url: str, nats: str | None = None) -> None:
     print(f"from opening a stream to a call's text, in ms: {shown} ({len(times)} of 20)")
 
 
-async def main(url: str, pid: int, listeners: list[int], seconds: float) -> None:
+async def main(url: str, pid: int, workers: list[int], seconds: float) -> None:
     async with nats_server() as nats:
         for each in (None, nats) if nats is not None else (None,):
             print("without NATS:" if each is None else "with NATS:", flush=True)
             await seen(url, each)
             await opened_in_mid_call(url, each)
-            await cost(url, pid, listeners, seconds, each)
+            await cost(url, pid, workers, seconds, each)
     await accepted(url, seconds)
 
 
@@ -231,8 +263,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--listeners", type=int, nargs="+", default=[1, 100, 200])
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 100, 200])
     parser.add_argument("--seconds", type=float, default=15)
     options = parser.parse_args()
-    with _many_connections(max(options.listeners) + 100) as (url, pid):
-        asyncio.run(main(url, pid, options.listeners, options.seconds))
+    with _many_connections(max(options.workers) + 100) as (url, pid):
+        asyncio.run(main(url, pid, options.workers, options.seconds))

@@ -48,6 +48,8 @@ from bottega.tenants.tokens import TokenSigner
 from bottega.tracing.export import exporting
 from bottega.users import UserErasure
 
+_OF_API = 24
+"""Most connections of an API process's pool: requests that start runs wait for their commits."""
 MAX_CRASHES = 5
 """Crashes of workers after which their run fails; more than restarts of all workers cause."""
 GC_THRESHOLD = (50_000, 20, 20)
@@ -83,7 +85,8 @@ class Service:
         outgoing: the clients for outgoing requests.
         scraping: the metrics for Prometheus.
         services: the background services.
-        working: whether this process also executes runs.
+        serving: whether this process serves the API.
+        working: whether this process executes runs.
         nats: carries wake-ups and live text; ``None``: the database does.
     """
 
@@ -100,7 +103,8 @@ class Service:
     outgoing: Outgoing
     scraping: Scraping
     services: Services
-    working: bool = False
+    serving: bool
+    working: bool
     pins: PinCache = field(default_factory=PinCache)
     sign_in: SignIn | None = None
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,7 +127,7 @@ async def open_service(
     """
     await asyncio.to_thread(read_words)
     descriptors, silence = raise_limit(), silence or SilenceTimeouts()
-    sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
+    sizes = {"pool_size": _OF_API * api + 3 * worker, "engine_size": 4 if api else 1}
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
     ) as database:
@@ -153,7 +157,8 @@ async def open_service(
                 outgoing,
                 Scraping(settings, database.pool, keys),
                 services,
-                working=worker,
+                api,
+                worker,
                 pins=_pins(settings),
                 sign_in=_sign_in(settings, database),
                 nats=nats,
@@ -306,6 +311,7 @@ def _lease(
         places=places,
         load=lambda: runtime.load(len(executor.under_way())).with_models(models.calls()),
         begin=lambda: claimer.notice(None),
+        listen=lambda is_next: service.listener.need(is_needed=is_next or service.serving),
     )
     return lease, claimer
 

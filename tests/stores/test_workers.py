@@ -1,6 +1,7 @@
 """Workers: their leases, and what their reports say of their load."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ class Busy:
 
     Attributes:
         asked: how often somebody looked at its load.
+        is_next: the last report said that it gets the next runs.
     """
 
     def __init__(self, pool: Mapping[str, Any], *own: UUID) -> None:
@@ -34,6 +36,7 @@ class Busy:
         self.lost: list[RunLease] = []
         self.asked = self.begun = 0
         self.id = uuid4()
+        self.is_next = False
 
     def leases(self) -> Sequence[RunLease]:
         return self.runs
@@ -48,14 +51,33 @@ class Busy:
     def begin(self) -> None:
         self.begun += 1
 
+    def listen(self, is_next: bool) -> None:
+        self.is_next = is_next
+
     @asynccontextmanager
     async def working(self, database: Database, lease_s: float = 0.6) -> AsyncIterator[WorkerLease]:
         lease = WorkerLease(
-            self.id, self, lease_s, places=lambda: 10, load=self.load, begin=self.begin
+            self.id,
+            self,
+            lease_s,
+            places=lambda: 10,
+            load=self.load,
+            begin=self.begin,
+            listen=self.listen,
         )
         async with lease.kept(database.connect, database.pool):
             await until(lambda: self.begun)
             yield lease
+
+
+async def test_a_worker_learns_whether_it_gets_the_next_runs(database: Database) -> None:
+    workers = [Busy({}) for _ in range(6)]
+    for place, worker in enumerate(workers):
+        worker.id = UUID(int=place)
+    async with contextlib.AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker.working(database))
+        await until(lambda: [worker.is_next for worker in workers] == [True] * 4 + [False] * 2)
 
 
 async def loads(owner: asyncpg.Pool) -> list[Any]:

@@ -7,7 +7,7 @@ the same way. Metrics count the connections of both.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -113,6 +113,39 @@ class Storage:
     full: bool = False
 
 
+class TenantTurns:
+    """Bounds how many connections each tenant uses at the same time.
+
+    Args:
+        most: most turns of a tenant at the same time; a tenant always has one.
+        patience_s: longest wait for a turn, in seconds.
+    """
+
+    def __init__(self, most: int, patience_s: float) -> None:
+        self._most, self._patience_s = most, patience_s
+        self._slots: WeakValueDictionary[UUID, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
+        """Wait for one of a tenant's turns.
+
+        Raises:
+            TimeoutError: the wait was too long.
+        """
+        slots = self._slots.get(tenant_id)
+        if slots is None:
+            slots = self._slots[tenant_id] = asyncio.Semaphore(max(1, self._most))
+        if slots.locked():
+            async with asyncio.timeout(self._patience_s):
+                await slots.acquire()
+        else:
+            await slots.acquire()
+        try:
+            yield
+        finally:
+            slots.release()
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """An open database.
@@ -122,8 +155,8 @@ class Database:
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.
-        each: most transactions of one tenant at the same time in this process.
-        patience_s: longest wait for one of these transactions, in seconds.
+        pool_turns, engine_turns: turns of the tenants on the two.
+        patience_s: longest wait for a connection, in seconds.
         trust: state shared by all connections to this database.
         storage: state of the database's disk.
     """
@@ -132,13 +165,11 @@ class Database:
     limits: Mapping[str, int | None]
     engine: AsyncEngine
     pool: asyncpg.Pool
-    each: int
+    pool_turns: TenantTurns
+    engine_turns: TenantTurns
     patience_s: float
     trust: ConnectionGeneration
     storage: Storage = field(default_factory=Storage)
-    _slots: WeakValueDictionary[UUID, asyncio.Semaphore] = field(
-        default_factory=WeakValueDictionary, repr=False
-    )
 
     @asynccontextmanager
     async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
@@ -147,31 +178,19 @@ class Database:
         Raises:
             TimeoutError: the wait for a turn or a connection was too long.
         """
-        async with self.turn(tenant_id), self.engine.begin() as connection:
+        async with self.engine_turns.turn(tenant_id), self.engine.begin() as connection:
             await act_as(connection, tenant_id)
             yield connection
 
-    @asynccontextmanager
-    async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
-        """Wait for one of a tenant's turns, so that no tenant takes all connections.
+    def turn(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
+        """Wait for one of a tenant's turns, so that no tenant takes all connections of the pool.
 
         A request takes exactly one turn before it uses the pool.
 
         Raises:
             TimeoutError: the wait was too long.
         """
-        slots = self._slots.get(tenant_id)
-        if slots is None:
-            slots = self._slots[tenant_id] = asyncio.Semaphore(self.each)
-        if slots.locked():
-            async with asyncio.timeout(self.patience_s):
-                await slots.acquire()
-        else:
-            await slots.acquire()
-        try:
-            yield
-        finally:
-            slots.release()
+        return self.pool_turns.turn(tenant_id)
 
     async def has_room(self) -> bool:
         """Return true if the disk has space; after a failed write, make a test write."""
@@ -294,7 +313,7 @@ async def open_database(
             :class:`PooledSession`.
         pool_size: most connections of the pool.
         engine_size: most connections of the engine; ``None``: ``pool_size``. A tenant may use half
-            of them at a time, but at least two.
+            of the engine's and two thirds of the pool's at a time, but at least one.
         idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
 
@@ -305,15 +324,12 @@ async def open_database(
     limits = limits or {}
     trust = ConnectionGeneration(silence)
 
-    async def connected(longest_s: float) -> ListenSession:
-        return await connect(
-            address, longest_s=longest_s, limits=limits, trust=trust, pooled=pooler is not None
-        )
-
+    connected = partial(connect, address, limits=limits, trust=trust, pooled=pooler is not None)
     if pooler is not None:
         await check_same(url, address)
     of_engine = pool_size if engine_size is None else engine_size
-    engine = _engine(partial(connected, LONGEST_STATEMENT_S), of_engine, patience_s, pooler)
+    of_requests = partial(connected, longest_s=LONGEST_STATEMENT_S)
+    engine = _engine(of_requests, of_engine, patience_s, pooler)
     async with (
         _disposing(engine, idle_s),
         asyncpg.create_pool(
@@ -321,15 +337,15 @@ async def open_database(
             max_size=pool_size,
             max_inactive_connection_lifetime=idle_s,
             reset=_keep_state,
-            connect=lambda *_, **__: connected(silence.step_s),
+            connect=lambda *_, **__: connected(longest_s=silence.step_s),
             connection_class=ListenSession,
         ) as pool,
     ):
         trust.pool = trust.signals.pool = pool
-        each = max(1, of_engine // 2, min(2, pool_size - 1))
         metrics.refreshers[engine] = partial(count_connections, engine, pool)
         try:
-            yield Database(url, limits, engine, pool, each, patience_s, trust)
+            turns = [TenantTurns(each, patience_s) for each in (pool_size * 2 // 3, of_engine // 2)]
+            yield Database(url, limits, engine, pool, turns[0], turns[1], patience_s, trust)
         finally:
             await trust.signals.sent()
             trust.signals.pool = None

@@ -23,6 +23,7 @@ from bottega.events.listener import Connect, keep_connected
 from bottega.services import background
 
 _REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
+_IS_NEXT = "SELECT EXISTS (SELECT FROM next_workers() AS n WHERE n.id = $1)"
 _REPORTS = 3
 """Number of reports in the time of one lease."""
 _LEAVE_S = 1.0
@@ -82,6 +83,8 @@ class WorkerLease:
         lease_s: seconds that the lease lasts after a report.
         places: returns the number of places. ``places`` and ``load`` are called in the event loop.
         begin: called in the event loop whenever the lease begins, also after a lost connection.
+        listen: called in the event loop after each report; true: this worker is one of those that
+            get the next runs.
     """
 
     def __init__(
@@ -93,9 +96,10 @@ class WorkerLease:
         places: Callable[[], int],
         load: Callable[[], Load],
         begin: Callable[[], object],
+        listen: Callable[[bool], object],
     ) -> None:
         self._worker_id, self._owner, self._lease_s = worker_id, owner, lease_s
-        self._places, self._load, self._begin = places, load, begin
+        self._places, self._load, self._begin, self._listen = places, load, begin, listen
         self._began = monotonic()
         self._loop = asyncio.get_running_loop()
         self._open = 0
@@ -161,6 +165,8 @@ class WorkerLease:
                 for run in runs:
                     if run.run_id not in own:
                         self._loop.call_soon_threadsafe(self._owner.lose, run)
+                is_next = await connection.fetchval(_IS_NEXT, self._worker_id, timeout=every_s)
+                self._loop.call_soon_threadsafe(self._listen, is_next)
                 await asyncio.sleep(every_s)
 
         async with background(partial(keep_connected, connect, report, every_s)):

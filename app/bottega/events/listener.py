@@ -1,7 +1,8 @@
 """Notifications of PostgreSQL: one listening connection for a process, and wake-ups about runs.
 
 A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
-connection of the database, even if the connection does not listen on its channel.
+connection of the database, even if the connection does not listen on its channel. For the same
+reason, a worker does not listen while no signal would name it: its subscribers poll.
 
 A wake-up tells other processes that a run has news. :class:`Notifier` sends wake-ups, and
 :class:`WakeupFeed` receives them. They are only hints; the log has the facts.
@@ -35,6 +36,8 @@ class NotifyListener:
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
+        self._needed = asyncio.Event()
+        self._needed.set()
         self._subscribers: defaultdict[str, list[Notify]] = defaultdict(list)
         self._heard: set[str] = set()
         self._changed = asyncio.Event()
@@ -50,14 +53,29 @@ class NotifyListener:
             notify(None)
         self._changed.set()
 
+    def need(self, *, is_needed: bool) -> None:
+        """Listen, or stop listening; each subscriber then gets ``None``, as after a loss."""
+        if is_needed:
+            self._needed.set()
+        elif self._needed.is_set():
+            self._needed.clear()
+            for channel in list(self._heard):
+                self._hand_on(channel, None)
+            self._changed.set()
+
     async def run(self) -> None:
-        """Listen until cancelled; connect again after a lost connection."""
-        await keep_connected(self._connect, self._listen)
+        """Listen while needed, until cancelled; connect again after a lost connection."""
+
+        async def connect() -> ListenSession:
+            await self._needed.wait()
+            return await self._connect()
+
+        await keep_connected(connect, self._listen)
 
     async def _listen(self, connection: ListenSession) -> None:
         connection.add_termination_listener(self._lose)
         try:
-            while not connection.is_closed():
+            while self._needed.is_set() and not connection.is_closed():
                 self._changed.clear()
                 for channel in list(self._subscribers):
                     if channel not in self._heard:

@@ -8,17 +8,24 @@ BEGIN
     RAISE NOTICE USING ERRCODE = 'BT021', MESSAGE = p_channel, DETAIL = p_payload;
 END $$;
 
--- Signal to one worker with a free place that runs are due; if all workers are full, to none. A
--- worker is filled to half of its places (by its last report) before the next worker, because a
--- worker stores the steps of its runs together.
+-- Return the (at most four) workers that get the next runs, in order. A worker is filled to half of
+-- its places (by its last report) before the next worker, because it stores steps of runs together.
+-- Only these workers listen, because PostgreSQL wakes all listening sessions at each NOTIFY.
 -- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION next_workers(p_except uuid DEFAULT NULL)
+RETURNS TABLE (id uuid, is_common boolean)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT w.id, w.common_places > 0 FROM workers w
+    WHERE w.leased_until > clock_timestamp() AND w.id IS DISTINCT FROM p_except
+      AND (w.common_places > 0 OR p_except IS NULL AND w.free_places > 0)
+    ORDER BY w.common_places > 0 DESC, w.common_places > cardinality(w.runs) DESC, w.id LIMIT 4
+$$;
+
+-- Signal to one worker with a free place that runs are due; if all workers are full, to none. If
+-- only places for tenants without a run in the worker are free, the worker is drawn at random.
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+LANGUAGE sql AS $$
     SELECT send_signal('bottega_queue', w.id::text) FROM (
-        SELECT id FROM workers
-        WHERE leased_until > clock_timestamp() AND id IS DISTINCT FROM p_except
-          AND (common_places > 0 OR p_except IS NULL AND free_places > 0)
-        ORDER BY common_places > 0 DESC, common_places > cardinality(runs) DESC,
-                 CASE WHEN common_places > 0 THEN 0 ELSE random() END, id
-        LIMIT 1) AS w
+        SELECT n.id FROM next_workers(p_except) WITH ORDINALITY AS n(id, is_common, place)
+        ORDER BY CASE WHEN n.is_common THEN n.place - 4 ELSE random() END LIMIT 1) AS w
 $$;
