@@ -5,8 +5,9 @@ python -m benchmarks.queue [--quick]
 The embedded database and the service's own statements, without models: a claim of 20 runs with what
 a worker reads of them; with 1 to 1,000 tenants that have due runs, with few among 100,000, and far
 from and at the limit of concurrent runs; runs of few tenants beside 10,000 of one; accepting and
-ending a run beside a long queue; and eight workers that claim and end runs of one tenant while each
-commit takes 10 ms.
+ending a run beside a long queue; a cancellation of one of 1,000 runs that each of 100 workers
+executes, and the worker's reading of it; and eight workers that claim and end runs of one tenant
+while each commit takes 10 ms.
 """
 
 import argparse
@@ -54,6 +55,17 @@ INSERT INTO run_heads
     (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline, is_child)
 SELECT $1, uuidv7(), 1, 2, $1, now(), 'infinity', false FROM generate_series(1, $2::integer)
 """
+_EXECUTED = """
+WITH stored AS (
+    INSERT INTO runs (tenant_id, mode, input, pinned, timeout_s, last_seq, status, attempt)
+    SELECT $1, 'dag', '"x"', '{}', 60, 2, 'running', 1 FROM generate_series(1, $3::integer)
+    RETURNING tenant_id, id)
+INSERT INTO run_heads
+    (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline, is_child)
+SELECT tenant_id, id, 1, 2, $2, now(), 'infinity', false FROM stored RETURNING run_id
+"""
+_CANCEL = "SELECT cancel_run($1, $2)"
+_READ_INBOX = "SELECT count(*) FROM read_inbox($1, '{}')"
 _TENANTS = "INSERT INTO tenants (name) SELECT uuidv7() FROM generate_series(1, $1) RETURNING id"
 _SLOW_COMMITS = "ALTER SYSTEM SET commit_delay = 10000; ALTER SYSTEM SET commit_siblings = 0"
 
@@ -153,6 +165,29 @@ async def beside_a_queue(url: str, owner: asyncpg.Connection, rounds: int) -> No
         print(f"    {waiting:6} queued: {post:6.2f} {end:6.2f}")
 
 
+async def cancellations(url: str, owner: asyncpg.Connection, rounds: int) -> None:
+    """Print the cost of a cancellation beside 100 workers that execute 1,000 runs each."""
+    (tenant,) = await make_tenants(owner, 1)
+    cancels, reads = [], []
+    async with open_database(url, pool_size=1, limits=LIMITS) as database:
+        runs: list[tuple[UUID, UUID]] = []
+        for _ in range(100):
+            await database.pool.execute(REPORT, worker := uuid4())
+            rows = await owner.fetch(_EXECUTED, tenant, worker, 1000, timeout=300)
+            runs.append((worker, rows[0]["run_id"]))
+        for worker, run in runs[:rounds]:
+            began = time.perf_counter()
+            assert await database.pool.fetchval(_CANCEL, tenant, run) == "requested"
+            cancels.append((time.perf_counter() - began) * 1000)
+            began = time.perf_counter()
+            assert await database.pool.fetchval(_READ_INBOX, worker) == 1
+            reads.append((time.perf_counter() - began) * 1000)
+    cancel, read = statistics.median(cancels), statistics.median(reads)
+    print(
+        f"  a cancellation, 100 workers of 1,000 runs: {cancel:.2f} ms, its reading {read:.2f} ms"
+    )
+
+
 async def many_workers(url: str, owner: asyncpg.Connection, runs: int) -> None:
     """Print how many runs a second eight workers claim and end when commits are slow."""
     await owner.execute("DELETE FROM run_queue")
@@ -194,6 +229,7 @@ async def measure(url: str, rounds: int) -> None:
     await at_limits(url, owner, rounds)
     await beside_a_flood(url, owner)
     await beside_a_queue(url, owner, rounds)
+    await cancellations(url, owner, rounds)
     await many_workers(url, owner, 100 * rounds)
     await owner.close()
 
