@@ -70,6 +70,14 @@ async def test_each_message_has_its_author_and_a_failed_call_is_red(console: Con
     await steps.locator("summary").click()
     await expect(steps.locator("p.bad-text")).to_have_text("✕ calculator did not work")
     assert await violations(page) == []
+    answer = page.locator(".said.assistant").last
+    await answer.get_by_text("Rate it").click()
+    await answer.get_by_label("Comment").fill("No help.")
+    assert await violations(page) == []
+    await answer.get_by_role("button", name="Bad").click()
+    await expect(answer.get_by_role("button", name="Bad", pressed=True)).to_be_visible()
+    (run,) = (await console.server.client.get("/v1/runs?session_id=one")).json()["items"]
+    assert (run["outcome"]["value"], run["outcome"]["source"]) == ("FAILURE", "feedback")
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("Not that either.")))
     await page.get_by_label("Message").fill("And 2/0?")

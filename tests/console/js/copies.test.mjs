@@ -4,6 +4,7 @@ import { test } from "node:test";
 
 import { rowsOfTexts } from "../../../app/bottega/console/js/compare/rows.js";
 import { linesOf } from "../../../app/bottega/console/js/compare/talk_lines.js";
+import { lineDiff, nearChanges } from "../../../app/bottega/console/js/parts/line_diff.js";
 import { csvOf, RUN_COLUMNS } from "../../../app/bottega/console/js/parts/csv.js";
 import { programsOf, requestOf } from "../../../app/bottega/console/js/run/copy_as.js";
 
@@ -44,4 +45,11 @@ test("two conversations are compared line by line, arguments each on a line of i
       amount } }] }, { role: "tool", origin: "tool", name: "refund", content: "paid" }]);
   const rows = rowsOfTexts(talk(10), talk(20)).filter(({ kind }) => kind === "changed");
   assert.deepEqual(rows, [{ kind: "changed", before: "  amount: 10", after: "  amount: 20" }]);
+});
+
+test("lines far from all that differ are left out", () => {
+  const before = ["a", "b", "c", "d", "e", "f", "g"].join("\n");
+  const near = (after) => nearChanges(lineDiff(before, after), 1).map(({ line }) => line).join("");
+  assert.equal(near(before.replace("d", "D")), "…cdDe…");
+  assert.equal(near(before.replace("a", "A")), "aAb…");
 });

@@ -27,6 +27,9 @@ export function Fields({ schema, value, at, onChange, shown = always }) {
 
 const WHOLE = ["object", "list", "kinds", "named"];
 
+/** A text in which what stands between backticks is code. */
+const coded = (text) => text?.split("`").map((part, place) => (place % 2 ? html`<code>${part}</code>` : part));
+
 /** One field with its help, and what was wrong with it. */
 export function Field({ shape, value, at, onChange }) {
   const { problems } = useContext(Known);
@@ -37,7 +40,7 @@ export function Field({ shape, value, at, onChange }) {
   const now = value === undefined ? shape.usual ?? null : value;
   return html`<div class=${`field ${wrong.length ? "wrong" : ""}`}>
     <${Editor} ...${{ shape, input, at, onChange }} value=${now} />
-    <p class="small soft" id=${`${id}-help`}>${shape.help}</p>
+    <p class="small soft" id=${`${id}-help`}>${coded(shape.help)}</p>
     ${wrong.map((each) => html`<p class="small bad-text" role="alert">
       ${each.pointer !== at && html`<code>${each.pointer}</code> `}${each.detail}</p>`)}</div>`;
 }

@@ -9,7 +9,8 @@ const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", to
 export const Limits = ({ quotas }) => html`<${Table} label="Limits" head=${["Limit", "Used", "#Number"]}>
   ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td>
     <td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
-    <td class="right">${amount(each, each.used)} of ${each.limit == null ? "no limit" : amount(each, each.limit)}</td>
+    <td class="right">${each.limit == null ? `${Number(each.used) ? `${amount(each, each.used)}, ` : ""}no limit`
+      : `${amount(each, each.used)} of ${amount(each, each.limit)}`}</td>
       </tr>`)}<//>`;
 
 const amount = (quota, value) => (quota.name === "cost_per_day" ? Number(value).toFixed(2) : count(Number(value)));

@@ -7,7 +7,7 @@ import { plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Link, Loaded, Loading, Panel, Stale, Status, Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Link, Loaded, Loading, Panel, Stale, Status, Time } from "../parts/basics.js";
 import { Conversations } from "../parts/conversations.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
@@ -15,7 +15,9 @@ import { Markdown } from "../parts/markdown.js";
 import { Readable, ToolCall } from "../parts/readable.js";
 import { Author, ResultOf } from "../parts/said.js";
 import { see } from "../parts/seen.js";
+import { may } from "../person.js";
 import { isFinal } from "../run/state.js";
+import { Rating } from "../run/story.js";
 import { useRunState } from "../run/use_run.js";
 import { go } from "../router.js";
 
@@ -38,7 +40,7 @@ function Choice({ wanted, query }) {
     <div class="head"><h1>Chat</h1></div>
     <${Panel} title="A new conversation">
       <${Loaded} from=${agents} what="agents">${(page) => page.items.length
-        ? html`<form class="body inline" onSubmit=${start}><label>Agent <${AgentField} page=${page} wanted=${wanted} />
+        ? html`<form class="body filters" onSubmit=${start}><label>Agent <${AgentField} page=${page} wanted=${wanted} />
           </label>
             <button class="button primary">Start</button></form>`
         : html`<${Empty} title="There is no agent yet."><p>Define one with <code>POST /v1/agents</code>.</p><//>`}<//>
@@ -122,7 +124,7 @@ function Conversation({ session, agent: wanted, user: named, exists }) {
   const added = state.messages.filter((each) => !read.has(each.id));
   return html`
     <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">
-      ${user && html`with <b>${user}</b>, `}session <span class="mono">${session}</span></p></div>
+      ${user && html`with <b>${user}</b> `}<${Copy} text=${session} label="Copy the session's id" /></p></div>
       <div class="actions">${open && html`<${Status} value=${state.status} />`}
         ${(open ?? latest?.id) && html`<${Link} path=${["runs", open ?? latest.id]} class="small">Show
           the ${open ? "run" : "last run"}<//>`}
@@ -201,8 +203,19 @@ function Said({ message, by }) {
     ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url}
       part=${part} />`)}
     ${message.tool_calls?.map((call) => html`<${ToolCall} key=${call.id} call=${call} />`)}
-    <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} />
-      </p></div>`;
+    <div class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} />
+      ${message.role === "assistant" && !message.tool_calls?.length && html` · <${Link}
+        path=${["runs", message.run_id]}>how it came about<//><${Rate} run=${message.run_id} />`}</div></div>`;
+}
+
+/** The rating of an answer; what it is now is read once it is asked for. */
+function Rate({ run }) {
+  const [isOpen, setOpen] = useState(false);
+  const found = useData(isOpen ? url`/v1/runs/${run}` : null);
+  if (!may("run") || !may("read")) return null;
+  return html`<details class="rate" onToggle=${(e) => setOpen(e.currentTarget.open)}><summary>Rate it</summary>
+    ${isOpen && html`<${Loaded} from=${found} what="its rating">${(now) => html`<${Rating} run=${now}
+      onRated=${found.reload} />`}<//>`}</details>`;
 }
 
 /** The text of the answer so far, and what the agents do; nothing once the answer was read. */

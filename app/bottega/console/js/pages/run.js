@@ -81,7 +81,7 @@ export function Run({ id, query }) {
           at=${run.data.created_at} />
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user
             && html` · user ${run.data.user}`}
-          ${run.data.memory_used && html` · reads memory of: ${run.data.memory_used}`}
+          ${run.data.memory_used && html` · ${memoryOf(run.data.memory_used)}`}
           ${run.data.memory !== "off" && may("read") && html` · <${Link}
             path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Source} of=${run.data.retry_of} id=${id} />`}
@@ -117,6 +117,10 @@ export function Run({ id, query }) {
         call=${Number(query.call) || null} onChange=${set} /></div>
     </div>`;
 }
+
+/** Whose earlier runs a run may read, in words: of "user", "session" or "tenant", or of "none (why)". */
+const memoryOf = (used) => (used.startsWith("none") ? `remembers no earlier runs${used.slice("none".length)}`
+  : `remembers earlier runs of this ${used}`);
 
 /** The run that this one repeats. */
 const Source = ({ of, id }) => html`<${Link} path=${["runs", of]}>another run<//>

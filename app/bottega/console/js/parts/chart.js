@@ -6,6 +6,8 @@ import { html } from "../html.js";
 import { Table } from "./lists.js";
 
 const HEIGHT = 200;
+/** The width of a letter beside the chart. */
+const LETTER = 7;
 /** Names of colours, and dashes once they are used up. */
 const COLOURS = ["accent", "bad", "ok", "wait", "busy", "quiet"];
 const DASHES = [[], [6, 4], [2, 3]];
@@ -57,7 +59,8 @@ function optionsOf(series, format, marks, width) {
     scales: { y: { range: (_, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, values: (_, times) => times.map((each) => whenOf(new Date(1000 * each))) },
-      { ...axis, size: 64, values: (_, values) => distinct(values.map(format)) },
+      { ...axis, size: (_, texts) => Math.max(64, ...(texts ?? []).map((each) => 16 + LETTER * each.length)),
+        values: (_, values) => distinct(values.map(format)) },
     ],
     series: [{}, ...series.map(line)], plugins: [marksOf(marks)],
   };

@@ -15,6 +15,14 @@ export function lineDiff(before, after) {
   return [...same(old.slice(0, head)), ...middle, ...same(tail ? old.slice(-tail) : [])];
 }
 
+/** Lines of `lineDiff` that differ, and a few around each; what is left out between them is one line of kind "gap". */
+export function nearChanges(lines, around = 3) {
+  const isNear = (place) => lines.slice(Math.max(0, place - around), place + around + 1)
+    .some(({ kind }) => kind !== "same");
+  const shown = lines.map((each, place) => (isNear(place) ? each : { kind: "gap", line: "…" }));
+  return shown.filter(({ kind }, place) => kind !== "gap" || shown[place - 1]?.kind !== "gap");
+}
+
 /** The difference of lines by their longest common subsequence; of too many, all of both. */
 function changed(old, next) {
   const of = (kind, lines) => lines.map((line) => ({ kind, line }));
