@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,16 @@ def examined(folder: Path, **environment: str) -> tuple[int, dict[str, dict[str,
 
 def failed(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {name: check["hint"] for name, check in checks.items() if not check["ok"]}
+
+
+def test_nats_is_checked_where_it_is_configured(database_url: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"nats://127.0.0.1:{port}"
+    status, checks = examined(tmp_path, DATABASE_URL=database_url, BOTTEGA_NATS_URL=url)
+    assert (status, [*failed(checks)]) == (1, ["nats"])
+    assert "BOTTEGA_NATS_URL" in checks["nats"]["hint"]
+    assert "refused" in checks["nats"]["detail"] or "no answer" in checks["nats"]["detail"]
 
 
 def test_a_sound_installation_passes(database_url: str, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from operator import not_
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+import trustme
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
@@ -211,6 +213,29 @@ async def test_the_url_has_the_login(options: tuple[str, ...], login: str) -> No
                 await until(lambda: logs)
         assert not stranger.is_connected
         assert "uthorization" in logs[0]["error"]
+
+
+async def test_tls_needs_a_certificate_that_this_machine_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    key, chain, root = (tmp_path / name for name in ("key.pem", "chain.pem", "root.pem"))
+    certificate.private_key_pem.write_to_path(str(key))
+    certificate.cert_chain_pems[0].write_to_path(str(chain))
+    authority.cert_pem.write_to_path(str(root))
+    options = "--tls", "--tlscert", str(chain), "--tlskey", str(key)
+    async with nats_server(*options) as server:
+        url = server.url.replace("nats:", "tls:")
+        assert "certificate" in (await NatsSignals(url).refusal() or "")
+        monkeypatch.setenv("SSL_CERT_FILE", str(root))
+        assert await NatsSignals(url).refusal() is None
+        signals, heard = NatsSignals(url), list[bytes | None]()
+        signals.subscribe("a", "1", receive=lambda data, reply: heard.append(data))
+        async with background(signals.run):
+            await until(lambda: heard)
+            assert signals.publish("a", "1", data=b"own")
+            await until(lambda: heard, lambda found: found == [None, b"own"])
 
 
 @pytest.mark.parametrize("url", ["http://h", "nats://", "nats://a,b", "nats://u:p@a,nats://u:q@b"])

@@ -146,6 +146,19 @@ def _checks() -> Iterator[Check]:
     yield from run(_collected(_of_surroundings(settings)))
 
 
+async def _nats(url: str) -> Check:
+    from bottega.events.nats import NatsSignals
+
+    try:
+        reason = await NatsSignals(url).refusal()
+    except BottegaError as error:
+        return _failed("nats", error)
+    if reason is None:
+        return Check("nats", True, "a server answers")
+    hint = "check BOTTEGA_NATS_URL: its host, port, login and certificate; until then, readers poll"
+    return Check("nats", False, f"no connection: {reason}", hint)
+
+
 async def _collected(checks: AsyncIterator[Check]) -> list[Check]:
     return [check async for check in checks]
 
@@ -349,6 +362,8 @@ async def _of_surroundings(settings: "Settings") -> AsyncIterator[Check]:
     from bottega.settings import BUILTIN, OPENAI_URL
 
     yield await _object_store(settings)
+    if settings.nats_url is not None:
+        yield await _nats(settings.nats_url.get_secret_value())
     base = settings.openai_base_url or OPENAI_URL
     hosted = settings.embedding_model not in (None, BUILTIN)
     embedding = settings.embedding_base_url or base

@@ -181,16 +181,28 @@ class NatsSignals:
         while True:
             client = self._client_type()
             try:
-                if await self._connect(client):
+                reason = await self._connect(client)
+                if reason is None:
                     await self._use(client)
+                elif not self._is_away:  # warn only once per outage
+                    logger.warning("nats.away", error=reason, hint=_HINT)
+                    self._is_away = True
             finally:
                 self._client = None
                 self._messages.clear()
                 await _close(client)
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311
 
-    async def _connect(self, client: "Client") -> bool:
-        """Connect if a server answers in time; if not, log a warning, only once per outage."""
+    async def refusal(self) -> str | None:
+        """Try to connect once; return the reason if that fails."""
+        client = self._client_type()
+        try:
+            return await self._connect(client)
+        finally:
+            await _close(client)
+
+    async def _connect(self, client: "Client") -> str | None:
+        """Connect; return the reason if no server answers in time."""
         reasons = ["no answer"]
 
         async def note(error: Exception) -> None:
@@ -220,11 +232,10 @@ class NatsSignals:
                     max_outstanding_pings=1,
                     pending_size=4 * _MOST_WAITING,  # beyond it, the library waits
                 )
-        except Exception:
-            if not self._is_away:
-                logger.warning("nats.away", error=reasons[0], hint=_HINT)
-            self._is_away = True
-        return client.is_connected
+        except Exception as error:
+            if reasons == ["no answer"] and not isinstance(error, TimeoutError):
+                reasons = [str(error) or type(error).__name__]
+        return None if client.is_connected else reasons[0]
 
     async def _use(self, client: "Client") -> None:
         """Send and receive until the connection is lost."""
