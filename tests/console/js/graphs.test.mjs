@@ -4,7 +4,7 @@ import { test } from "node:test";
 
 import dagre from "../../../app/bottega/console/vendor/dagre.mjs";
 import * as draft from "../../../app/bottega/console/js/graphs/draft.js";
-import { arrange, HEIGHT, WIDTH, widthOf } from "../../../app/bottega/console/js/parts/layout.js";
+import { arrange, HEIGHT, pathOf, WIDTH, widthOf } from "../../../app/bottega/console/js/parts/layout.js";
 
 const graph = Object.freeze({
   nodes: Object.freeze(["a", "b", "c"].map((agent) => Object.freeze({ agent, ttl_s: null }))),
@@ -53,6 +53,7 @@ test("no node covers the label of an edge", () => {
       const isClear = Math.abs(at.x - x) >= (widthOf(edge) + WIDTH) / 2 || Math.abs(at.y - y) >= (HEIGHT + 14) / 2;
       assert.ok(isClear, `${edge.id} is behind ${id}`);
     }
+    assert.ok(pathOf(at.points).includes(` ${at.x} ${at.y}`), `${edge.id} is not on its line`);
   }
   assert.equal(widthOf({ label: "v1", room: "v1 · 1 ×" }), widthOf({ room: "v1 · 1 ×" }));
 });

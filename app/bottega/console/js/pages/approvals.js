@@ -137,7 +137,7 @@ function Inbox({ found, tab, named, others }) {
         class=${each.id === asked.id ? "chosen" : ""}>
       <${Link} path=${["approvals"]} query=${{ id: each.id, tab }} aria-current=${each.id === asked.id ? "true" : null}>
         ${each.kind === "question" ? excerpt(each.question, 80) : each.tool}<//><${Warned} of=${facts[each.id]} />
-      <p class="small soft">${each.user ?? "nobody"} · ${excerpt(worth(each.arguments), 60)} ·${" "}
+      <p class="small soft">${each.user ?? "no user named"} · ${excerpt(worth(each.arguments), 60)} ·${" "}
         <${Time} at=${each.created_at} /></p>
     </li>`)}</ul>
       ${found.data.next_cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}<//>
@@ -151,7 +151,7 @@ const worth = (given) => Object.values(given ?? {}).map(plain).join(" · ");
 
 /** What was decided on calls and questions, by whom. */
 const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li key=${each.id}>
-  <strong>${each.tool ?? each.agent}</strong> for ${each.user ?? "nobody named"}:
+  <strong>${each.tool ?? each.agent}</strong> for ${each.user ?? "a user without a name"}:
   ${" "}${decided(each)} <code>${excerpt(worth(each.resolution?.arguments ?? each.arguments), 80)}</code>
   <span class="small soft"> by ${each.resolved_by?.name ?? "nobody"} <${Time} at=${each.resolved_at} /> · <${Link}
     path=${["runs", each.run_id]}>the run<//></span>
@@ -168,7 +168,7 @@ function One({ asked, isThere, others, onDone, onRead }) {
   const before = (others ?? []).filter(({ status, tool, kind, user }) =>
     status === "resolved" && tool === asked.tool && kind === asked.kind && user === asked.user);
   return html`<div class="stacked">
-    <${Panel} title=${asked.user ? `Asked by ${asked.user}` : "Asked by nobody named"}
+    <${Panel} title=${asked.user ? `Asked by ${asked.user}` : "Asked by a user without a name"}
       actions=${html`<${Link} path=${["runs", asked.run_id]}>The run<//>`}>
       <${Loaded} from=${talk} what="what was said">${() => html`<div class="body">
         ${said.slice(0, SHOWN_MESSAGES).reverse().map((each) => html`<div class=${`said ${each.role}`}
@@ -180,7 +180,7 @@ function One({ asked, isThere, others, onDone, onRead }) {
     <${Panel} kind="asked-now">
       <${Decision} interrupt=${asked} facts=${facts} asking=${plain(said.find(isUsers)?.content)} byKey
         isThere=${isThere} onDone=${onDone} /><//>
-    ${before.length > 0 && html`<${Panel} title=${`Decided before for ${asked.user ?? "nobody"}`}>
+    ${before.length > 0 && html`<${Panel} title=${`Decided before for ${asked.user ?? "users without a name"}`}>
       <${Decisions} of=${before.slice(0, 5)} /><//>`}
   </div>`;
 }

@@ -26,7 +26,8 @@ function OverTime({ span, by }) {
   const chart = (title, found, format, none) => html`<${Panel} title=${title}>
     <${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`<${Chart} label=${title} series=${series}
       format=${format} none=${none} />`}<//><//>`;
-  return html`<div class="charts">${chart("Cost", cost, dollars, "No call had a known price.")}
+  return html`<div class="charts">
+    ${chart("Cost", cost, dollars, "No call with a known price yet; new ones come within 75 s.")}
     ${chart("Tokens", used, tokens)}</div>`;
 }
 

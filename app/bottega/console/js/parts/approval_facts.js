@@ -78,15 +78,15 @@ export function factsOf(asked, text, others) {
     const other = typeof value === "string" && rest.find((each) => each.user !== asked.user
       && valuesOf(each.arguments).some(([, theirs]) => theirs === value));
     if (other) {
-      facts.push({ name, text: `${value} is in a call for ${other.user ?? "nobody"}, too`, run: other.run_id,
-        isGrave: true });
+      facts.push({ name, text: `${value} is in a call for ${other.user ?? "a user without a name"}, too`,
+        run: other.run_id, isGrave: true });
     }
   }
   const again = rest.find((each) => sameText(each.arguments) === sameText(asked.arguments));
   if (again) {
     const became = { pending: "waits, too", expired: "expired" }[again.status] ?? `was ${decided(again)}`;
     const changed = again.resolution?.arguments ? `: ${JSON.stringify(again.resolution.arguments)}` : "";
-    facts.push({ name: null, text: `the same call for ${again.user ?? "nobody"} ${became}${changed}`,
+    facts.push({ name: null, text: `the same call for ${again.user ?? "a user without a name"} ${became}${changed}`,
       run: again.run_id, isGrave: true });
   }
   return facts;

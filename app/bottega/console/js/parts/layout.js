@@ -39,13 +39,13 @@ export function arrange(dagre, nodes, edges) {
   };
 }
 
-/** A line through the first and the last point that bends towards those between. */
-export function pathOf([first, ...rest]) {
-  const bends = rest.slice(0, -1).map(({ x, y }, place) => {
-    const next = rest[place + 1];
-    const end = place === rest.length - 2 ? next : { x: (x + next.x) / 2, y: (y + next.y) / 2 };
-    return `Q${x} ${y} ${end.x} ${end.y}`;
+/** A smooth line through all points, so that the label of an edge is on it. */
+export function pathOf(points) {
+  const [first] = points;
+  const bends = points.slice(1).map((to, place) => {
+    const from = points[place], before = points[place - 1] ?? from, after = points[place + 2] ?? to;
+    return `C${from.x + (to.x - before.x) / 6} ${from.y + (to.y - before.y) / 6} ${to.x - (after.x - from.x) / 6} ${
+      to.y - (after.y - from.y) / 6} ${to.x} ${to.y}`;
   });
-  const last = rest.at(-1);
-  return `M${first.x} ${first.y}${bends.join("") || `L${last.x} ${last.y}`}`;
+  return `M${first.x} ${first.y}${bends.join("")}`;
 }
