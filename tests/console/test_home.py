@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -72,6 +72,25 @@ async def test_runs_that_wait_for_a_model_are_seen_wherever_an_operator_looks(
     await expect(page.get_by_role("row").filter(has_text="default")).to_contain_text(held)
     for each in runs:
         (await client.post(f"/v1/runs/{each}/cancel")).raise_for_status()
+
+
+async def test_home_counts_all_queued_runs_below_the_limit_too(console: Console) -> None:
+    page = console.page
+
+    async def with_queue(route: Route) -> None:
+        answer = await route.fetch()
+        since = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
+        runs = [
+            {"priority": priority, "queued": queued, "oldest_at": since}
+            for priority, queued in ((5, 40), (8, 3))
+        ]
+        await route.fulfill(response=answer, json={**await answer.json(), "runs": runs})
+
+    await page.route("**/v1/scheduler", with_queue)
+    await console.open()
+    queued = page.locator(".figure", has_text="Queued").get_by_role("link")
+    await expect(queued).to_have_text("43")
+    await expect(page.get_by_role("alert")).to_contain_text("43 runs wait in the queue")
 
 
 async def test_an_agent_that_went_badly_is_named_with_its_version(console: Console) -> None:

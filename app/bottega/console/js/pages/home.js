@@ -45,19 +45,21 @@ function useChanges(last, scheduler, parts) {
 }
 
 /** How many runs are in a state: by the scheduler, which tells it exactly, or by a list of them. */
-function useNumber(status, scheduler, quota) {
+function useNumber(status, scheduler, number) {
   const listed = useData(may("read") ? null : recent(status), { everyMs: COUNTS_EVERY_MS });
-  const exact = scheduler.data?.quotas.find(({ name }) => name === quota);
-  return exact ? count(Number(exact.used)) : atLeast(listed.data);
+  return scheduler.data ? count(number(scheduler.data)) : atLeast(listed.data);
 }
+
+const running = ({ quotas }) => Number(quotas.find(({ name }) => name === "concurrent_runs").used);
+const queued = ({ runs }) => runs.reduce((sum, each) => sum + each.queued, 0);
 
 const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
 
 export function Home() {
   const reads = may("read");
   const scheduler = useData(reads ? "/v1/scheduler" : null, { everyMs: SCHEDULER_EVERY_MS });
-  const running = useNumber("running", scheduler, "concurrent_runs");
-  const queued = useNumber("queued", scheduler, "queued_runs");
+  const runningNow = useNumber("running", scheduler, running);
+  const queuedNow = useNumber("queued", scheduler, queued);
   const failed = useData(recent("failed", 50));
   const day = new Date(Date.now() - DAY_MS).toISOString().slice(0, 13);
   const bad = useData(withQuery("/v1/runs", { status: "completed", outcome: "FAILURE", limit: 50, order: "desc",
@@ -78,8 +80,8 @@ export function Home() {
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
     <${NextSteps} hasRun=${last.data && last.data.items.length > 0} />
     <${Figures}>
-      <${Figure} name="Running" value=${running} href=${to(["runs"], { status: "running" })} />
-      <${Figure} name="Queued" value=${queued} href=${to(["runs"], { status: "queued" })} />
+      <${Figure} name="Running" value=${runningNow} href=${to(["runs"], { status: "running" })} />
+      <${Figure} name="Queued" value=${queuedNow} href=${to(["runs"], { status: "queued" })} />
       ${forModel && html`<${Figure} name="Waiting for a model" value=${count(forModel.runs)}
         href=${to(["runs"], waitingForModel())} />`}
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["approvals"])} />
