@@ -1,5 +1,6 @@
 """Features of a task, read from its words."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,30 @@ def test_a_task_has_goals_and_features() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("goal", "constraints", "criteria"),
+    [
+        ("Goal", "Constraints", "Success criteria"),
+        ("Obiettivo", "Vincoli", "Criteri di successo"),
+        ("Objetivo", "Restricciones", "Criterios de éxito"),
+        ("objectif", "contraintes", "critères de succès"),
+        ("Ziel", "Einschränkungen", "Erfolgskriterien"),
+        ("Objetivo", "Restrições", "Critérios de sucesso"),
+    ],
+)
+def test_labels_name_fields(goal: str, constraints: str, criteria: str) -> None:
+    task = (
+        f"{goal}: ship it\n{constraints}:\n- no framework\n- 3 MB\nMore.\n- a\n{criteria} : works"
+    )
+    found = analyse(task)
+    assert found.goals == ("ship it",)
+    assert found.constraints == ("no framework", "3 MB")
+    assert found.criteria == ("works",)
+    for hidden in (f"> {task}".replace("\n", "\n> "), f"```\n{task}\n```", f'It says "{task}"'):
+        assert "ship it" not in analyse(hidden).goals
+    assert analyse(f"```\n{task}\n```").constraints == ()
+
+
 def test_unknown_feature_is_left_out() -> None:
     assert set(analyse("Hello").features) == {"complexity"}
     assert analyse("").goals == ()
@@ -56,8 +81,9 @@ def test_any_text_has_bounded_features(task: str, capabilities: list[str]) -> No
     found = analyse(task, capabilities=capabilities)
     assert found == analyse(task, capabilities=capabilities)
     assert 0 <= found.complexity <= 1
-    assert len(found.goals) <= MOST
-    assert all(0 < len(item) <= LONGEST_ITEM for item in found.goals)
+    for items in (found.goals, found.constraints, found.criteria):
+        assert len(items) <= MOST
+        assert all(0 < len(item) <= LONGEST_ITEM for item in items)
 
 
 @given(st.sampled_from(("must. ", "- ", "so that ", "a" * 50, "?" * 9)), st.integers(1, 20))

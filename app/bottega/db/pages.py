@@ -122,13 +122,17 @@ async def fetch_rows(
     query: str,
     *arguments: Any,
     limit: int,
+    descending: bool = False,
     by_index: bool = False,
 ) -> PageItems[dict[str, Any]]:
     """Fetch a page by SQL with arguments. The limit is added as the last argument.
 
     Args:
+        query: may have ``{than}`` for the comparison with the row before the page, and ``{order}``.
         by_index: as for :func:`fetch_page`.
     """
+    than, order = ("<", "DESC") if descending else (">", "ASC")
+    query = query.replace("{than}", than).replace("{order}", order)
     if by_index:
         await connection.execute(_BY_INDEX)
     first = f"""

@@ -5,7 +5,7 @@ the fenced block of its prompts, as data. A fact that a run sets after it has re
 is not confirmed: people see it, and no model gets it until a person confirms it.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from bottega.agents.parts import tokens_in
 from bottega.agents.query import Query, current_call
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.db.engine import acting_as
-from bottega.db.pages import PageItems
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
 from bottega.events.types import context_recalled
 from bottega.memory.prompts import RunMemory
@@ -37,13 +37,10 @@ _READ = """
 SELECT id, text FROM user_facts
 WHERE tenant_id = $1 AND user_id = $2 AND confirmed ORDER BY id DESC
 """
-_OLDEST = """
-SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND ($3::uuid IS NULL OR id > $3)
-ORDER BY id LIMIT $4
-"""
-_NEWEST = """
-SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND ($3::uuid IS NULL OR id < $3)
-ORDER BY id DESC LIMIT $4
+_PAGE = """
+SELECT * FROM user_facts
+WHERE tenant_id = $1 AND user_id = $2 AND ($3::uuid IS NULL OR id {than} $3)
+ORDER BY id {order} LIMIT $4
 """
 _ADD = "SELECT add_user_fact($1, $2, $3, $4, $5, $6, $7)"
 _GET = "SELECT * FROM user_facts WHERE tenant_id = $1 AND user_id = $2 AND id = $3"
@@ -85,12 +82,10 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> PageItems[asyncpg.Record]:
+) -> PageItems[dict[str, Any]]:
     """Return a page of a user's facts by age, also those that are not confirmed."""
-    rows = await connection.fetch(
-        _NEWEST if descending else _OLDEST, tenant_id, user, after, limit + 1
-    )
-    return PageItems(rows[:limit], more=len(rows) > limit)
+    of = tenant_id, user, after
+    return await fetch_rows(connection, _PAGE, *of, limit=limit, descending=descending)
 
 
 async def add(
@@ -210,49 +205,37 @@ class UserFacts:
         return gone is not None
 
 
-class _FactTool(ToolBase):
-    """A tool with one argument."""
+class FactTool(ToolBase):
+    """A tool with one argument that changes the facts about the run's user.
+
+    Args:
+        schema: schema of the argument; ``act`` gets only values of its type.
+    """
 
     idempotent = True
-    argument: str
-    kind: type
 
-    def __init__(self, act: Callable[[Any], Awaitable[str]]) -> None:
-        self._act = act
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        argument: str,
+        schema: Mapping[str, Any],
+        act: Callable[[Any], Awaitable[str]],
+    ) -> None:
+        self.name, self.description = name, description
+        self._argument, self._schema, self._act = argument, schema, act
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of(self._argument, **{self._argument: self._schema})
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        value = tool_call.arguments.get(self.argument)
-        if type(value) is not self.kind:
-            return error_result(tool_call, f"give the argument `{self.argument}`")
+        value = tool_call.arguments.get(self._argument)
+        if type(value) is not (str if self._schema["type"] == "string" else int):
+            return error_result(tool_call, f"give the argument `{self._argument}`")
         try:
             return success_result(tool_call, await self._act(value))
         except (InvalidInputError, ConflictError) as error:
             return error_result(tool_call, error.detail, error.code)
-
-
-class RememberFact(_FactTool):
-    """Stores a fact about the run's user."""
-
-    name = REMEMBER_FACT
-    description = (
-        "Stores one lasting fact about the user, such as a preference that the user has told you, "
-        "for later conversations. Only what the user has said; one short sentence."
-    )
-    argument, kind = "text", str
-
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of("text", text={"type": "string", "minLength": 1, "maxLength": LONGEST_FACT})
-
-
-class ForgetFact(_FactTool):
-    """Deletes a fact about the run's user."""
-
-    name = FORGET_FACT
-    description = "Deletes a fact about the user. Give its number in the list of facts."
-    argument, kind = "number", int
-
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of("number", number={"type": "integer", "minimum": 1})
 
 
 def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
@@ -273,7 +256,22 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
             return "Deleted."
         raise InvalidInputError(f"there is no fact with the number {number} that you may delete")
 
-    return RememberFact(store), ForgetFact(forget)
+    remembers = FactTool(
+        REMEMBER_FACT,
+        "Stores one lasting fact about the user, such as a preference that the user has told you, "
+        "for later conversations. Only what the user has said; one short sentence.",
+        "text",
+        {"type": "string", "minLength": 1, "maxLength": LONGEST_FACT},
+        store,
+    )
+    forgets = FactTool(
+        FORGET_FACT,
+        "Deletes a fact about the user. Give its number in the list of facts.",
+        "number",
+        {"type": "integer", "minimum": 1},
+        forget,
+    )
+    return remembers, forgets
 
 
 def _has_read_outside(query: Query) -> bool:

@@ -214,7 +214,11 @@ class ContextFound(Answer):
     """Memory found for a task."""
 
     goals: list[str]
-    """List items of the task; without any, its first sentence."""
+    """Behind the label `Goal:` in the task; else its list items, or its first sentence."""
+    constraints: list[str]
+    """Behind the label `Constraints:` in the task."""
+    criteria: list[str]
+    """Behind the label `Success criteria:` in the task."""
     features: dict[str, Any]
     """Features for matching patterns; absent: unknown."""
     patterns: list[MatchedPattern]
@@ -451,7 +455,9 @@ async def context(
         k=body.k,
     )
     return {
-        "goals": found.goals,
+        "goals": found.goals.goals,
+        "constraints": found.goals.constraints,
+        "criteria": found.goals.criteria,
         "features": found.features,
         "patterns": _matched(found.patterns),
         "episodes": [

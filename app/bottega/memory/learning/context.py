@@ -33,7 +33,7 @@ from bottega.memory.patterns.pattern import (
     Pattern,
 )
 from bottega.memory.patterns.store import PatternStore
-from bottega.memory.patterns.task_analysis import analyse
+from bottega.memory.patterns.task_analysis import Goals, analyse
 
 _LONGEST_INSIGHT = 500
 _REFLECT = """
@@ -47,7 +47,7 @@ SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id =
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    goals: Sequence[str]
+    goals: Goals
     features: Features
     patterns: Sequence[Match]  # validated patterns that apply to the task, best first
     episodes: Found
@@ -112,7 +112,7 @@ async def context_for_task(
         if hit.relevant and hit.episode.domain == domain is not None
     ]
     insights = insights_in(near, tenant_id)[:k]
-    return TaskContext(goals.goals, features, patterns, found, of_domain, insights)
+    return TaskContext(goals, features, patterns, found, of_domain, insights)
 
 
 async def learn_from_episode(

@@ -25,8 +25,7 @@ created_at
 """
 _PAGE = f"""
 SELECT {_SHOWN} FROM lessons
-WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id {{than}} $2) AND {{conditions}}
-ORDER BY id {{order}} LIMIT ${{limit}}
+WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id {{than}} $2)
 """  # noqa: S608 (constant texts)
 _GET = f"SELECT {_SHOWN} FROM lessons WHERE tenant_id = $1 AND id = $2"  # noqa: S608
 _CHANGE = f"""
@@ -66,16 +65,12 @@ async def page(
         filters: values by column. Without a user and a session: lessons that name neither.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
-    conditions = [f"{name} = ${n}" for n, name in enumerate(wanted, 3)]
+    query = _PAGE + "".join(f" AND {name} = ${n}" for n, name in enumerate(wanted, 3))
     if wanted.keys().isdisjoint(("user_id", "session_id")):
-        conditions += ["user_id IS NULL", "session_id IS NULL"]
-    query = _PAGE.format(
-        than="<" if descending else ">",
-        order="DESC" if descending else "ASC",
-        conditions=" AND ".join(conditions),
-        limit=len(wanted) + 3,
-    )
-    return await fetch_rows(connection, query, tenant_id, after, *wanted.values(), limit=limit)
+        query += " AND user_id IS NULL AND session_id IS NULL"
+    query += f" ORDER BY id {{order}} LIMIT ${len(wanted) + 3}"
+    values = tenant_id, after, *wanted.values()
+    return await fetch_rows(connection, query, *values, limit=limit, descending=descending)
 
 
 async def change(

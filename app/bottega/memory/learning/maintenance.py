@@ -125,9 +125,8 @@ async def page(
     limit: int,
 ) -> PageItems[Job]:
     """List a page of jobs in the order of their creation, after the job with the id ``after``."""
-    than, direction = ("<", "DESC") if descending else (">", "ASC")
-    query = _PAGE.format(than=than, order=direction)
-    rows = await fetch_rows(connection, query, tenant_id, after, limit=limit)
+    given = tenant_id, after
+    rows = await fetch_rows(connection, _PAGE, *given, limit=limit, descending=descending)
     return PageItems((_job(tenant_id, row) for row in rows), more=rows.more)
 
 

@@ -105,13 +105,10 @@ class PatternCache:
         descending: bool = False,
     ) -> PageItems[Pattern]:
         """List patterns in the order of their creation, after the one with the id ``after``."""
-        beyond, order = ("<", "DESC") if descending else (">", "ASC")
-        query = PAGE.format(beyond=beyond, order=order)
-        where = GIVEN_ARMS, [*states], [*categories], after
+        where = tenant_id, GIVEN_ARMS, [*states], [*categories], after
+        how = {"descending": descending, "by_index": True}
         async with acting_as(self.pool, tenant_id) as connection:
-            found = await fetch_rows(
-                connection, query, tenant_id, *where, limit=limit, by_index=True
-            )
+            found = await fetch_rows(connection, PAGE, *where, limit=limit, **how)
         return PageItems(map(from_row, found), more=found.more)
 
     async def pages(

@@ -81,7 +81,7 @@ PAGE = f"""
     SELECT f.id FROM unnest($3::text[]) AS s(state) CROSS JOIN LATERAL (
         SELECT o.id FROM patterns o
         WHERE o.tenant_id = $1 AND o.state = s.state AND o.category = ANY ($4)
-          AND o.id {{beyond}} coalesce($5::uuid, CASE '{{beyond}}'
+          AND o.id {{than}} coalesce($5::uuid, CASE '{{than}}'
               WHEN '<' THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff' ELSE repeat('0', 32) END::uuid)
         ORDER BY o.id {{order}} LIMIT $6) AS f
     ORDER BY f.id {{order}} LIMIT $6) AS n(key)

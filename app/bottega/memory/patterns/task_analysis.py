@@ -1,6 +1,7 @@
 """Features of a task, read from its text for searches and for matching patterns. Pure.
 
-There is no model and no list of typical words. No prompt contains the result.
+There is no model, and nothing is guessed: constraints and criteria are what a label says, such as
+``Constraints:`` at the start of a line. No prompt contains the result.
 """
 
 import re
@@ -13,19 +14,29 @@ from bottega.memory.patterns.pattern import Features
 MOST = 10
 """Largest number of goals, of constraints and of criteria."""
 LONGEST_ITEM = 300
-"""Most characters of a goal that is read from the text."""
+"""Most characters of each of them."""
 _MOST_NAMES = 200
 
 _END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")  # noqa: RUF001 (CJK punctuation)
 _BULLET = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z]\))\s+")  # noqa: RUF001 (en dash)
 _WORD = re.compile(r"\w+")
+_LABEL = re.compile(
+    r"""
+    (?: (?P<goals>goals?|obiettiv[oi]|objetivos?|objectifs?|ziele?)
+      | (?P<constraints>constraints?|vincol[oi]|restricci(?:ón|ones)|contraintes?
+            |einschränkung(?:en)?|restriç(?:ão|ões))
+      | (?P<criteria>success\ criteri(?:a|on)|criteri[o]?\ di\ successo|criterios?\ de\ éxito
+            |critères?\ de\ (?:succès|réussite)|erfolgskriteri(?:en|um)|critérios?\ de\ sucesso)
+    )\s*:\s*(?P<text>.*)""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    goals: tuple[str, ...]  # as said; else the task's list items, or its first sentence
-    constraints: tuple[str, ...]  # as said
-    criteria: tuple[str, ...]  # as said
+    goals: tuple[str, ...]  # as labelled; else the task's list items, or its first sentence
+    constraints: tuple[str, ...]  # as labelled
+    criteria: tuple[str, ...]  # as labelled
     complexity: float  # 0 to 1; grows with the length, the sentences and the named tools
     features: Features
 
@@ -45,7 +56,8 @@ def analyse(
     text = task[:16_000]
     sentences = [*_sentences(text)]
     listed = [sentence for sentence, is_listed in sentences if is_listed]
-    goals = dict.fromkeys(listed or [sentence for sentence, _ in sentences[:1]])
+    said = _labelled(text)
+    goals = said["goals"] or listed or [sentence for sentence, _ in sentences[:1]]
     named = _named(text, capabilities)
     load = len(task) / 1500 + len(sentences) / 8 + len(named) / 6
     complexity = round(load / (1 + load), 2)
@@ -57,9 +69,10 @@ def analyse(
         "tools_required": named,
     }
     return Goals(
-        tuple(each[:LONGEST_ITEM] for each in goals)[:MOST],
-        (),
-        (),
+        *(
+            tuple(dict.fromkeys(each[:LONGEST_ITEM] for each in some))[:MOST]
+            for some in (goals, said["constraints"], said["criteria"])
+        ),
         complexity,
         {name: value for name, value in features.items() if value not in (None, [])},
     )
@@ -81,6 +94,23 @@ def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return a list of texts from ``said``, each on one line; omit texts of over 500 characters."""
     lines = (" ".join(str(each).split()) for each in said.get(name) or ())
     return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= 500))[:MOST]
+
+
+def _labelled(text: str) -> dict[str, list[str]]:
+    """Return what stands behind labels, or in a list below one; not in quoted or fenced lines."""
+    found: dict[str, list[str]] = {"goals": [], "constraints": [], "criteria": []}
+    name, is_fenced = None, False
+    for line in map(str.strip, text.splitlines()):
+        is_fenced ^= line.startswith("```")
+        label, bullet = _LABEL.match(line), _BULLET.match(line)
+        if label and not is_fenced:
+            name = next(each for each in found if label[each])
+        elif is_fenced or not bullet:
+            name = None
+        value = label["text"] if label else line[bullet.end() :] if bullet else ""
+        if name and _WORD.search(value):
+            found[name].append(" ".join(value.split()))
+    return found
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
