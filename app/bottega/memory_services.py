@@ -158,8 +158,7 @@ def _maintenance(
     from bottega.background.schedules import next_tick, previous_tick
     from bottega.db import migrate
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
-    from bottega.memory.learning.maintenance import Maintenance
-    from bottega.memory.learning.pipeline import stages_of
+    from bottega.memory.learning.maintenance import Maintenance, stages_of
 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=migrate.ROLE, longest_s=None)

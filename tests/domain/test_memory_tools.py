@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
-from bottega.memory.sections import Area
 from bottega.memory.working_memory import (
     LONGEST_STEP,
     MOST_STEPS,
+    Area,
     SearchMemory,
     SetPlan,
     WorkingMemory,

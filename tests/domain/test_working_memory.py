@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.agents.parts import estimated_tokens
-from bottega.memory.sections import RECENT, Area, Budgets
-from bottega.memory.working_memory import Retrieved, WorkingMemory
+from bottega.memory.working_memory import RECENT, Area, Budgets, Retrieved, WorkingMemory
 from tests.examples import examples
 
 words = st.text(alphabet=st.characters(), max_size=30)

@@ -25,8 +25,7 @@ from bottega.agents import (
 from bottega.agents.history import check_history
 from bottega.agents.parts import estimated_tokens
 from bottega.memory.prompts import RECALL, RunMemory, schema_tokens, tokens_of
-from bottega.memory.sections import Budgets
-from bottega.memory.working_memory import Retrieved, WorkingMemory
+from bottega.memory.working_memory import Budgets, Retrieved, WorkingMemory
 from tests.domain.scripted import (
     Notes,
     ScriptedModel,

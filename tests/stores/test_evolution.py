@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from bottega.db.engine import Database
-from bottega.memory.learning.pipeline import refine, validate_all
+from bottega.memory.learning.maintenance import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import (
     Applicability,

@@ -23,8 +23,7 @@ from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning import maintenance as jobs
-from bottega.memory.learning.maintenance import Job, Maintenance
-from bottega.memory.learning.pipeline import stages_of
+from bottega.memory.learning.maintenance import Job, Maintenance, stages_of
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import (
     Applicability,

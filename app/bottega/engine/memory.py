@@ -44,9 +44,7 @@ from bottega.memory.episodes.scope import NO_USER, Scope, memory_used, scope_of_
 from bottega.memory.episodes.store import Hit
 from bottega.memory.facts import UserFacts, fact_tools
 from bottega.memory.learning.episode_recorder import RunFacts
-from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
-from bottega.memory.learning.insights import insights_in
-from bottega.memory.learning.lessons import pinned_for
+from bottega.memory.learning.lessons import MOST_INSIGHTS, insights_in, pinned_for
 from bottega.memory.learning.mining import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined

@@ -60,7 +60,7 @@ from bottega.events.types import (
 )
 from bottega.graph.shared_memory import Publication
 from bottega.memory.facts import FACTS
-from bottega.memory.learning.insights import INSIGHT
+from bottega.memory.learning.lessons import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import (

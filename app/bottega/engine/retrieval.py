@@ -16,8 +16,7 @@ from bottega.events.types import RunStatus, ToolError, context_recalled
 from bottega.memory.episodes.episode import IMPORTED, Episode, Outcome, State, Summary
 from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
-from bottega.memory.learning.insights import INSIGHT, FoundInsight, rendered
-from bottega.memory.learning.lessons import Lesson
+from bottega.memory.learning.lessons import INSIGHT, FoundInsight, Lesson, rendered
 from bottega.memory.learning.mining import is_call
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE

@@ -30,9 +30,15 @@ from bottega.agents.query import Query
 from bottega.agents.shared_memory import AWARENESS, fence
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.graph.publication import as_text, message_lines
-from bottega.memory.sections import GIST_TOKENS, MEMORY_LIMIT, RECENT, Area
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
-from bottega.memory.working_memory import WorkingMemory, schema_of
+from bottega.memory.working_memory import (
+    GIST_TOKENS,
+    MEMORY_LIMIT,
+    RECENT,
+    Area,
+    WorkingMemory,
+    schema_of,
+)
 
 _PER_MESSAGE = 4  # role, ids and brackets
 

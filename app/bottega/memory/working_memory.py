@@ -5,10 +5,10 @@ archive and leave a summary with a reference. Pure: no model, no clock; equal op
 memories. The root agent has tools for its memory.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
@@ -16,23 +16,174 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.parts import estimated_tokens
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.graph.publication import as_text
-from bottega.memory.sections import (
-    EPISODE,
-    NOTE,
-    RESULT,
-    TRACE,
-    VARIABLE,
-    Archive,
-    Area,
-    Budgets,
-    Entry,
-    Key,
-    NotifyListener,
-    Section,
-    label_of,
-)
 from bottega.memory.text.identities import without_identities
-from bottega.memory.text.summaries import TokenCounter, summary_of
+from bottega.memory.text.summaries import TokenCounter, cut, summary_of
+
+GIST_TOKENS = 48
+"""Most tokens of an archived entry, reference included, or of a shortened tool result."""
+LABEL_BYTES = 48
+
+RECENT = 5
+"""Number of subtasks for which a result stays warm; older results are archived first."""
+GISTS = 12
+"""Number of archived results, the newest, that show a summary; others show only a reference."""
+MEMORY_LIMIT = "memory_limit"
+
+NotifyListener = Callable[[str, str], None]
+"""Receiver of warnings: a code and a text."""
+
+
+class Area(StrEnum):
+    """The sections, in their order in prompts."""
+
+    SYSTEM = "system"
+    TASK = "task"
+    STATE = "state"
+    INTERMEDIATE = "intermediate"
+    RETRIEVED = "retrieved"
+
+
+_TITLES = {
+    Area.SYSTEM: "System",
+    Area.TASK: "Task",
+    Area.STATE: "State of the work",
+    Area.INTERMEDIATE: "Intermediate results",
+    Area.RETRIEVED: "From earlier runs",
+}
+
+
+class Budgets(NamedTuple):
+    """Most tokens of each section."""
+
+    system: int = 2_000
+    task: int = 5_000
+    state: int = 3_000
+    intermediate: int = 8_000
+    retrieved: int = 2_000
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    def of(self, part: Area) -> int:
+        tokens: int = getattr(self, part.value)
+        return tokens
+
+
+Key = tuple[str, ...]
+"""The kind of an entry, and its name within the kind. The kind decides how entries are removed."""
+RESULT, TRACE, EPISODE = "result", "trace", "episode"
+NOTE, VARIABLE = "note", "variable"
+
+
+@dataclass(slots=True)
+class Entry:
+    """An entry of a section.
+
+    Attributes:
+        text: text for prompts; ``None``: a summary, which is built at its first use.
+        tokens: tokens of the entry in its section.
+        turn: number of the subtask that added the entry.
+        hot: true if the entry is removed only after all others.
+        reference: reference to recall the full text, once the entry is archived.
+        accessed: true once the entry was read.
+    """
+
+    label: str
+    text: str | None
+    tokens: int
+    turn: int
+    hot: bool = False
+    reference: str | None = None
+    accessed: bool = False
+
+
+_ENTRY = tuple(each.name for each in fields(Entry))
+
+
+class Section:
+    """Entries in the order of insertion, and the sum of their tokens.
+
+    Attributes:
+        filled: sum of the entries' tokens.
+        gone: number of entries that show not even a reference, and the first and last reference.
+    """
+
+    def __init__(self, part: Area, budget: int, count: TokenCounter) -> None:
+        self.title = _TITLES[part]
+        self.budget = budget
+        self.entries: dict[Key, Entry] = {}
+        self.gone: tuple[int, str, str] | None = None
+        self.warned = False
+        self.filled = 0
+        # tokens of the title, empty lines, and the line about entries that left
+        self._frame = count(self.title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the section with its title; 0 if it is empty."""
+        return self.filled + self._frame if self._is_rendered else 0
+
+    @property
+    def _is_rendered(self) -> bool:
+        return bool(self.entries) or (self.gone is not None and self._frame <= self.budget)
+
+    @property
+    def room(self) -> int:
+        """Most tokens of all entries together."""
+        return self.budget - self._frame
+
+    def fits(self) -> bool:
+        return not self.entries or self.filled <= self.room
+
+    def put(self, key: Key, entry: Entry) -> None:
+        """Append an entry; remove an older entry with this key."""
+        self.remove(key)
+        self.entries[key] = entry
+        self.filled += entry.tokens
+
+    def remove(self, key: Key) -> None:
+        if (entry := self.entries.pop(key, None)) is not None:
+            self.filled -= entry.tokens
+
+    def change(self, entry: Entry, text: str | None, tokens: int) -> None:
+        self.filled += tokens - entry.tokens
+        entry.text, entry.tokens = text, tokens
+
+    def leave(self, key: Key) -> None:
+        """Remove an archived entry, and count it in ``gone``."""
+        reference = self.entries[key].reference or ""
+        self.remove(key)
+        number, first, _ = self.gone or (0, reference, reference)
+        self.gone = (number + 1, first, reference)
+
+    def lines(self, without: Key = ()) -> Iterator[str]:
+        """Yield the section's lines for prompts, without the entry ``without``.
+
+        All entries must have texts already."""
+        texts = [each.text for key, each in self.entries.items() if each.text and key != without]
+        if not self._is_rendered or not (texts or self.gone):
+            return
+        yield f"## {self.title}"
+        if self.gone is not None:
+            yield _gone(self.gone)
+        yield from texts
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "gone": self.gone and list(self.gone),
+            "warned": self.warned,
+            "entries": [
+                [list(key), *(getattr(entry, name) for name in _ENTRY)]
+                for key, entry in self.entries.items()
+            ],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.gone = tuple(snapshot["gone"]) if snapshot["gone"] else None
+        self.warned = snapshot["warned"]
+        self.entries = {tuple(key): Entry(*entry) for key, *entry in snapshot["entries"]}
+        self.filled = sum(entry.tokens for entry in self.entries.values())
 
 
 class VariableScope(StrEnum):
@@ -106,8 +257,10 @@ class WorkingMemory:
 
     def _empty(self) -> None:
         self._sections = {part: Section(part, self.budgets.of(part), self.count) for part in Area}
-        self._archive = Archive(self.count, self._listener)
-        self._states = 0
+        # Immutable texts by reference: all results, as ``m1``, ``m2`` …; others as ``v1``, ``v2`` …
+        self._texts: dict[str, str] = {}
+        self._referred: set[str] = set()  # results that later results use
+        self._turn = self._others = self._states = 0  # numbers of results, ``v`` texts and states
         self._subtask = ""
 
     # Input
@@ -181,7 +334,7 @@ class WorkingMemory:
             return
         more = f", {as_text(value)}"
         section.change(entry, entry.text + more, entry.tokens + self.count(more))
-        self._archive.make_room(section)
+        self._make_room(section)
 
     def get(
         self,
@@ -238,10 +391,10 @@ class WorkingMemory:
         Returns:
             The reference to recall the answer: ``m1``, ``m2`` and so on.
         """
-        self._archive.turn += 1
-        reference = f"m{self._archive.turn}"
-        text = self._archive.texts[reference] = as_text(_jsonable(output))
-        self._archive.referred.update(refers_to)
+        self._turn += 1
+        reference = f"m{self._turn}"
+        text = self._texts[reference] = as_text(_jsonable(output))
+        self._referred.update(refers_to)
         label = label_of(subtask)
         line = f"{reference} {label}: {text}"
         self._put(Area.INTERMEDIATE, (RESULT, reference), label, line)
@@ -250,8 +403,8 @@ class WorkingMemory:
     def skip(self, results: int) -> None:
         """Skip the numbers of results that are stored elsewhere."""
         if results > 0:
-            self._archive.turn += results
-            gone = (results, "m1", f"m{self._archive.turn}")
+            self._turn += results
+            gone = (results, "m1", f"m{self._turn}")
             self._sections[Area.INTERMEDIATE].gone = gone
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
@@ -268,7 +421,7 @@ class WorkingMemory:
             if most > 0 and (text := summary_of(item.text, most, self.count, whole_lines=True)):
                 new.append(((EPISODE, item.source), label, f"{label}: {text}"))
         left = section.room - sum(self.count(line) + 1 for *_, line in new)
-        self._archive.drop_unread(section, left)
+        self._drop_unread(section, left)
         for key in list(section.entries):  # oldest first
             if section.filled <= left:
                 break
@@ -285,11 +438,11 @@ class WorkingMemory:
 
     def recall(self, reference: str) -> str | None:
         """Return the text of a reference, unchanged; ``None`` if it is unknown."""
-        return self._archive.texts.get(reference)
+        return self._texts.get(reference)
 
     @property
     def references(self) -> list[str]:
-        return list(self._archive.texts)
+        return list(self._texts)
 
     def compose(self, *parts: Area, description: bool = True) -> str:
         """Render sections (default: all) for a prompt, and mark their entries as accessed."""
@@ -300,7 +453,7 @@ class WorkingMemory:
             for entry in section.entries.values():
                 entry.accessed = True
                 if entry.text is None:
-                    self._archive.gist(section, entry)
+                    self._gist(section, entry)
             lines += section.lines(without)
         return "\n".join(lines)
 
@@ -328,9 +481,9 @@ class WorkingMemory:
 
         Retrieved texts that were never read are removed."""
         for section in self._sections.values():
-            self._archive.archive_old(section, 0)
-            self._archive.shorten_traces(section, 0)
-            self._archive.drop_unread(section, 0)
+            self._archive_old(section, 0)
+            self._shorten_traces(section, 0)
+            self._drop_unread(section, 0)
 
     def clear(self) -> None:
         """Remove everything except metadata; reflection needs the metadata."""
@@ -352,9 +505,9 @@ class WorkingMemory:
             "variables": [
                 [*place[1:], value, kind.value] for place, (kind, value) in self._variables.items()
             ],
-            "archive": dict(self._archive.texts),
-            "referred": sorted(self._archive.referred),
-            "counts": [self._archive.turn, self._states, self._archive.others],
+            "archive": dict(self._texts),
+            "referred": sorted(self._referred),
+            "counts": [self._turn, self._states, self._others],
             "subtask": self._subtask,
         }
 
@@ -367,11 +520,118 @@ class WorkingMemory:
             (VARIABLE, scope, subtask, key): (VariableKind(kind), value)
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
-        archive = self._archive
-        archive.texts = dict(snapshot["archive"])
-        archive.referred = set(snapshot["referred"])
-        archive.turn, self._states, archive.others = snapshot["counts"]
+        self._texts = dict(snapshot["archive"])
+        self._referred = set(snapshot["referred"])
+        self._turn, self._states, self._others = snapshot["counts"]
         self._subtask = snapshot["subtask"]
+
+    def _make_room(self, section: Section) -> None:
+        """Shrink a section that exceeds its budget to three quarters of it, if possible."""
+        if section.fits():
+            return
+        mark = section.room * 3 // 4
+        for stage in (self._archive_old, self._shorten_traces, self._drop_unread):
+            stage(section, mark)
+            if section.fits():
+                return
+        if not section.warned:
+            section.warned = True
+            if self._listener is not None:
+                self._listener(
+                    MEMORY_LIMIT,
+                    f"'{section.title}' needs more than its {section.budget} tokens; its older "
+                    "parts are shortened",
+                )
+        self._squeeze(section, mark)
+
+    def _archive_old(self, section: Section, mark: int) -> None:
+        """Archive unreferenced results older than ``RECENT`` subtasks; keep their references."""
+        results = [(key, each) for key, each in section.entries.items() if key[0] == RESULT]
+        old = (key for key, each in results if self._turn - each.turn > RECENT)
+        self._shorten(section, (key for key in old if key[-1] not in self._referred), mark)
+        archived = [key for key, each in results if each.reference is not None]
+        self._leave(section, archived[:-GISTS])
+
+    def _shorten_traces(self, section: Section, mark: int) -> None:
+        if section.filled <= mark:
+            return
+        traces = {
+            key: entry
+            for key, entry in section.entries.items()
+            if key[0] == TRACE and entry.reference is None
+        }
+        if sum(entry.tokens for entry in traces.values()) <= GIST_TOKENS:
+            return
+        for key in traces:
+            section.remove(key)
+        reference = self._keep("\n".join(entry.text or "" for entry in traces.values()))
+        summary = Entry("earlier steps", None, GIST_TOKENS, self._turn)
+        summary.reference = reference
+        section.put((TRACE, reference), summary)
+
+    def _drop_unread(self, section: Section, mark: int) -> None:
+        """Remove retrieved entries that were never read; they can be retrieved again."""
+        if section.filled > mark:
+            for key, entry in list(section.entries.items()):
+                if key[0] == EPISODE and not entry.accessed:
+                    section.remove(key)
+
+    def _gist(self, section: Section, entry: Entry) -> None:
+        """Set the text of an archived entry: its reference and summary."""
+        reference = entry.reference or ""
+        head = f"{reference} {entry.label} (shortened): "
+        most = entry.tokens - self.count(head) - 1
+        text = (
+            head + summary_of(self._texts[reference], most, self.count) if most > 0 else reference
+        )
+        size = self.count(text) + 1
+        if size > entry.tokens:
+            text, size = "", entry.tokens
+        section.change(entry, text, size)
+
+    def _shorten(
+        self, section: Section, keys: Iterable[Key], mark: int, size: int = GIST_TOKENS
+    ) -> None:
+        """Replace entries by a reference and a summary, until ``mark`` is reached."""
+        for key in keys:
+            if section.filled <= mark:
+                return
+            entry = section.entries[key]
+            if entry.tokens > size:
+                self._refer(key, entry)
+                section.change(entry, None, size)
+
+    def _leave(self, section: Section, keys: Iterable[Key], mark: int = -1) -> None:
+        """Replace entries by their reference, until ``mark`` is reached."""
+        for key in keys:
+            if section.filled <= mark:
+                return
+            self._refer(key, section.entries[key])
+            section.leave(key)
+
+    def _refer(self, key: Key, entry: Entry) -> None:
+        if entry.reference is None:
+            entry.reference = key[-1] if key[0] == RESULT else self._keep(entry.text or "")
+
+    def _keep(self, text: str) -> str:
+        self._others += 1
+        reference = f"v{self._others}"
+        self._texts[reference] = text
+        return reference
+
+    def _squeeze(self, section: Section, mark: int) -> None:
+        """Shrink a section until it fits: oldest entries first, hot entries last."""
+        cold = [key for key, entry in section.entries.items() if not self._is_hot(key, entry)]
+        self._shorten(section, cold, mark)
+        self._leave(section, cold, mark)
+        hot = list(section.entries)
+        share = section.room // max(len(hot), 1)
+        if share > 1:
+            self._shorten(section, hot, section.room, share)
+        self._leave(section, hot, section.room)
+
+    def _is_hot(self, key: Key, entry: Entry) -> bool:
+        return entry.hot or (key[0] == RESULT and self._turn - entry.turn <= 1)
 
     # Internals
 
@@ -386,8 +646,18 @@ class WorkingMemory:
     def _put(self, part: Area, key: Key, label: str, text: str, *, hot: bool = False) -> None:
         size = self.count(text) + 1  # one token for the end of the line
         section = self._sections[part]
-        section.put(key, Entry(label, text, size, self._archive.turn, hot))
-        self._archive.make_room(section)
+        section.put(key, Entry(label, text, size, self._turn, hot))
+        self._make_room(section)
+
+
+def label_of(text: str) -> str:
+    """Return a text as a short label on one line."""
+    return cut(" ".join(text[:LABEL_BYTES].split()), LABEL_BYTES)
+
+
+def _gone(gone: tuple[int, str, str]) -> str:
+    number, first, last = gone
+    return f"({number} more can be recalled: {first} to {last})"
 
 
 def _rendered(kind: VariableKind, value: Any) -> str:

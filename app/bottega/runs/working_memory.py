@@ -21,9 +21,16 @@ from bottega.definitions import store
 from bottega.engine.replay import MEMORY_PREFIXES, replay_run
 from bottega.events.types import ContextReceived, EventType
 from bottega.memory.prompts import RECALL
-from bottega.memory.sections import Area, Budgets
 from bottega.memory.text.summaries import summary_of
-from bottega.memory.working_memory import SET_PLAN, Retrieved, VariableScope, WorkingMemory, plan_of
+from bottega.memory.working_memory import (
+    SET_PLAN,
+    Area,
+    Budgets,
+    Retrieved,
+    VariableScope,
+    WorkingMemory,
+    plan_of,
+)
 from bottega.runs import messages, read
 
 NEWEST = 50

@@ -51,7 +51,7 @@ from bottega.memory.learning.context import (
     context_for_task,
     learn_from_episode,
 )
-from bottega.memory.learning.insights import FoundInsight
+from bottega.memory.learning.lessons import FoundInsight
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature

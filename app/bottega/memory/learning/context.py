@@ -15,7 +15,7 @@ from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
-from bottega.memory.learning.insights import FoundInsight, insights_in
+from bottega.memory.learning.lessons import FoundInsight, insights_in
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.owners import owner_of

@@ -43,9 +43,9 @@ from bottega.memory.patterns.store import (
 )
 
 MOST_KEPT = 100_000
+"""Most patterns in all matchers of a process; the least recently used matcher is dropped first."""
 _BELIEVED_S = 2.0
 """Seconds for which a matcher is used after reading while this process does not listen."""
-"""Most patterns in all matchers of a process; the least recently used matcher is dropped first."""
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
 _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 

@@ -57,7 +57,14 @@ def analyse(
     sentences = [*_sentences(text)]
     listed = [sentence for sentence, is_listed in sentences if is_listed]
     said = _labelled(text)
-    goals = said["goals"] or listed or [sentence for sentence, _ in sentences[:1]]
+    goals, constraints, criteria = (
+        tuple(dict.fromkeys(each[:LONGEST_ITEM] for each in some))[:MOST]
+        for some in (
+            said["goals"] or listed or [sentence for sentence, _ in sentences[:1]],
+            said["constraints"],
+            said["criteria"],
+        )
+    )
     named = _named(text, capabilities)
     load = len(task) / 1500 + len(sentences) / 8 + len(named) / 6
     complexity = round(load / (1 + load), 2)
@@ -69,10 +76,9 @@ def analyse(
         "tools_required": named,
     }
     return Goals(
-        *(
-            tuple(dict.fromkeys(each[:LONGEST_ITEM] for each in some))[:MOST]
-            for some in (goals, said["constraints"], said["criteria"])
-        ),
+        goals,
+        constraints,
+        criteria,
         complexity,
         {name: value for name, value in features.items() if value not in (None, [])},
     )
