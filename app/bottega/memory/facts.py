@@ -5,7 +5,7 @@ the fenced block of its prompts, as data. A fact that a run sets after it has re
 is not confirmed: people see it, and no model gets it until a person confirms it.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
@@ -82,7 +82,7 @@ async def page(
     after: UUID | None,
     descending: bool,
     limit: int,
-) -> PageItems[dict[str, Any]]:
+) -> PageItems[Any]:
     """Return a page of a user's facts by age, also those that are not confirmed."""
     of = tenant_id, user, after
     return await fetch_rows(connection, _PAGE, *of, limit=limit, descending=descending)
@@ -219,7 +219,7 @@ class FactTool(ToolBase):
         name: str,
         description: str,
         argument: str,
-        schema: Mapping[str, Any],
+        schema: Any,
         act: Callable[[Any], Awaitable[str]],
     ) -> None:
         self.name, self.description = name, description

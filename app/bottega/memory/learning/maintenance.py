@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
@@ -37,7 +37,6 @@ from bottega.errors import (
 )
 from bottega.leased_work import LeasedWork
 from bottega.memory.episodes import rows as episode_rows
-from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.rows import CHANNEL, tell
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.mining import Observed, mine, observation_of
@@ -47,6 +46,9 @@ from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.refinement import narrowed, narrowing
 from bottega.memory.patterns.store import PatternStore
 from bottega.objects import CorruptObjectError, Objects, StoredElsewhereError
+
+if TYPE_CHECKING:  # numpy is slow to import
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
 
 _MOST_TRIES = 8
 
@@ -475,7 +477,7 @@ ORDER BY confidence DESC, id LIMIT 200
 
 def stages_of(
     pool: asyncpg.Pool,
-    episodes: EpisodeMaintenance,
+    episodes: "EpisodeMaintenance",
     patterns: PatternCache,
     objects: Objects,
     measure: Callable[[UUID], Awaitable[None]],
