@@ -37,9 +37,6 @@ class AnswerSchema(Protocol):
     def unchecked(self) -> Sequence[str]:
         """Positions of the schema's ``pattern`` keywords that are not checked."""
 
-    def is_quick(self, length: int) -> bool:
-        """Return true if :meth:`read` takes only a few milliseconds for a text of this length."""
-
     def read(self, text: str) -> tuple[Any, list[Any]]:
         """Parse an answer; return its value and its violations of the schema."""
 
@@ -112,8 +109,7 @@ class OutputCheck:
     async def _problems(self, text: str) -> list[Any]:
         if self.schema is None or text == self._valid:
             return []
-        read = partial(self.schema.read, text)
-        value, problems = read() if self.schema.is_quick(len(text)) else await run_in_thread(read)
+        value, problems = await run_in_thread(partial(self.schema.read, text))
         if not problems:
             self.value, self._valid = value, text
         return problems

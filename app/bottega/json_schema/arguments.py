@@ -9,6 +9,7 @@ from cachetools import cached
 from pydantic_core import PydanticSerializationError, to_json
 
 from bottega.errors import InvalidInputError
+from bottega.json_schema.output import MAX_BYTES
 from bottega.json_schema.schema import Bounds, CheckedSchema, schema_cache
 from bottega.json_schema.values import depth_of
 
@@ -44,11 +45,6 @@ class ArgumentSchema:
         return frozenset(self.schema.get("required", ()))
 
     @property
-    def is_flat(self) -> bool:
-        """True if a check of a few arguments is quick."""
-        return self._checked.is_flat
-
-    @property
     def unchecked(self) -> Sequence[str]:
         """JSON Pointers of unchecked patterns, which only other engines support."""
         return self._checked.unchecked
@@ -69,7 +65,6 @@ def argument_schema(text: str) -> ArgumentSchema:
     return ArgumentSchema(json.loads(text))
 
 
-MAX_BYTES = 65_536
 MAX_DEPTH = 64
 
 

@@ -18,8 +18,6 @@ MAX_BYTES = 65_536
 BOUNDS = Bounds(depth=32, values=3000, work=50_000_000)
 MAX_ANSWER = 1_000_000
 """Most characters of an answer."""
-_QUICK_CHARACTERS = 4_000
-_QUICK_SIZE = 200
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*+(?:[A-Za-z][\w+.-]*+)?+")
 
@@ -45,11 +43,6 @@ class OutputSchema:
     def unchecked(self) -> Sequence[str]:
         """JSON Pointers of patterns that are not checked: only other engines support them."""
         return self._checked.unchecked
-
-    def is_quick(self, length: int) -> bool:
-        """Return true if checking a text of this length takes only few milliseconds."""
-        is_small = self._checked.size <= _QUICK_SIZE and length <= _QUICK_CHARACTERS
-        return is_small and self._checked.is_flat
 
     def problems(self, value: Any) -> list[Problem]:
         """Return the first violations of a parsed answer; ``[]``: it is valid."""

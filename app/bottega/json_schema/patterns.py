@@ -9,7 +9,6 @@ requests.
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +25,7 @@ from pydantic_core import (
     to_json,
 )
 
-from bottega.errors import InvalidInputError, UnavailableError
+from bottega.errors import InvalidInputError
 
 LONGEST = 1000
 """Most characters of a pattern."""
@@ -314,36 +313,15 @@ def _count(repeat: re.Match[str]) -> int:
     return max(least, most, 1)
 
 
-def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Compile patterns in another process, and wait for the result.
-
-    Raises:
-        InvalidInputError: see :func:`compile_patterns`.
-        UnavailableError: ``patterns_too_slow``.
-    """
-    command = [sys.executable, "-P", "-m", "bottega.json_schema.patterns"]
+def command() -> tuple[list[str], dict[str, str]]:
+    """Return arguments and environment of a process that compiles patterns, see :func:`main`."""
     path = os.pathsep.join(filter(None, sys.path))
-    try:
-        done = subprocess.run(  # noqa: S603
-            command,
-            input=to_json(patterns),
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            timeout=30.0,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(
-            "the check of the tools' patterns took too long: try again, or repeat less in them",
-            code="patterns_too_slow",
-        ) from None
-    if error := from_json(done.stdout):
-        raise InvalidInputError(error["detail"], code=error["code"], pointer=error["pointer"])
+    arguments = [sys.executable, "-P", "-m", "bottega.json_schema.patterns"]
+    return arguments, {**os.environ, "PYTHONPATH": path}
 
 
 def main() -> None:
     """Read patterns from standard input as JSON, and compile them; write the error or null."""
-    os.nice(10)
     try:
         compile_patterns(from_json(sys.stdin.buffer.read()))
     except InvalidInputError as error:

@@ -23,7 +23,12 @@ import jsonschema
 from cachetools import LRUCache
 
 from bottega.errors import InvalidInputError
-from bottega.json_schema.patterns import UnsupportedPatternError, compiled, is_supported
+from bottega.json_schema.patterns import (
+    MOST_CACHED_BYTES,
+    UnsupportedPatternError,
+    compiled,
+    is_supported,
+)
 from bottega.json_schema.values import count_values, depth_of
 
 MAX_MATCHING = 4_000_000
@@ -32,7 +37,6 @@ MAX_STEPS = 100_000
 """Most times that a check applies a keyword to a value; this takes up to 2 s."""
 _SCHEMA_BYTES = 20
 """Bytes of memory of a checked schema per character of its text."""
-_MOST_CACHED_BYTES = 64_000_000
 
 _CHEAP = 50
 """Number of values, in a keyword or in the checked value, that cost as much as one step."""
@@ -137,7 +141,6 @@ class CheckedSchema:
         patterns: the schema's patterns by JSON Pointer, not checked yet; see
             :func:`bottega.json_schema.patterns.check_patterns`.
         size: number of values in the schema.
-        is_flat: it has no patterns and no references, so that checking a small value is quick.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
@@ -151,7 +154,6 @@ class CheckedSchema:
             raise InvalidInputError(f"the schema holds more than {bounds.values} values")
         modern = _Modern(schema)
         self.patterns: Mapping[str, str] = modern.patterns
-        self.is_flat = not (modern.patterns or modern.targets)
         self._targets = modern.targets
         self._work = bounds.work
         self._validator = _Validator(modern.schema)
@@ -181,7 +183,7 @@ class CheckedSchema:
 
 def schema_cache() -> LRUCache[Any, Any]:
     """Return a cache, limited by bytes, for objects with their schema's text in ``schema``."""
-    return LRUCache(_MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
+    return LRUCache(MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 
 def _problem(error: jsonschema.ValidationError) -> Problem:

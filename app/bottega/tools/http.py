@@ -4,7 +4,6 @@ A tool has a URL template. A model's arguments fill the template's placeholders,
 nothing else. The module also converts HTTP answers to the form that models read.
 """
 
-import asyncio
 import codecs
 import json
 import re
@@ -27,6 +26,7 @@ from pydantic import (
 from bottega.agents.approval import Approval
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.parts import Part, PartType
+from bottega.agents.threads import run_in_thread
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.json_schema.arguments import ArgumentSchema, argument_schema
@@ -552,28 +552,24 @@ class HttpTool(ToolBase):
             return error_result(tool_call, failure, kind, status)
         media = media_of(reply)
         body = body_of(reply) if media is None else None
-        if violations := await self._violations(body, len(reply.body)):
+        if violations := await self._violations(body):
             return error_result(tool_call, clean(violations), "invalid_answer")
         found = {"status": reply.status, "content_type": content_type(reply), "body": body}
         return success_result(tool_call, clean(found), [] if media is None else [media])
 
-    async def _violations(self, body: Any, length: int) -> str | None:
+    async def _violations(self, body: Any) -> str | None:
         """Return an error text if the answer's body does not fit its schema."""
         schema = self._output
         if schema is None:
             return None
-        check = partial(schema.problems, body)
-        problems = check() if schema.is_quick(length) else await asyncio.to_thread(check)
+        problems = await run_in_thread(partial(schema.problems, body))
         if not problems:
             return None
         lines = [f"{each.pointer or 'the whole body'}: {each.message}" for each in problems]
         return f"the answer does not fit the tool's output_schema: {'; '.join(lines)}"
 
     async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
-        if not self._arguments.is_flat:
-            await asyncio.to_thread(self._arguments.check, arguments)
-        else:
-            self._arguments.check(arguments)
+        await run_in_thread(partial(self._arguments.check, arguments))
         rest = {key: arguments[key] for key in arguments if key not in self._template.names}
         if self.definition.method in _IN_QUERY:
             return self._template.fill(arguments, rest), None

@@ -1,30 +1,24 @@
 """Checks of JSON Schemas outside of the event loop, because they take long."""
 
 import asyncio
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from bottega.errors import InvalidInputError, LimitedError
+from pydantic_core import from_json, to_json
+
+from bottega.api.shared.processes import ProcessEndedError, Processes, TenantLimit
+from bottega.errors import InvalidInputError, UnavailableError
 from bottega.json_schema.output import output_schema
-from bottega.json_schema.patterns import compile_apart, compile_patterns, measure_patterns
+from bottega.json_schema.patterns import command, compile_patterns, measure_patterns
 
 Patterns = dict[str, str]
 """Patterns by JSON Pointer."""
 _QUICK_BYTES = 400_000
 """Compiled size above which another process compiles: this size blocks the event loop for 5 ms."""
-_apart = ThreadPoolExecutor(1, "patterns")
-"""Thread that waits for another process, which compiles larger patterns, one request at a time."""
-_OF_ONE_TENANT = 2
-"""Limit on a tenant's unfinished checks in the other process."""
-_passed: OrderedDict[bytes, None] = OrderedDict()
-"""Hashes of patterns that the other process has compiled; they need no further check."""
-_checks: Counter[UUID] = Counter()
-"""Number of unfinished checks in the other process, by tenant."""
+_processes = Processes(longest_s=30.0)
+_limit = TenantLimit(2, "checks of costly patterns", "pattern_checks")
 
 
 async def check_schema(tenant_id: UUID, schema: Mapping[str, Any] | None, place: str) -> None:
@@ -56,51 +50,22 @@ async def check_schemas(
         return
     found, size = await asyncio.to_thread(_measured, schemas, patterns)
     if size > _QUICK_BYTES:
-        found = {
-            place: {at: text for at, text in of_one.items() if _digest(text) not in _passed}
-            for place, of_one in found.items()
-        }
-        size = await asyncio.to_thread(measure_patterns, found)
-    if size > _QUICK_BYTES:
         await _check_apart(tenant_id, found)
     elif any(found.values()):
         await asyncio.to_thread(compile_patterns, found)
 
 
 async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
-    if _checks[tenant_id] >= _OF_ONE_TENANT:
-        raise LimitedError(
-            f"{_OF_ONE_TENANT} checks of costly patterns of the tenant are in progress: try again "
-            "in a few seconds, or repeat less in the patterns",
-            code="pattern_checks",
-            retry_after_s=5,
-        )
-    _checks[tenant_id] += 1
-
-    def ended(done: asyncio.Future[None]) -> None:
-        _checks[tenant_id] -= 1
-        if not _checks[tenant_id]:
-            del _checks[tenant_id]
-        if not done.cancelled() and done.exception() is None:
-            _note_passed(text for of_one in found.values() for text in of_one.values())
-
-    checking = asyncio.get_running_loop().run_in_executor(_apart, compile_apart, found)
-    checking.add_done_callback(ended)
-    await asyncio.shield(
-        checking
-    )  # the check counts until it ends, even if its request was cancelled
-
-
-def _note_passed(patterns: Iterable[str]) -> None:
-    for each in patterns:
-        _passed[_digest(each)] = None
-        _passed.move_to_end(_digest(each))
-    while len(_passed) > 10_000:
-        _passed.popitem(last=False)
-
-
-def _digest(pattern: str) -> bytes:
-    return sha256(pattern.encode()).digest()
+    with _limit.enter(tenant_id):
+        try:
+            output = await _processes.output(tenant_id, command(), to_json(found))
+        except (TimeoutError, ProcessEndedError):
+            raise UnavailableError(
+                "the check of the tools' patterns took too long: try again, or repeat less in them",
+                code="patterns_too_slow",
+            ) from None
+    if error := from_json(output):
+        raise InvalidInputError(error["detail"], code=error["code"], pointer=error["pointer"])
 
 
 def _measured(
