@@ -33,8 +33,7 @@ OTHER = "other"
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _DIRECTIONS = ("input", "cached", "output", "reasoning")
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _MODEL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 if FOLDER in os.environ and NAME in os.environ:
@@ -65,7 +64,7 @@ http_requests = _counter(
     "http_requests", "Answered requests, by the route's pattern.", "method", "route", "status"
 )
 http_request_duration = _histogram(
-    "http_request_duration_seconds", "Time from a request to the head of its answer.", _REQUEST
+    "http_request_duration_seconds", "Time from a request to the head of its answer.", _SHORT
 )
 runs = _counter("runs", "Runs that have ended.", "status", "mode")
 claim_duration = _histogram(

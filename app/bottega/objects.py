@@ -40,8 +40,6 @@ SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 _KEY = re.compile(r"[0-9a-f-]{36}/[0-9a-f-]{36}/[a-z0-9-]{1,80}")
 _FORM = b"BTG1"
 _DIGEST = 16
-_LEVEL = 6
-_LONGEST_QUOTE = 200
 
 
 class CorruptObjectError(BottegaError):
@@ -86,11 +84,11 @@ class Objects:
         self._pieces = _Pieces(pool)
         self._bucket = None if url is None else Bucket(url, timeout_s=timeout_s)
 
-    async def put(self, key: str, body: bytes, *, level: int = _LEVEL) -> None:
+    async def put(self, key: str, body: bytes, *, level: int = zlib.Z_DEFAULT_COMPRESSION) -> None:
         """Write an object: it appears as a whole or not at all.
 
         Args:
-            level: level of the compression, from 0 (none) to 9.
+            level: level of the compression, from 0 (none) to 9; else zlib's default.
 
         Raises:
             InvalidInputError: the key is malformed, or the body is too long.
@@ -288,7 +286,7 @@ class _MissingError(Exception):
     """The store has no such object."""
 
 
-def pack(body: bytes, level: int = _LEVEL) -> bytes:
+def pack(body: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
     """Return a body in its stored form: format, checksum, compressed bytes. Pure."""
     return _FORM + _digest(body) + zlib.compress(body, level)
 
@@ -333,8 +331,7 @@ def _flush(folder: Path, key: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    line = str(error).split("\n", 1)[0]
-    return line if len(line) <= _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]}…"
+    return str(error).split("\n", 1)[0]
 
 
 _AT_A_TIME = 8

@@ -18,8 +18,9 @@ from bottega.events.listener import NotifyListener
 from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.secrets import lookup as lookup_module
 from bottega.secrets import rows
-from bottega.secrets.lookup import BELIEVED_S, SecretLookup, SecretRules
+from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.tenants import operator
+from bottega.tenants.keys import BELIEVED_S
 from bottega.tools.guard import ModelHosts
 from bottega.tools.secrets import TenantSecrets
 from tests.waiting import until

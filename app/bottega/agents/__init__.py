@@ -6,10 +6,9 @@ Independent of HTTP, SQL and settings.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bottega.agents.agent import BaseAgent
+from bottega.agents.agent import AgentFactory, BaseAgent
 from bottega.agents.approval import Approval, Interrupt, Resolution
 from bottega.agents.context import Caller, CancelScope, ToolContext
-from bottega.agents.factory import AgentFactory
 from bottega.agents.hooks import AgentEvent, AgentStatus, EventContract, Hook, HookDecision
 from bottega.agents.messages import (
     AgentUsage,

@@ -133,15 +133,9 @@ Raises:
     UnavailableError: the file store does not answer.
 """
 
-_LARGEST_IMAGE = 1600
-_SMALLEST_IMAGE = 85
-_PIXELS_PER_TOKEN = 750
-_TOKENS_PER_PAGE = 2000
-_BYTES_PER_PAGE = 50_000
-_BYTES_PER_AUDIO_TOKEN = 500
-_BYTES_PER_VIDEO_TOKEN = 1000
 MOST_FILE_TOKENS = 10_000_000
-"""Upper bound of an estimate. No prompt is that long, but a file may claim a huge page count."""
+"""Most tokens of an estimate or of a report: no prompt is that long, but a file may claim a huge
+page count, and a server any number."""
 
 
 def content_tokens(
@@ -165,13 +159,8 @@ def content_tokens(
 def _content_tokens(media_type: str, size: int, pixels: int | None, pages: int | None) -> int:
     kind = media_type.partition("/")[0]
     if kind == "image":
-        if pixels is None:
-            return _LARGEST_IMAGE
-        return max(_SMALLEST_IMAGE, min(_LARGEST_IMAGE, -(-pixels // _PIXELS_PER_TOKEN)))
+        return 1600 if pixels is None else max(85, min(1600, -(-pixels // 750)))
     if media_type == "application/pdf":
-        return _TOKENS_PER_PAGE * (pages or -(-size // _BYTES_PER_PAGE))
-    if kind == "audio":
-        return -(-size // _BYTES_PER_AUDIO_TOKEN)
-    if kind == "video":
-        return -(-size // _BYTES_PER_VIDEO_TOKEN)
-    return tokens_in(size)
+        return 2000 * (pages or -(-size // 50_000))
+    bytes_per_token = {"audio": 500, "video": 1000}.get(kind, BYTES_PER_TOKEN)
+    return -(-size // bytes_per_token)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +32,6 @@ RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Seconds from each failed try to the next try; their sum is about a day."""
 
 _MAX_OUTPUT = 102_400
-_GONE = 410
 
 logger = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ def outcome(
         why = f"the receiver answered {answer}: redirects are not followed, so use the new address"
     else:
         why = f"the receiver answered {answer}"
-    if answer == _GONE or isinstance(error, EgressRefusedError) or tries > len(retries_s):
+    if answer == HTTPStatus.GONE or isinstance(error, EgressRefusedError) or tries > len(retries_s):
         return Delivery("failed", answer, why)
     return Delivery("pending", answer, why, retries_s[tries - 1])
 

@@ -87,8 +87,6 @@ _OF_SESSIONS = {"transaction_isolation": "default_transaction_isolation"}
 """Settings of a transaction, each with the name of the session's default for this setting."""
 _OF_POOLED = {"bottega.tenant": "", "transaction_read_only": "off"}
 """Settings for a pooler's sessions: no stale tenant, and an error if the server is a standby."""
-_STATEMENTS = 100
-"""Most prepared statements that a session keeps, which is the driver's default."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
 _NOT_AS_ASKED = "BT010"
 """SQLSTATE if a session ignored its start-up parameters; the message is the session's role."""
@@ -174,7 +172,7 @@ async def _connect_one(
             _NAMED | server.settings | ({} if pooled else _start_up(session) | SERVER_OPTIONS)
         ),
         connection_class=PooledSession if pooled else ListenSession,
-        statement_cache_size=0 if pooled else _STATEMENTS,
+        **({"statement_cache_size": 0} if pooled else {}),
         target_session_attrs=target,
     )
     try:

@@ -1,7 +1,7 @@
 """Pages of lists, limited in items and bytes; the database measures the rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -28,6 +28,8 @@ from sqlalchemy.sql.selectable import LateralFromClause
 T = TypeVar("T")
 Query = TypeVar("Query", bound=Select[Any])
 
+FIRST_PLACE = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+"""Position before all rows of a list by time and id."""
 PAGE_BYTES = 512 * 1024
 """Most bytes of a page's rows as text. A single row that is larger forms a page of its own."""
 _ROW_BYTES = 1000

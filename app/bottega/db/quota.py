@@ -14,7 +14,6 @@ STORAGE_FULL = (
     "ask the operator to keep runs for a shorter time or to raise the limit; GET /v1/scheduler "
     "shows the bytes of each kind of data"
 )
-RETRY_AFTER_S = 60.0
 
 
 def grew(changed: str, *key: str) -> Label[bool]:
@@ -42,4 +41,4 @@ async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:
 
 def storage_full() -> LimitedError:
     """Return the error for a tenant that has used up its storage."""
-    return LimitedError(STORAGE_FULL, code=STORAGE_QUOTA, retry_after_s=RETRY_AFTER_S)
+    return LimitedError(STORAGE_FULL, code=STORAGE_QUOTA, retry_after_s=60)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 LAPSES_S = 60.0
-_RENEWED_S = 20.0
 _IDLE_S = 5.0
 _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
@@ -158,7 +157,7 @@ class DayAccount(Account):
                 await self._sync(self.held)
             elif self.held and not self.reserved and now - self._used_at >= _IDLE_S:
                 await self._sync(0)
-            elif self.held and now - self._synced_at >= _RENEWED_S:
+            elif self.held and now - self._synced_at >= LAPSES_S / 3:
                 await self._sync(self.held)
 
     async def _is_synced(self, wanted: int) -> bool:

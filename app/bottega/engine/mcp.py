@@ -157,7 +157,6 @@ _CLOSE_S = 10.0
 _NO_CONNECTIONS = McpConnections(Egress())
 _LONGEST_QUESTION = 10_000
 _STALE = "SELECT note_stale_tools($1, $2, $3)"
-_PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,7 @@ class McpSessions:
         """Store that a server's stored tools are stale; if that fails, a later run stores it."""
         try:
             of_server = tenant_id, server.name, server.url
-            await self.pool.execute(_STALE, *of_server, timeout=_PATIENCE_S)
+            await self.pool.execute(_STALE, *of_server, timeout=3.0)
         except Exception as error:
             log = logger.warning if is_transient(error) else logger.exception
             log("mcp.stale_not_noted", server=server.name)

@@ -24,8 +24,6 @@ from bottega.services import background
 
 _REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
 _IS_NEXT = "SELECT EXISTS (SELECT FROM next_workers() AS n WHERE n.id = $1)"
-_REPORTS = 3
-"""Number of reports in the time of one lease."""
 _LEAVE_S = 1.0
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
 _ALIVE = text("SELECT * FROM live_workers()")
@@ -149,7 +147,7 @@ class WorkerLease:
         return self._worker_id, self._lease_s, self._open, *parts, self._about
 
     async def _report_regularly(self, connect: Connect) -> None:
-        every_s = self._lease_s / _REPORTS
+        every_s = self._lease_s / 3  # two reports may be lost
 
         async def report(connection: ListenSession) -> None:
             is_first = True

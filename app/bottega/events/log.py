@@ -334,7 +334,6 @@ _GROUP_CHARACTERS = 1024 * 1024
 _PATIENCE_S = 0.005
 """Longest wait for the end of a call under way, before a second call begins, in seconds."""
 _CALLS = 2
-_ALONE = 1
 
 
 class _Waiting(NamedTuple):
@@ -354,7 +353,7 @@ class StepWriter:
         self._waiting: deque[_Waiting] = deque()
         self._calls = 0
         self._begin_at: asyncio.Handle | None = None
-        self._alone = asyncio.Semaphore(_ALONE)
+        self._alone = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._uncommitted: dict[Callable[[], None], float] = {}
         self._commit_at: asyncio.TimerHandle | None = None

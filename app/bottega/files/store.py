@@ -10,7 +10,7 @@ This module also lists and deletes files for requests, and removes unused files.
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,7 +26,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.clock import Clock, utcnow
 from bottega.db.engine import Database, acting_as, acting_user
-from bottega.db.pages import PageItems, fetch_page, lateral_rows, paged
+from bottega.db.pages import FIRST_PLACE, PageItems, fetch_page, lateral_rows, paged
 from bottega.db.quota import storage_full
 from bottega.db.sessions import driver_of
 from bottega.db.tables import files, runs, sessions
@@ -435,7 +435,6 @@ async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) ->
 
 
 _AT_ONCE = 500
-_START = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
 _DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
 """Deletes a file; the condition on ``used_at`` keeps it if a run has begun to use it meanwhile."""
@@ -458,7 +457,7 @@ class FileRetention:
     async def delete_unused(self) -> float:
         """Delete all unused files, in pages; return the seconds until the next time."""
         before = self.clock() - self.kept
-        place = _START
+        place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):
             for row in due:
                 async with acting_as(self.pool, row["tenant_id"]) as connection:

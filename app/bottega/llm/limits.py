@@ -22,7 +22,6 @@ from bottega.clock import monotonic
 from bottega.events.listener import happens
 
 _NAMES = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
-_MINUTE_S = 60.0
 _IDLE_S = 0.5
 """Seconds after which a worker returns a part of its share that no call has used."""
 _PAUSE_S = 0.25
@@ -104,7 +103,7 @@ class _LastMinute:
             self._amounts.append((monotonic(), amount))
 
     def total(self) -> int:
-        due = monotonic() - _MINUTE_S
+        due = monotonic() - 60
         while self._amounts and self._amounts[0][0] <= due:
             self._sum -= self._amounts.popleft()[1]
         return self._sum

@@ -22,6 +22,7 @@ from bottega.agents.parts import size_of, tokens_in
 from bottega.clock import Clock, utcnow
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.builtin_embedder import MAX_CHARACTERS
 from bottega.llm.errors import delay_s
 from bottega.llm.provider import ModelClient, Request, is_success
 from bottega.llm.server import ServerSpec
@@ -35,7 +36,6 @@ Vectors = NDArray[np.float32]
 LARGEST_DIMENSION = 4000
 """Most dimensions of an index over ``halfvec`` (pgvector)."""
 
-_MAX_CHARACTERS = 32_768
 _TEXTS_PER_CALL = 32
 _BYTES_PER_CALL = 262_144
 _NOTHING = "(nothing)"  # servers refuse an empty text
@@ -196,7 +196,7 @@ class OpenAIEmbedder:
     async def _call(
         self, account: ModelAccount, batch: Mapping[bytes, str]
     ) -> Mapping[bytes, Vectors]:
-        vectors = await self._vectors(account, list(batch.values()), _MAX_CHARACTERS)
+        vectors = await self._vectors(account, list(batch.values()), MAX_CHARACTERS)
         # Copies, so that a cached row does not keep its whole batch in memory.
         return {key: row.copy() for key, row in zip(batch, vectors, strict=True)}
 
@@ -371,7 +371,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 def _prepared(text: str) -> str:
     """Shorten a text, replace a blank text, and replace characters that JSON cannot encode."""
-    cut = text[:_MAX_CHARACTERS]
+    cut = text[:MAX_CHARACTERS]
     return cut.encode("utf-8", "replace").decode() if cut.strip() else _NOTHING
 
 

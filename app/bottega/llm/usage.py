@@ -19,14 +19,14 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from bottega.agents.messages import ToolCall, Usage
-from bottega.agents.parts import size_of, tokens_in
+from bottega.agents.parts import MOST_FILE_TOKENS, size_of, tokens_in
 from bottega.agents.provider import Permit
 from bottega.errors import BottegaError
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider
 
-MOST_TOKENS = 10_000_000
+MOST_TOKENS = MOST_FILE_TOKENS
 """Largest number of tokens that a server may report for one call."""
 
 

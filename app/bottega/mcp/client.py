@@ -34,11 +34,10 @@ from bottega.mcp.connection import (
 )
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import MOST_TOOLS
 from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
 from bottega.trace_context import current, headers_of
 
-MOST_TOOLS = 256
-"""Most tools of a server that are used; further tools are omitted."""
 LONGEST_NAME = 128
 LONGEST_DESCRIPTION = 2000
 MOST_BYTES_OF_TOOLS = 1_000_000

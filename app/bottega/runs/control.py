@@ -19,7 +19,6 @@ from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFo
 from bottega.tenants import audit
 
 _PROBE_S = 0.2
-_PATIENCE_S = 3.0
 _READ = "SELECT id, run_id, kind, subject FROM read_inbox($1, $2)"
 
 _LOCK = text("SELECT FROM runs WHERE tenant_id = :tenant AND id = :run FOR UPDATE")
@@ -114,7 +113,7 @@ class WorkerInbox:
             await asyncio.sleep(_PROBE_S)
 
     async def _read_inbox(self) -> None:
-        rows = await self._pool.fetch(_READ, self._worker_id, self._read, timeout=_PATIENCE_S)
+        rows = await self._pool.fetch(_READ, self._worker_id, self._read, timeout=3.0)
         self._read = []
         for row in rows:
             if row["kind"] in ("cancel", "task"):

@@ -203,7 +203,8 @@ OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_
 _OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
-_SHOWN_QUESTION = 200  # characters
+SHOWN_TEXT = 200
+"""Most characters of a question or a message that a list shows."""
 _HIDDEN = (
     "pinned",
     "session_base",
@@ -371,7 +372,7 @@ class RunSearch:
 
 
 SEARCHED_RUNS = 20_000
-"""Number of runs that a search reads: the newest that meet all other conditions of the list."""
+"""Number of newest runs that a search reads, and a list of sessions by time."""
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
@@ -432,7 +433,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         "fork_of": fork,
         "taken_over": taken_over,
         "user": row["user_id"],
-        "question": row["question"][:_SHOWN_QUESTION],
+        "question": row["question"][:SHOWN_TEXT],
         "memory_used": OFF if row["memory"] == "off" else row["memory_used"],
         "webhook": webhook,
     }

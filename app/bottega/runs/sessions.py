@@ -57,14 +57,10 @@ from bottega.errors import (
 )
 from bottega.events.types import FOR_PEOPLE, UNFINISHED, RunStatus
 from bottega.runs import messages
-from bottega.runs.read import ABOVE_ROOTS, spelled
+from bottega.runs.read import ABOVE_ROOTS, SEARCHED_RUNS, SHOWN_TEXT, spelled
 
-SHOWN_TEXT = 200
-"""Most characters of a title that is made from the first question, and of a last message."""
 MOST_WORDS = 10
 """Most words of a search."""
-RECENT_RUNS = 20_000
-"""Number of newest runs that a search for sessions reads, or a list of sessions by time."""
 
 
 def _sessions() -> Select[Any]:
@@ -360,7 +356,7 @@ async def page(
             "user": wanted.user,
             "after": None if searches else after,
             "descending": descending,
-            "most": RECENT_RUNS if searches else limit + 1,
+            "most": SEARCHED_RUNS if searches else limit + 1,
         }
         found = (await connection.scalars(_BY_METADATA, values)).all()
         query = query.where(sessions.c.id == any_(bindparam("found", found, type_=ARRAY(Text))))
@@ -394,7 +390,7 @@ def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
             runs.c.created_at < wanted.active_before,
             runs.c.id < first_id(wanted.active_before + MOST_SKEW),
         )
-    run = query.order_by(runs.c.id.desc()).limit(RECENT_RUNS).subquery("recent_runs").c
+    run = query.order_by(runs.c.id.desc()).limit(SEARCHED_RUNS).subquery("recent_runs").c
     by_agent: ColumnElement[bool] = true()
     if wanted.agent is not None:
         by_agent = func.coalesce(run.graph, run.agent) == wanted.agent

@@ -21,12 +21,11 @@ from bottega.events.listener import NotifyListener
 from bottega.redaction import Redactor
 from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.secrets.rows import CHANNEL, refuse_environment, refuse_stored
+from bottega.tenants.keys import BELIEVED_S
 from bottega.tools.guard import AllowList
 from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT, TenantSecrets
 
-BELIEVED_S = 4.0
-"""Seconds for which values are used after reading, unless a notification reports a change."""
 _MOST_TENANTS = 500
 """Number of recently used tenants whose secrets stay in memory although no run needs them."""
 _LOOK_S = 10.0

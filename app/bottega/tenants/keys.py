@@ -217,7 +217,8 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
 
 CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
-"""Seconds for which an answer of the database is used. With the query's time, it is below 5 s."""
+"""Seconds for which keys and secrets are used after they were read, unless a notification reports a
+change. With the query's time, it is below 5 s."""
 _PATIENCE_S = 2.0
 _MOST_KEYS = 10_000
 _STRANGERS_WAITING = 200

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import asyncpg
@@ -24,14 +24,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import Database
+from bottega.db.pages import FIRST_PLACE
 from bottega.db.tables import idempotency_keys
 from bottega.leased_work import WorkLoop
 from bottega.tenants import erase
-from bottega.tenants.erase import Removed
+from bottega.tenants.erase import RUNS_AT_ONCE, Removed
 
 RUNS = "runs"
 KINDS = (RUNS, "audit", "episodes")
-RUNS_AT_ONCE = 100
 _ANSWERS_KEPT = timedelta(days=2)
 """Longer than the answers of requests with an ``Idempotency-Key`` are kept."""
 
@@ -40,7 +40,6 @@ Begin = Callable[[UUID], AbstractAsyncContextManager[AsyncConnection]]
 Place = tuple[datetime, UUID]
 """Position of a run among all finished runs: time of its end, and id."""
 
-_START: Place = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 _DUE = text("SELECT tenant_id, name, kind, before FROM due_retention(:days, :tenant, :own)")
 _OWN_DAYS = text("SELECT kind, days FROM retention WHERE tenant_id = :tenant")
 _DUE = _DUE.bindparams(bindparam("days", type_=JSONB))
@@ -114,7 +113,7 @@ async def remove(
 async def _pages(
     begin: Begin, what: Due, count_only: bool, clock: Clock = utcnow
 ) -> AsyncIterator[Removed]:
-    place: Place | None = _START
+    place: Place | None = FIRST_PLACE
     while place is not None:
         began = monotonic()
         async with begin(what.tenant_id) as tx:
@@ -123,7 +122,7 @@ async def _pages(
                 page, place = await _runs(tx, what, place, count_only, answers)
             else:
                 page = await _others(tx, what, count_only)
-                place = _START if page and not count_only else None
+                place = FIRST_PLACE if page and not count_only else None
         yield page
         if place is not None:
             await asyncio.sleep(min(1.0, monotonic() - began))

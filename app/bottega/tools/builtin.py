@@ -20,6 +20,7 @@ from bottega.agents.query import current_call
 from bottega.agents.shared_memory import shared_message
 from bottega.agents.tools import FunctionTool, ToolBase, error_result, success_result
 from bottega.clock import Clock, utcnow
+from bottega.conditions import MAX_NUMBER
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
@@ -166,7 +167,6 @@ _BINARY: Mapping[type[ast.operator], Callable[[Number, Number], Any]] = {
 
 _GET_TIMEOUT_S = 30.0
 _GET_MAX_BYTES = 100_000
-_EXACT_IN_JSON = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,8 @@ def calculator(deps: ToolDeps) -> ToolBase:
         expression: Annotated[str, Field(description="Such as (17.5 * 3 - 2) ** 2 / sqrt(2).")],
     ) -> Number | str:
         value = evaluate(expression)
-        return value if abs(value) <= _EXACT_IN_JSON or isinstance(value, float) else str(value)
+        is_exact = isinstance(value, float) or abs(value) - 1 <= MAX_NUMBER  # 2**53 is exact
+        return value if is_exact else str(value)
 
     return _Builtin(
         function,

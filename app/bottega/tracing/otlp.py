@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -42,7 +43,8 @@ _LARGEST_REQUEST = 4 * 1024 * 1024
 """Most bytes of spans in a request, unless a single span is larger. Collectors refuse 20 MiB."""
 _KEPT = 4096
 _FAILED = b"\x7a\x02\x18\x02"
-_HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
+_HAS_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+_IS_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 _LINK_FLAGS = (_HAS_REMOTE | _IS_REMOTE).to_bytes(4, "little")
 _TIMES = Struct("<BQBQ")
 _TIME = Struct("<BQ")
@@ -108,7 +110,7 @@ class Encoder:
 
     def _span(self, span: SpanData) -> bytes:
         place, parent = span.trace.traceparent, span.parent
-        flags = _HAS_REMOTE
+        flags: int = _HAS_REMOTE
         parts = [b"\x0a\x10", bytes.fromhex(place[3:35]), b"\x12\x08", bytes.fromhex(place[36:52])]
         if span.trace.tracestate:
             parts.append(_utf8(0x1A, span.trace.tracestate))

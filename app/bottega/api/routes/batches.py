@@ -46,7 +46,6 @@ from bottega.tenants import audit
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 LONGEST_BODY = 64 * 1024 * 1024
-_LONGEST_JSON = 1024 * 1024
 _NDJSON, _JSON = "application/x-ndjson", "application/json"
 
 BatchId = Annotated[UUID, Path(description="The batch's id.")]
@@ -312,8 +311,9 @@ async def create(
         return problem_response(415, "unsupported_media_type", f"send {_JSON} or {_NDJSON}")
     is_lines = kind == _NDJSON
     acts_for(principal, None, None)
-    if not is_lines and len(await request.body()) > _LONGEST_JSON:
-        return problem_response(413, "body_too_large", f"send more than 1 MiB as {_NDJSON}")
+    most = service.settings.max_body_bytes
+    if not is_lines and len(await request.body()) > most:
+        return problem_response(413, "body_too_large", f"send more than {most} bytes as {_NDJSON}")
     body, items = await _body_of(request, query, service, tenant, is_lines=is_lines)
     stored = _with_keys_once(items)
     new = _new_run(service, principal.actor, body, len(stored))

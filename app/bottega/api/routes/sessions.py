@@ -44,6 +44,7 @@ from bottega.api.shared.pages import (
     storable,
 )
 from bottega.runs import sessions
+from bottega.runs.read import SEARCHED_RUNS
 from bottega.tenants import audit
 from bottega.tenants.erase import erase_session
 
@@ -196,7 +197,7 @@ async def create(
         return await once(tx, response, Session, begin)
 
 
-_SEARCHED = f"Searches only sessions of the newest {sessions.RECENT_RUNS:,} runs."
+_SEARCHED = f"Searches only sessions of the newest {SEARCHED_RUNS:,} runs."
 
 
 class SessionQuery(PageQuery):
@@ -207,7 +208,7 @@ class SessionQuery(PageQuery):
         Field(
             description=(
                 "`asc`, `desc`: by id; `updated_at`: sessions with the newest runs first, only "
-                f"sessions of the newest {sessions.RECENT_RUNS:,} runs."
+                f"sessions of the newest {SEARCHED_RUNS:,} runs."
             )
         ),
     ] = "asc"  # type: ignore[assignment]

@@ -49,9 +49,9 @@ _SLICE_BYTES = 1024
 """Bytes that are parsed at a time, so that too many pings are noticed early."""
 UPLOADS = ("POST", "/v1/files")
 """Method and path of uploads. Only their pauses are limited, not the time of the whole body."""
-MAX_URL_BYTES = 8000
 MAX_FIELDS = 100
 MAX_FIELD_BYTES = 8000
+MAX_URL_BYTES = MAX_FIELD_BYTES
 MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0

@@ -20,12 +20,11 @@ from starlette.responses import JSONResponse
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.errors import for_error
 from bottega.api.routes.mcp.messages import (
-    INVALID_PARAMS,
     SERVER,
     SESSION,
     SPOKEN,
-    UNKNOWN_METHOD,
     McpMessage,
+    RpcCode,
     RpcError,
     agreed,
     code_of,
@@ -86,7 +85,7 @@ _INSTRUCTIONS = "Each tool is an agent. A call is a run of the agent, and may ta
 @router.delete("/mcp/")
 async def not_offered(tenant: ReadTenant) -> Response:
     """Refuse GET and DELETE: there are no streams without a call, and no sessions to end."""
-    body = error_body(UNKNOWN_METHOD, "only POST is offered here")
+    body = error_body(RpcCode.UNKNOWN_METHOD, "only POST is offered here")
     return JSONResponse(body, 405, {"Allow": "POST"})
 
 
@@ -151,7 +150,7 @@ def _of_protocol(message: McpMessage) -> Response:
         return JSONResponse(message.answer(found), headers={SESSION: message.session or ""})
     if not message.stateless and message.method == "ping":
         return JSONResponse(message.answer({}))
-    raise message.refusal(UNKNOWN_METHOD, f"Method not found: {message.method[:100]}")
+    raise message.refusal(RpcCode.UNKNOWN_METHOD, f"Method not found: {message.method[:100]}")
 
 
 async def _call(
@@ -330,7 +329,7 @@ async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage)
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
         raise message.refusal(
-            INVALID_PARAMS, "'cursor' must be the 'nextCursor' of the page before"
+            RpcCode.INVALID_PARAMS, "'cursor' must be the 'nextCursor' of the page before"
         )
     page = await store.page(
         tx,
@@ -597,11 +596,11 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     """
     name = message.params.get("name")
     if not isinstance(name, str):
-        raise message.refusal(INVALID_PARAMS, "'name' is the name of a tool")
+        raise message.refusal(RpcCode.INVALID_PARAMS, "'name' is the name of a tool")
     if "requestState" in message.params and message.stateless:
         return await _resumed(service, principal, message, name)
     if not (found := await _schemas(service, principal, name)):
-        raise message.refusal(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+        raise message.refusal(RpcCode.INVALID_PARAMS, f"Unknown tool: {name[:100]}")
     text = await input_of(message.params.get("arguments"), found[0])
     acting = acts_for(principal, message.user, None)
     run = await start_run(
@@ -647,7 +646,7 @@ async def _resumed(
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > 128:
         raise message.refusal(
-            INVALID_PARAMS,
+            RpcCode.INVALID_PARAMS,
             "send 'requestState' as it was received, and 'inputResponses' as an object",
         )
     run_id, place = found
@@ -657,7 +656,7 @@ async def _resumed(
     begun_so = {"agent": agent, "principal": principal.actor, "user": acting.user}
     if not begun_so.items() <= {name: run.get(name) for name in begun_so}.items():
         raise message.refusal(
-            INVALID_PARAMS, "there is no such call to continue: call the tool again"
+            RpcCode.INVALID_PARAMS, "there is no such call to continue: call the tool again"
         )
     for name, response in answers.items():
         # An answer that does not fit is ignored: the run still waits, so the client is asked again.

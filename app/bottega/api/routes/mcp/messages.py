@@ -10,6 +10,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,13 +19,26 @@ from pydantic_core import from_json
 from bottega import __version__
 from bottega.api.server.middleware import Translation
 
-INVALID_REQUEST = -32600
-INVALID_PARAMS = -32602
-INTERNAL = -32603
-REFUSED = -32000
-"""Code of a temporary refusal: the same call may succeed later."""
 
-_CODES = {400: INVALID_REQUEST, 404: INVALID_PARAMS, 409: INVALID_PARAMS, 422: INVALID_PARAMS}
+class RpcCode(IntEnum):
+    """Codes of JSON-RPC and of MCP. ``REFUSED``: the same call may succeed later."""
+
+    INVALID_REQUEST = -32600
+    INVALID_PARAMS = -32602
+    INTERNAL = -32603
+    REFUSED = -32000
+    PARSE = -32700
+    UNKNOWN_METHOD = -32601
+    HEADERS = -32020
+    UNSUPPORTED_VERSION = -32022
+
+
+_CODES = {
+    400: RpcCode.INVALID_REQUEST,
+    404: RpcCode.INVALID_PARAMS,
+    409: RpcCode.INVALID_PARAMS,
+    422: RpcCode.INVALID_PARAMS,
+}
 
 
 def error_body(
@@ -37,7 +51,7 @@ def error_body(
 
 def code_of(status: int) -> int:
     """Return JSON-RPC's code for the status of a problem."""
-    return _CODES.get(status, INTERNAL if status == 500 else REFUSED)
+    return _CODES.get(status, RpcCode.INTERNAL if status == 500 else RpcCode.REFUSED)
 
 
 def translated(status: int, problem: Mapping[str, Any]) -> Translation:
@@ -53,10 +67,6 @@ WITH_SESSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 SPOKEN = (STATELESS, *WITH_SESSIONS)
 SESSION = "mcp-session-id"
 VERSION = "mcp-protocol-version"
-PARSE = -32700
-UNKNOWN_METHOD = -32601
-HEADERS = -32020
-UNSUPPORTED_VERSION = -32022
 SERVER = {"name": "bottega", "title": "Bottega", "version": __version__}
 
 USER = "bottega/user"
@@ -70,7 +80,7 @@ _ENCODED = re.compile(r"=\?base64\?(.*)\?=")
 _SESSION = re.compile(r"(asks|mute)-[0-9a-f]{32}")
 _STATE = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,18})")
 _LONGEST_ID = 200
-_STATUSES = {UNKNOWN_METHOD: 404}
+_STATUSES: dict[int, int] = {RpcCode.UNKNOWN_METHOD: 404}
 
 
 class RpcError(Exception):
@@ -130,7 +140,7 @@ class McpMessage:
             RpcError: the name is not a text.
         """
         if not isinstance(user := self.meta.get(USER), str | None):
-            raise self.refusal(INVALID_PARAMS, f"'{USER}' in '_meta' must be a text")
+            raise self.refusal(RpcCode.INVALID_PARAMS, f"'{USER}' in '_meta' must be a text")
         return user
 
     def answer(self, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,18 +169,22 @@ def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
     try:
         sent = from_json(body, allow_inf_nan=False, cache_strings=False)
     except ValueError:
-        raise RpcError(PARSE, "the body is not JSON in UTF-8, or is nested too deeply") from None
+        raise RpcError(
+            RpcCode.PARSE, "the body is not JSON in UTF-8, or is nested too deeply"
+        ) from None
     if isinstance(sent, list):
-        raise RpcError(INVALID_REQUEST, "batches are not part of MCP: send one message")
+        raise RpcError(RpcCode.INVALID_REQUEST, "batches are not part of MCP: send one message")
     if not isinstance(sent, dict) or sent.get("jsonrpc") != "2.0":
-        raise RpcError(INVALID_REQUEST, 'a message must be an object with "jsonrpc": "2.0"')
+        raise RpcError(RpcCode.INVALID_REQUEST, 'a message must be an object with "jsonrpc": "2.0"')
     call_id = _id_of(sent)
     method, params = sent.get("method"), sent.get("params")
     if method is None:
         return _answer_of(sent, call_id, headers)
     if not isinstance(method, str) or not isinstance(params, dict | None):
         raise RpcError(
-            INVALID_REQUEST, "'method' must be a text, and 'params' an object", call_id=call_id
+            RpcCode.INVALID_REQUEST,
+            "'method' must be a text, and 'params' an object",
+            call_id=call_id,
         )
     message = McpMessage(call_id, method, params or {})
     version = headers.get(VERSION)
@@ -183,7 +197,7 @@ def _id_of(sent: Mapping[str, Any]) -> CallId | None:
     """Return the id of a message; ``None``: the message has none."""
     if "id" in sent and not is_id(sent["id"]):
         raise RpcError(
-            INVALID_REQUEST,
+            RpcCode.INVALID_REQUEST,
             f"an id must be an integer of 64 bits, or a text of at most {_LONGEST_ID} characters",
         )
     return sent.get("id")
@@ -202,10 +216,12 @@ def _answer_of(
     """Parse a client's answer to a request of this server."""
     result = sent.get("result", {})
     if call_id is None or not ({"result", "error"} & sent.keys()) or not isinstance(result, dict):
-        raise RpcError(INVALID_REQUEST, "the message has no 'method'", call_id=call_id)
+        raise RpcError(RpcCode.INVALID_REQUEST, "the message has no 'method'", call_id=call_id)
     if headers.get(VERSION) == STATELESS:
         raise RpcError(
-            INVALID_REQUEST, "send answers in 'inputResponses', with the call", call_id=call_id
+            RpcCode.INVALID_REQUEST,
+            "send answers in 'inputResponses', with the call",
+            call_id=call_id,
         )
     return McpMessage(call_id, "", result=result, session=_session_of(headers, call_id))
 
@@ -220,7 +236,7 @@ def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, s
         _check_headers(message, named, headers)
     if named != STATELESS:
         raise RpcError(
-            UNSUPPORTED_VERSION,
+            RpcCode.UNSUPPORTED_VERSION,
             "Unsupported protocol version",
             {"supported": SPOKEN, "requested": str(named)[:_LONGEST_ID]},
             call_id=message.id,
@@ -228,7 +244,7 @@ def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, s
     capabilities = meta.get(_CAPABILITIES)
     if message.id is not None and not (_VERSION in meta and isinstance(capabilities, dict)):
         raise RpcError(
-            INVALID_PARAMS,
+            RpcCode.INVALID_PARAMS,
             f"params._meta needs '{_VERSION}', and '{_CAPABILITIES}' as an object",
             call_id=message.id,
         )
@@ -244,7 +260,7 @@ def _check_headers(message: McpMessage, named: Any, headers: Mapping[str, str]) 
     for header, value in told.items():
         if _decoded(headers.get(header)) != value:
             raise RpcError(
-                HEADERS,
+                RpcCode.HEADERS,
                 f"the header {header} must have the same value as the body",
                 call_id=message.id,
             )
@@ -279,7 +295,7 @@ def _session_of(headers: Mapping[str, str], call_id: CallId | None) -> str | Non
     session = headers.get(SESSION)
     if session is not None and not _SESSION.fullmatch(session):
         raise RpcError(
-            INVALID_REQUEST,
+            RpcCode.INVALID_REQUEST,
             "there is no such session: begin with 'initialize'",
             call_id=call_id,
             status=404,

@@ -19,7 +19,9 @@ from bottega.api.routes.openai.answers import (
     ResponseObject,
     RoundAnswer,
     answer_of,
+    checks_of,
     respond,
+    round_of,
     shown,
 )
 from bottega.api.routes.openai.forms import (
@@ -63,7 +65,6 @@ from bottega.errors import InvalidInputError, NotFoundError, UnknownAgentError
 from bottega.memory.episodes.scope import UNASKED
 from bottega.runs import interrupts, messages, read, sessions
 from bottega.runs.control import request_cancel
-from bottega.runs.rounds import checks_of, round_of
 
 _AT = "/previous_response_id"
 _MOST_MESSAGES, _MOST_PAGES = 500, 8
