@@ -16,7 +16,7 @@ async def test_it_stays_while_another_page_is_shown(console: Console) -> None:
     await page.go_back()
     await expect(page.get_by_label("Message")).to_have_value("I am A")
     await console.open("chat?agent=clerk&session=another")
-    await expect(page.get_by_role("main").get_by_text("another")).to_be_visible()
+    await expect(page.get_by_role("button", name="session's id: another")).to_be_visible()
     await expect(page.get_by_label("Message")).to_have_value("")
 
 
