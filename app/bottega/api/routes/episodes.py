@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
@@ -17,7 +17,6 @@ from bottega.api.schemas.episodes import (
     WITHIN,
     Episode,
     EpisodeFailure,
-    EpisodeFilters,
     EpisodeSearch,
     EpisodesFound,
     Label,
@@ -98,20 +97,11 @@ class EpisodeQuery(PageQuery):
         return EpisodeFilter(
             domain=self.domain,
             task_type=self.task_type,
-            outcomes=() if self.outcome is None else (Outcome(self.outcome),),
-            tags=() if self.tag is None else (self.tag,),
+            outcomes=[each for each in (self.outcome,) if each],
+            tags=[each for each in (self.tag,) if each],
             after=self.after,
             before=self.before,
         )
-
-
-def _filter_of(filters: EpisodeFilters) -> EpisodeFilter:
-    outcomes = tuple(Outcome(each) for each in filters.outcomes)
-    return EpisodeFilter(
-        **filters.model_dump(exclude={"outcomes", "tags"}),
-        outcomes=outcomes,
-        tags=tuple(filters.tags),
-    )
 
 
 def to_response(episode: memory.Episode) -> dict[str, Any]:
@@ -125,7 +115,7 @@ def to_response(episode: memory.Episode) -> dict[str, Any]:
     if episode.output is not None:
         result["output"] = episode.output
     return {
-        **{name: getattr(episode, name) for name in _SAME},
+        **{name: getattr(episode, name) for name in _FIELDS},
         "user": episode.user_id,
         "outcome": episode.judged,
         "outcome_source": state.label_source,
@@ -135,31 +125,12 @@ def to_response(episode: memory.Episode) -> dict[str, Any]:
         "result": result,
         "metadata": metadata,
         "consolidated": one_of_many,
-        "state": state,
         "feedback": state.feedback,
         "bodies": state.bodies,
     }
 
 
-_SAME = (
-    "id",
-    "kind",
-    "at",
-    "run_id",
-    "session_id",
-    "agent",
-    "domain",
-    "task_type",
-    "tags",
-    "failure_signature",
-    "failure_signatures",
-    "trust",
-    "origin",
-    "reflection",
-    "summary",
-    "instances",
-    "parts",
-)
+_FIELDS = tuple(each.name for each in fields(memory.Episode))
 
 
 def imported(
@@ -345,7 +316,7 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: 
 async def search(
     service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: EpisodeSearch
 ) -> Any:
-    where = _filter_of(body.filters)
+    where = EpisodeFilter(**body.filters.model_dump())
     session_id = body.session_id or body.filters.session_id
     scope = within(principal, body.user, session_id, body.scope)
     if body.query is not None:

@@ -227,9 +227,9 @@ class EpisodeFilter:
 
     domain: str | None = None
     task_type: str | None = None
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: Sequence[str] = ()
     session_id: str | None = None
-    tags: tuple[str, ...] = ()
+    tags: Sequence[str] = ()
     after: datetime | None = None
     before: datetime | None = None
     failure_signature: str | None = None
