@@ -1,6 +1,5 @@
 """Routes of memory: search for a task, learning, a run's memory and feedback, maintenance."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -13,7 +12,7 @@ from bottega import metrics
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.routes.episodes import imported, to_response, within
-from bottega.api.schemas.base import Answer, Body, OwnUser, Page
+from bottega.api.schemas.base import Answer, Body, OwnUser, Page, taken_from
 from bottega.api.schemas.episodes import (
     EpisodeFailure,
     EpisodeHit,
@@ -52,8 +51,7 @@ from bottega.memory.learning.context import (
     learn_from_episode,
 )
 from bottega.memory.learning.lessons import FoundInsight
-from bottega.memory.patterns.matcher import Match
-from bottega.memory.patterns.pattern import Category, Pattern
+from bottega.memory.patterns.pattern import Category
 from bottega.memory.text.signature import failure_signature
 from bottega.runs import read
 from bottega.runs.sessions import hold_owner
@@ -168,11 +166,11 @@ class KnownPattern(Answer):
     trust: int
     """3: learned from own runs; 2: from own runs that read outside content; 1: sent by a client."""
     summary: str
-    uses: list[str]
+    uses: Annotated[list[str], taken_from("content", "uses")]
     """Tools and agents that the pattern names."""
-    confidence: float
-    success_rate: float | None
-    applications: int
+    confidence: Annotated[float, taken_from("evidence", "confidence")]
+    success_rate: Annotated[float | None, taken_from("evidence", "success_rate")]
+    applications: Annotated[int, taken_from("evidence", "applications")]
     """Number of applications of this version."""
 
 
@@ -400,25 +398,6 @@ class WorkingMemory(Answer):
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
 
 
-def _known(pattern: Pattern) -> dict[str, Any]:
-    """Return the parts of a pattern that are needed to apply it."""
-    evidence = pattern.evidence
-    same = ("id", "version", "name", "category", "state", "trust", "summary")
-    return {name: getattr(pattern, name) for name in same} | {
-        "uses": pattern.content.uses,
-        "confidence": evidence.confidence,
-        "success_rate": evidence.success_rate,
-        "applications": evidence.applications,
-    }
-
-
-def _matched(found: Sequence[Match]) -> list[dict[str, Any]]:
-    return [
-        {"pattern": _known(each.pattern), "score": each.score, "quality": each.quality}
-        for each in found
-    ]
-
-
 @router.post(
     "/context",
     operation_id="find_context",
@@ -459,7 +438,7 @@ async def context(
         "constraints": found.goals.constraints,
         "criteria": found.goals.criteria,
         "features": found.features,
-        "patterns": _matched(found.patterns),
+        "patterns": found.patterns,
         "episodes": [
             {"episode": to_response(hit.episode), "score": hit.score, "why": hit.why}
             for hit in found.episodes.hits
@@ -468,7 +447,7 @@ async def context(
         "by_meaning": found.episodes.by_meaning,
         "by_spelling": found.episodes.by_spelling,
         "knowledge": {
-            "patterns": _matched(found.knowledge),
+            "patterns": found.knowledge,
             "insights": [_insight(each) for each in found.insights],
         },
     }
@@ -555,7 +534,7 @@ async def learn(
             return {
                 "episode_id": learned.episode_id,
                 "reflection": learned.reflection,
-                "candidates": [_known(each) for each in learned.candidates],
+                "candidates": learned.candidates,
                 "applications": learned.applications,
             }
 

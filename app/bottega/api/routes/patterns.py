@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
 from bottega.api.routes.episodes import CLOCK_SKEW
-from bottega.api.schemas.base import Answer, Body, Page
+from bottega.api.schemas.base import Answer, Body, Page, taken_from
 from bottega.api.schemas.episodes import Moment, Object
 from bottega.api.shared.definitions import ETAG, IfMatch, if_match_version
 from bottega.api.shared.deps import Actor, AdminTenant, ReadTenant, ServiceDep, Tenant, Turn
@@ -619,22 +619,25 @@ class EvidenceHistory(Answer):
 class Validation(Answer):
     """The result of validating a pattern."""
 
-    pattern_id: UUID
-    version: int
-    was: StateName
+    pattern_id: Annotated[UUID, taken_from("now", "id")]
+    version: Annotated[int, taken_from("now", "version")]
+    was: Annotated[StateName, taken_from("was", "state")]
     """The state before."""
-    state: StateName
+    state: Annotated[StateName, taken_from("now", "state")]
     """The state after."""
-    verdict: Literal["INSUFFICIENT_EVIDENCE", "VALIDATED", "CANDIDATE", "IN_REVIEW"]
+    verdict: Annotated[
+        Literal["INSUFFICIENT_EVIDENCE", "VALIDATED", "CANDIDATE", "IN_REVIEW"],
+        taken_from("lately", "verdict"),
+    ]
     """Result of the validation."""
-    good: int
+    good: Annotated[int, taken_from("lately", "given", "good")]
     """Number of applications that went well."""
-    applications: int
-    success_rate: float | None
-    p_value: float
-    confidence: float
-    baseline: PatternBaseline
-    decision: str | None
+    applications: Annotated[int, taken_from("lately", "given", "n")]
+    success_rate: Annotated[float | None, taken_from("now", "evidence", "success_rate")]
+    p_value: Annotated[float, taken_from("lately", "p_better")]
+    confidence: Annotated[float, taken_from("lately", "confidence")]
+    baseline: Annotated[PatternBaseline, taken_from("lately", "baseline")]
+    decision: Annotated[str | None, taken_from("now", "lifecycle", "decision")]
     """Decision of the last check, after 8, 16, 32 or 64 applications."""
 
 
@@ -990,25 +993,11 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
 async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id: PatternId) -> Any:
     async with service.database.turn(tenant):
         (found,) = await service.patterns.validate(tenant, [pattern_id])
-    now, lately = found.now, found.lately
     service.patterns.forget(tenant)
     async with service.database.begin(tenant) as tx:
-        details = {"verdict": lately.verdict, "state": now.state}
+        details = {"verdict": found.lately.verdict, "state": found.now.state}
         await audit.note(tx, tenant, actor, "pattern.validate", str(pattern_id), details)
-    return {
-        "pattern_id": now.key,
-        "version": now.version,
-        "was": found.was.state,
-        "state": now.state,
-        "verdict": lately.verdict,
-        "good": lately.given.good,
-        "applications": lately.given.n,
-        "success_rate": now.evidence.success_rate,
-        "p_value": lately.p_better,
-        "confidence": lately.confidence,
-        "baseline": lately.baseline,
-        "decision": now.lifecycle.decision,
-    }
+    return found
 
 
 @router.post(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasPath,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -115,7 +116,14 @@ class Body(Part):
 class Answer(DescribedModel):
     """A response body."""
 
-    model_config = ConfigDict(extra="ignore", from_attributes=True)
+    model_config = ConfigDict(extra="ignore", from_attributes=True, validate_by_name=True)
+
+
+def taken_from(*path: str) -> Any:
+    """Return the annotation of an answer's field whose value is an attribute of an attribute.
+
+    A stored answer has the value under the field's own name."""
+    return Field(validation_alias=AliasPath(*path))
 
 
 def named_examples(content: type[BaseModel], *names: str) -> JsonDict:
