@@ -22,7 +22,7 @@ from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
 from bottega.llm.embedding_child import available
 from bottega.memory.episodes.embedders import Embedders
-from bottega.memory.episodes.rows import CHANNEL
+from bottega.memory.episodes.search import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.objects import Objects
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bottega.llm.builtin_embedder import BuiltinEmbedder
     from bottega.llm.local_embedder import LocalEmbedder
     from bottega.llm.openai_embedder import OpenAIEmbedder
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import Embedder
@@ -116,29 +117,30 @@ async def run_memory_jobs(
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes.embedding_worker import EmbeddingWorker
-    from bottega.memory.episodes.maintenance import EpisodeUpkeep
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning.reflection_worker import ReflectionWorker
 
     vectors = EmbeddingWorker(database.pool, parts.embedders)
-    upkeep = EpisodeUpkeep(database.pool, parts.objects)
+    episodes = EpisodeMaintenance(database.pool, parts.objects)
+    offloading = episodes.offloading()
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
-    maintenance = _maintenance(settings, database, parts, vectors.measure)
+    maintenance = _maintenance(settings, database, parts, episodes, vectors.measure)
     # Loops begin one after another: at the same time, each would need its own connection.
     one_by_one = itertools.count(0.1, 0.1)
-    leased = [learning.work, vectors.work, upkeep.work, maintenance.leased()]
+    leased = [learning.work, vectors.work, offloading, maintenance.leased()]
     for work in leased:
         work.loop.first_s = next(one_by_one)
     by_the_clock = {
         name: WorkLoop(CHANNEL, act, poll_s=60.0, first_s=next(one_by_one))
         for name, act in (
             ("embedder", vectors.change_over),
-            ("trash", upkeep.empty_trash),
+            ("trash", episodes.empty_trash),
             ("nights", maintenance.begin_nights),
         )
     }
 
     def episode_stored() -> None:
-        for work in (learning.work, vectors.work, upkeep.work):
+        for work in (learning.work, vectors.work, offloading):
             work.loop.wake_soon()
 
     wake_on_notify(listener, *(work.loop for work in leased))
@@ -153,16 +155,15 @@ def _maintenance(
     settings: Settings,
     database: Database,
     parts: MemoryServices,
+    episodes: "EpisodeMaintenance",
     measure: Callable[[UUID], Awaitable[None]],
 ) -> "Maintenance":
     from bottega.background.schedules import next_tick, previous_tick
     from bottega.db import migrate
-    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning.maintenance import Maintenance, stages_of
 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=migrate.ROLE, longest_s=None)
-    episodes = EpisodeMaintenance(database.pool, parts.objects)
     sources = parts.patterns, parts.objects, measure, as_maintenance
     stages = stages_of(database.pool, episodes, *sources)
     return Maintenance(

@@ -11,7 +11,8 @@ import pytest
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
-from bottega.memory.episodes.maintenance import EpisodeUpkeep
+from bottega.leased_work import LeasedWork
+from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.objects import ALL_PARTS, Objects, copied
 from tests.memories import day
 
@@ -42,8 +43,13 @@ def objects(root: Path, database: Database) -> Objects:
 
 
 @pytest.fixture
-def upkeep(database: Database, objects: Objects, clock: Clock) -> EpisodeUpkeep:
-    return EpisodeUpkeep(database.pool, objects, clock=clock)
+def upkeep(database: Database, objects: Objects) -> EpisodeMaintenance:
+    return EpisodeMaintenance(database.pool, objects)
+
+
+@pytest.fixture
+def offloading(upkeep: EpisodeMaintenance, clock: Clock) -> LeasedWork:
+    return upkeep.offloading(clock)
 
 
 async def store(database: Database, *numbers: int, **bodies: Any) -> None:
@@ -95,13 +101,13 @@ def unblock(root: Path) -> None:
 
 
 async def test_long_bodies_move_whole_and_short_episodes_stay(
-    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, objects: Objects
+    database: Database, owner: asyncpg.Pool, offloading: LeasedWork, objects: Objects
 ) -> None:
     await store(database, 1)
     await store(database, 2, trace=[{"said": "short"}])
 
-    assert await upkeep.work.do_due() == 0
-    assert await upkeep.work.do_due() == float("inf")
+    assert await offloading.do_due() == 0
+    assert await offloading.do_due() == float("inf")
 
     bodies = [json.loads(await objects.get(key)) for key in await keys(owner)]
     assert LONG in bodies
@@ -116,25 +122,30 @@ async def test_a_store_that_is_down_leaves_bodies_where_they_are(
     owner: asyncpg.Pool,
     clock: Clock,
     tmp_path: Path,
-    upkeep: EpisodeUpkeep,
+    offloading: LeasedWork,
     root: Path,
 ) -> None:
     await store(database, 1)
     block(root)
-    assert await upkeep.work.do_due() == 1
-    assert await upkeep.work.do_due() == 1
+    assert await offloading.do_due() == 1
+    assert await offloading.do_due() == 1
     assert await keys(owner) == []
     assert await waiting(owner) == 1
 
     unblock(root)
     clock.now += 1
     await owner.execute("UPDATE episode_work SET next_at = now()")
-    assert await upkeep.work.do_due() == 0
+    assert await offloading.do_due() == 0
     assert len(await keys(owner)) == 2
 
 
 async def test_a_death_between_object_and_row_leaves_trash_and_the_body(
-    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, objects: Objects, root: Path
+    database: Database,
+    owner: asyncpg.Pool,
+    upkeep: EpisodeMaintenance,
+    offloading: LeasedWork,
+    objects: Objects,
+    root: Path,
 ) -> None:
     await store(database, 1)
     ids = [UUID(int=1)]
@@ -142,7 +153,7 @@ async def test_a_death_between_object_and_row_leaves_trash_and_the_body(
     # ... and it died here.
     assert len(files(root)) == len(json.loads(moved)) == 2
     assert await upkeep.empty_trash() == float("inf")  # it may still be alive
-    assert await upkeep.work.do_due() == 0
+    assert await offloading.do_due() == 0
     assert len(files(root)) == 4
 
     await trash_is_due(owner)
@@ -172,10 +183,14 @@ async def test_an_object_in_the_trash_is_not_referenced_again(
 
 
 async def test_erasure_deletes_objects(
-    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, root: Path
+    database: Database,
+    owner: asyncpg.Pool,
+    upkeep: EpisodeMaintenance,
+    offloading: LeasedWork,
+    root: Path,
 ) -> None:
     await store(database, 1, 2)
-    await upkeep.work.do_due()
+    await offloading.do_due()
     assert len(files(root)) == 4
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await connection.fetchval("SELECT erase_episodes($1)", [UUID(int=1)])

@@ -35,9 +35,9 @@ from bottega.db.sessions import driver_of
 from bottega.errors import InvalidInputError
 from bottega.graph.publication import as_text
 from bottega.memory.episodes import episode as memory
-from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
+from bottega.memory.episodes.search import load
 from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import summary_of
 from bottega.runs.read import OutcomeValue
@@ -227,7 +227,7 @@ async def create(
             stored = await service.memory.store(tenant, episode, on=driver)
             await audit.note(tx, tenant, principal.actor, "episode.import", str(stored))
             response.headers["Location"] = f"/v1/episodes/{stored}"
-            kept = (await rows.load(driver, EVERYTHING, [stored]))[stored]
+            kept = (await load(driver, EVERYTHING, [stored]))[stored]
             bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}
             return to_response(replace(kept, **bodies))
 

@@ -40,9 +40,9 @@ from bottega.db.sessions import driver_of
 from bottega.errors import ConflictError
 from bottega.events.types import UNFINISHED
 from bottega.json_schema.values import WHOLE
-from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.search import load
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.context import (
     Lesson,
@@ -505,7 +505,7 @@ async def learn(
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
         if (stored := body.episode_id) is not None:
-            for each in (await rows.load(driver, EVERYTHING, [stored])).values():
+            for each in (await load(driver, EVERYTHING, [stored])).values():
                 acting.refuse_other(each.user_id, f"episode {stored}")
 
         async def create() -> dict[str, Any]:

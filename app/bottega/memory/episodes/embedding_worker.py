@@ -20,8 +20,7 @@ from bottega.errors import BudgetBusyError, BudgetExhaustedError, ModelError, Un
 from bottega.leased_work import Blame, LeasedWork, Rows, blame_service
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
-from bottega.memory.episodes.rows import CHANNEL, POLL_S
-from bottega.memory.episodes.search import refresh_common, vector_text
+from bottega.memory.episodes.search import CHANNEL, POLL_S, refresh_common, vector_text
 from bottega.memory.text.embeddings import (
     Embedder,
     Vectors,

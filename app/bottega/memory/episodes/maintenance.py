@@ -40,8 +40,8 @@ from bottega.memory.episodes.episode import (
     derived_id,
     ended_before,
 )
-from bottega.memory.episodes.rows import CHANNEL, POLL_S, load
 from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.search import CHANNEL, POLL_S, load
 from bottega.objects import ALL_PARTS, Objects, copied
 
 _PAGE = 100
@@ -79,6 +79,8 @@ WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id
 """
 _AGE = "SELECT age_episodes($1, $2, $3, $4)"
 _PURGE = "SELECT purge_episodes($1, $2)"
+_TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
+_MOVE = "SELECT move_bodies($1, $2::jsonb)"
 
 # --- Consolidation ------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ _CONSOLIDATE = "SELECT consolidate_episodes($1, $2, $3, $4)"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeMaintenance:
-    """Maintenance of episodes, one tenant per call.
+    """Maintenance of episodes, one tenant per call. Any number of processes may run it at a time.
 
     Attributes:
         most: largest number of episodes (or groups) that each step of a call handles, so that other
@@ -298,43 +300,12 @@ class EpisodeMaintenance:
             )
         return made
 
+    # Objects
 
-def _key(row: Any) -> bytes | None:
-    """Return the key of an episode's task and owner; equally worded tasks have equal keys.
-
-    Return ``None`` if the task's full text is unknown, or if the episode is a consolidated one."""
-    task = from_json(row["task"])
-    asked = task.get("original_input")
-    cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
-    if row["kind"] != "episode" or row["away"] or cut:
-        return None
-    owner = [row["user_id"], row["session_id"]]
-    if any(owner):
-        task["owner"] = owner
-    return task_key(task, row["input"] and from_json(row["input"]))
-
-
-_TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
-_MOVE = "SELECT move_bodies($1, $2::jsonb)"
-
-
-class EpisodeUpkeep:
-    """Background work on episodes; any number of processes may run it concurrently.
-
-    Each public method does some due work, and returns the seconds until more work is due.
-    """
-
-    def __init__(
-        self,
-        pool: asyncpg.Pool,
-        objects: Objects,
-        *,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._pool = pool
-        self._objects = objects
-        self.work = LeasedWork(
-            pool=pool,
+    def offloading(self, clock: Callable[[], float] = monotonic) -> LeasedWork:
+        """Return the background work that moves large bodies to the object store."""
+        return LeasedWork(
+            pool=self.pool,
             name="offload",
             columns="episode_id uuid",
             lease_s=300.0,
@@ -350,22 +321,37 @@ class EpisodeUpkeep:
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
         """Copy bodies to the object store, then update the rows, which also ends the work."""
         ids = [row["episode_id"] for row in due]
-        moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
-        async with acting_as(self._pool, tenant_id) as connection:
+        moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
+        async with acting_as(self.pool, tenant_id) as connection:
             await connection.execute(_MOVE, ids, moved)
 
     async def empty_trash(self) -> float:
-        """Delete objects to which no row refers.
+        """Delete objects to which no row refers; return the seconds until more work is due.
 
         Raises:
             UnavailableError: the object store cannot be reached.
         """
-        keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, 500)]
+        keys = [row["key"] for row in await self.pool.fetch(_TRASH_DUE, 500)]
         if not keys:
             return float("inf")
-        await self._objects.delete(keys)
-        await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
+        await self.objects.delete(keys)
+        await self.pool.execute("SELECT forget_deleted_objects($1)", keys)
         return 0.0
+
+
+def _key(row: Any) -> bytes | None:
+    """Return the key of an episode's task and owner; equally worded tasks have equal keys.
+
+    Return ``None`` if the task's full text is unknown, or if the episode is a consolidated one."""
+    task = from_json(row["task"])
+    asked = task.get("original_input")
+    cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
+    if row["kind"] != "episode" or row["away"] or cut:
+        return None
+    owner = [row["user_id"], row["session_id"]]
+    if any(owner):
+        task["owner"] = owner
+    return task_key(task, row["input"] and from_json(row["input"]))
 
 
 # --- Equal tasks --------------------------------------------------------------------------------

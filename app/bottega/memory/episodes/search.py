@@ -1,18 +1,20 @@
-"""Search of episodes: by meaning and words, by their fields, by time.
+"""Rows of episodes, and searches for them: by meaning and words, by their fields, by time.
 
 Functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or take the
 tenant's id.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.memory.episodes.episode import EpisodeFilter
+from bottega.db.sessions import decoded
+from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.scope import Scope
 from bottega.memory.episodes.scoring import Candidate
 from bottega.memory.text.content import ContentWords
@@ -20,6 +22,50 @@ from bottega.memory.text.content import ContentWords
 if TYPE_CHECKING:  # numpy is slow to import, and only searches need it
     import numpy as np
     from numpy.typing import NDArray
+
+CHANNEL = "bottega_memory"
+"""Channel that announces background work to other processes."""
+POLL_S = 5.0
+"""Seconds until background work notices an episode that another process stored."""
+_TELL = f"SELECT send_signal('{CHANNEL}', '')"
+_EPISODES = """
+SELECT * FROM read_episodes($1::jsonb, $2, CASE WHEN $3::text IS NOT NULL
+    THEN set_config('bottega.tenant', $3, true)::uuid END)
+"""
+_JSON = (
+    *("origin", "task", "execution", "result", "metadata", "summary", "reflection"),
+    *("feedback", "bodies", "verdict"),
+)
+
+
+async def tell(connection: asyncpg.Connection) -> None:
+    """Announce background work when the transaction commits."""
+    await connection.execute(_TELL)
+
+
+async def load(
+    on: asyncpg.Connection | asyncpg.Pool,
+    scope: Scope,
+    ids: Sequence[UUID],
+    *,
+    tenant_id: UUID | None = None,
+) -> dict[UUID, Episode]:
+    """Return the tenant's episodes by id, without their bodies. Episodes that are unknown, deleted
+    or outside of the scope are missing.
+
+    Args:
+        tenant_id: if given, the call needs no transaction of the tenant.
+    """
+    tenant = None if tenant_id is None else str(tenant_id)
+    rows = await on.fetch(_EPISODES, scope.document, ids, tenant)
+    return {row["id"]: to_episode(row) for row in rows}
+
+
+def to_episode(row: Mapping[str, Any]) -> Episode:
+    """Build an episode from a row of the SQL function ``read_episodes``."""
+    values = {**row, **{name: decoded(row[name]) for name in _JSON}}
+    return Episode.from_row(values, state=values)
+
 
 By = Literal["task", "result", "whole"]
 Place = tuple[datetime, UUID]

@@ -16,7 +16,7 @@ from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import NotFoundError
-from bottega.memory.episodes import rows, search
+from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState, ended_before
 from bottega.memory.episodes.scope import MemoryOptions, Reach, Scope
@@ -185,7 +185,7 @@ class EpisodicMemory:
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()
             stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
-            await rows.tell(connection)
+            await search.tell(connection)
         return stored
 
     async def get(
@@ -202,7 +202,7 @@ class EpisodicMemory:
             UnavailableError: a body cannot be read; ``bodies=False`` reads the rest.
         """
         async with acting_as(self.pool, tenant_id) as connection:
-            found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
+            found = (await search.load(connection, scope, [episode_id])).get(episode_id)
             if found is None:
                 raise NotFoundError(f"there is no episode {episode_id}")
             read = await connection.fetch(_BODIES, scope.document, episode_id) if bodies else ()
@@ -257,7 +257,7 @@ class EpisodicMemory:
         )
         best = score(candidates, self.options.scoring, now, domain)[:k]
         ids = [candidate.episode_id for candidate, _ in best]
-        loaded = await rows.load(self.pool, scope, ids, tenant_id=tenant_id) if ids else {}
+        loaded = await search.load(self.pool, scope, ids, tenant_id=tenant_id) if ids else {}
         self.accesses.touch(tenant_id, loaded)
         metrics.episode_searches.labels(asked.compared).inc()
         hits = [
@@ -295,7 +295,7 @@ class EpisodicMemory:
         given = search.listed(scope, where)
         async with acting_as(self.pool, tenant_id) as connection:
             found = await connection.fetch(search.LIST[descending], *given, limit)
-        return [*map(rows.to_episode, found)]
+        return [*map(search.to_episode, found)]
 
     async def page(
         self,
@@ -311,7 +311,7 @@ class EpisodicMemory:
         given = search.listed(scope, where, after)
         async with acting_as(self.pool, tenant_id) as connection:
             found = await fetch_rows(connection, search.LIST[descending], *given, limit=limit)
-        return PageItems(map(rows.to_episode, found), more=found.more)
+        return PageItems(map(search.to_episode, found), more=found.more)
 
     async def recent(
         self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY

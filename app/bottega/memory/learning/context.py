@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from bottega.db.sessions import decoded
 from bottega.errors import NotFoundError
-from bottega.memory.episodes import rows
+from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
@@ -144,7 +144,7 @@ async def learn_from_episode(
     """
     if isinstance(episode, Episode):
         episode = await memory.store(tenant_id, episode, on=connection)
-    loaded = (await rows.load(connection, EVERYTHING, [episode])).get(episode)
+    loaded = (await search.load(connection, EVERYTHING, [episode])).get(episode)
     if loaded is None:
         raise NotFoundError(f"there is no episode {episode}")
     private = owner_of(loaded.user_id, loaded.session_id) != ""

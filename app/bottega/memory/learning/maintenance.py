@@ -36,9 +36,9 @@ from bottega.errors import (
     UnavailableError,
 )
 from bottega.leased_work import LeasedWork
-from bottega.memory.episodes import rows as episode_rows
-from bottega.memory.episodes.rows import CHANNEL, tell
+from bottega.memory.episodes import search
 from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.search import CHANNEL, tell
 from bottega.memory.learning.mining import Observed, mine, observation_of
 from bottega.memory.learning.reflection_worker import learn_again
 from bottega.memory.patterns.cache import PatternCache
@@ -346,7 +346,7 @@ async def _seen(
         async with acting_as(pool, tenant_id) as connection:
             page = await connection.fetch(_TRACES, tenant_id, *last, 200)
             ids = [row["episode_id"] for row in page]
-            episodes = await episode_rows.load(connection, EVERYTHING, ids)
+            episodes = await search.load(connection, EVERYTHING, ids)
         if not page:
             break
         read += len(page)

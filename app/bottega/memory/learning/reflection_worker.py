@@ -22,7 +22,7 @@ from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.errors import BudgetExhaustedError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork
-from bottega.memory.episodes import rows
+from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.mining import counts
@@ -107,8 +107,8 @@ class ReflectionWorker:
             blame=lambda error: None if is_transient(error) else Blame.ROW,
             put_off=self._put_off,
             longest_rest_s=1.0,
-            channel=rows.CHANNEL,
-            poll_s=rows.POLL_S,
+            channel=search.CHANNEL,
+            poll_s=search.POLL_S,
         )
 
     async def _put_off(
@@ -197,7 +197,7 @@ async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
     """Return episodes by id, with their traces if those are still in the database."""
-    found = await rows.load(connection, EVERYTHING, ids)
+    found = await search.load(connection, EVERYTHING, ids)
     traces = await connection.fetch(_TRACES, tenant_id, list(found))
     for row in traces:
         episode = found[row["episode_id"]]
