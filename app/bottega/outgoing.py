@@ -107,8 +107,8 @@ async def open_outgoing(
         is_open: returns true if the server has no keys.
     """
     from bottega.engine.mcp import McpAccess
-    from bottega.mcp.connection import StdioCommand
     from bottega.tools.egress import Egress
+    from bottega.tools.mcp import StdioCommand
 
     hosts = ModelHosts(settings.egress_allow, folder_of(url, settings.data_dir), is_open)
     lookup = SecretLookup(secret_rules(settings, hosts), partial(secret_rows.read, database.pool))

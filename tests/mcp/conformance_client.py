@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 
 from bottega.mcp.client import McpConnections, list_tools
-from bottega.mcp.connection import McpError, McpServer
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import McpError, McpServer
 
 _VALUES = {"number": 2, "integer": 2, "string": "words", "boolean": True}
 

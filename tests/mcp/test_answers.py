@@ -8,8 +8,8 @@ import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
 from bottega.mcp.client import McpConnections, McpTool, result_of, usable
-from bottega.mcp.connection import McpToolSchema
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import McpToolSchema
 from tests.mcp.test_programs import ERAS, scripted
 from tests.waiting import until
 

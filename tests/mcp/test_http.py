@@ -15,8 +15,9 @@ from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from bottega.mcp.client import McpConnections, list_tools
-from bottega.mcp.connection import Headers, McpError, McpServer, McpUnansweredError
+from bottega.mcp.connection import McpUnansweredError
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import Headers, McpError, McpServer
 from tests.tools.conftest import egress, web
 from tests.tools.raw_server import RawServer, Writer, answer
 from tests.waiting import until

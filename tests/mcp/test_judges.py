@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bottega.mcp.client import McpConnections, list_tools
-from bottega.mcp.connection import McpServer, StdioCommand
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import McpServer, StdioCommand
 from tests.mcp.suite import judged
 
 pytestmark = pytest.mark.deep

@@ -11,9 +11,8 @@ import pytest
 
 from bottega.clock import monotonic
 from bottega.mcp.client import MOST_BYTES_OF_TOOLS, McpConnections, list_tools
-from bottega.mcp.connection import McpError, McpServer
 from bottega.tools.egress import Egress
-from bottega.tools.mcp import MOST_TOOLS
+from bottega.tools.mcp import MOST_TOOLS, McpError, McpServer
 from tests.tools.conftest import egress, web
 from tests.tools.raw_server import RawServer, Writer, answer
 from tests.waiting import until

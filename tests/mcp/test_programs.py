@@ -14,9 +14,9 @@ import pytest
 from bottega.agents.messages import ToolCall, ToolStatus
 from bottega.clock import monotonic
 from bottega.mcp.client import McpConnections, McpTool, list_tools
-from bottega.mcp.connection import McpError, McpServer, McpToolSchema, StdioCommand
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import McpError, McpServer, McpToolSchema, StdioCommand
 from bottega.trace_context import Trace, current
 from tests.waiting import until
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from bottega.agents.messages import ToolCall
 from bottega.api.routes.files import MultipartFile
 from bottega.mcp.client import list_tools
-from bottega.mcp.connection import McpServer, StdioCommand
 from bottega.outside import BoundedReader, OutsideError, check_json
 from bottega.tools.egress import Egress
 from bottega.tools.http import HttpTool, HttpToolDefinition
+from bottega.tools.mcp import McpServer, StdioCommand
 from bottega.tools.media import PageCount, pixels_of
 from tests.hostile import (
     CHUNKS,

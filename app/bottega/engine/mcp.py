@@ -31,11 +31,19 @@ from bottega.errors import InvalidInputError
 from bottega.events.log import storable
 from bottega.json_schema.output import output_schema
 from bottega.mcp.client import McpConnections, McpTool
-from bottega.mcp.connection import QUESTION_S, Headers, McpServer, McpToolSchema, StdioCommand
+from bottega.mcp.connection import QUESTION_S
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
 from bottega.tools.egress import Egress
-from bottega.tools.mcp import McpToolDefinition, model_name, tools_in
+from bottega.tools.mcp import (
+    Headers,
+    McpServer,
+    McpToolDefinition,
+    McpToolSchema,
+    StdioCommand,
+    model_name,
+    tools_in,
+)
 
 LEAST_S = 0.2
 """Least time, in seconds, between two reports of a call that subscribers get."""

@@ -26,15 +26,13 @@ from bottega.json_schema.schema import escaped
 from bottega.mcp.connection import (
     Connection,
     McpForgottenError,
-    McpServer,
-    McpToolSchema,
     McpUnansweredError,
     OnProgress,
     OnQuestion,
 )
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
-from bottega.tools.mcp import MOST_TOOLS
+from bottega.tools.mcp import MOST_TOOLS, McpServer, McpToolSchema
 from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
 from bottega.trace_context import current, headers_of
 
