@@ -32,7 +32,7 @@ from bottega.clock import monotonic
 from bottega.errors import BottegaError, ErrorKind, ModelError
 from bottega.llm.errors import BROKEN_ANSWERS, MOST_BROKEN, next_delay_s, out_of_patience
 from bottega.llm.gates import AT_ONCE_S, LIMITED, GatePermit, HeldBackError, ModelGate
-from bottega.llm.provider import ModelProvider, keep, open_provider
+from bottega.llm.provider import open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.usage import Charge, ModelAccount
 
@@ -57,14 +57,13 @@ class SpecSource(Protocol):
 
 
 class _Client:
-    """The clients of one server description, one per model; all use the same connections."""
+    """The client of one server description."""
 
     def __init__(self, spec: ServerSpec) -> None:
         self.spec = spec
-        # "none" is no model: each call names its model in of_model(). A patience of 0 s switches
-        # off the client's own retries, because FallbackProvider retries.
-        self._first = open_provider(spec, "none").for_model("none", 0.0)
-        self._by_model: dict[str, ModelProvider] = {}
+        # "none" is no model: each call names its own. A patience of 0 s switches off the client's
+        # own retries, because FallbackProvider retries.
+        self._provider = open_provider(spec, "none").for_model("none", 0.0)
         self._under_way = 0
         self._is_retired = False
 
@@ -77,22 +76,17 @@ class _Client:
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
         """Make one try, and count it as running, so that :meth:`retire` waits for it."""
-        if options.model is not None:
-            options = replace(options, model=None)
-        client = self.of_model(model)
+        options = replace(options, model=model)
         self._under_way += 1
         try:
-            return await client.invoke(messages, tools, options=options, on_delta=on_delta)
+            return await self._provider.invoke(messages, tools, options=options, on_delta=on_delta)
         finally:
             self._under_way -= 1
             if self._is_retired:
                 await self.retire()
 
-    def of_model(self, model: str) -> ModelProvider:
-        client = self._by_model.get(model)
-        if client is None:
-            client = keep(self._by_model, model, self._first.for_model(model))
-        return client
+    async def prices(self, model: str) -> ModelPrices | None:
+        return await self._provider.prices(model)
 
     async def retire(self) -> None:
         """Close the connections when no call is running; a later call opens new connections."""
@@ -101,7 +95,7 @@ class _Client:
             await self.aclose()
 
     async def aclose(self) -> None:
-        await self._first.aclose()
+        await self._provider.aclose()
 
 
 class OpenServer:
@@ -156,7 +150,7 @@ class OpenServer:
 
     async def prices(self, model: str) -> ModelPrices | None:
         """Return a model's prices; ``None``: unknown."""
-        return await self._client.of_model(model).prices()
+        return await self._client.prices(model)
 
     async def retire(self) -> None:
         """Close the connections when no call is running; see :meth:`_Client.retire`."""

@@ -131,7 +131,6 @@ class ModelClient:
             sock_connect=min(10.0, timeout_s),
             sock_read=timeout_s,
         )
-        self._urls: dict[str, URL] = {}
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
             WeakKeyDictionary()
         )
@@ -147,11 +146,8 @@ class ModelClient:
         Raises:
             NETWORK_ERRORS: no response arrived.
         """
-        url = self._urls.get(path)
-        if url is None:
-            raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
-            url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
-            keep(self._urls, path, url)
+        raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
+        url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
         try:
             # Headers of the request, because aiohttp also sends a session's headers, with the key,
             # to a proxy.
