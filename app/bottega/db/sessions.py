@@ -64,16 +64,6 @@ class SilenceTimeouts:
     cancel_s: float = 1.0
     step_s: float = 10.0
 
-    @property
-    def longest_silence_s(self) -> float:
-        """Longest time from the loss of packets until notifications and steps work again.
-
-        A listening connection detects the loss. On another connection, a step that began just
-        before that fails only at its own time limit.
-        """
-        found_out_s = self.probe_every_s + self.answer_s + self.cancel_s
-        return found_out_s + self.step_s + self.cancel_s
-
 
 class ConnectionGeneration:
     """The connections of one database; when one falls silent, all idle ones are replaced.
