@@ -18,7 +18,7 @@ from bottega.agents.provider import DialectName
 from bottega.errors import InvalidInputError
 from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.values import WHOLE
-from bottega.tools.http import SecretHeader
+from bottega.tools.http import LONGEST_URL, SecretHeader
 from bottega.tools.secrets import check_header
 
 IN_CLEAR = "secret_in_clear"
@@ -26,7 +26,6 @@ IN_CLEAR = "secret_in_clear"
 _SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 _HARMLESS = frozenset(("idempotency-key", "x-idempotency-key"))
 _HINT = 'store it with PUT /v1/secrets/NAME and refer to it by {"secret": "NAME"}'
-_LONGEST_URL = 2000
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _Count = Annotated[int, Field(ge=1, le=10**9), WHOLE]
@@ -139,7 +138,7 @@ class ProviderContent(DescribedModel):
     dialect: DialectName
     """API that the server speaks."""
     base_url: Annotated[
-        str, StringConstraints(min_length=1, max_length=_LONGEST_URL), AfterValidator(_is_address)
+        str, StringConstraints(min_length=1, max_length=LONGEST_URL), AfterValidator(_is_address)
     ]
     """Base URL, as in the vendor's own SDK: for `chat` and `responses` it ends in `/v1`, for
     `gemini` in `/v1beta`; for `anthropic` without a version."""

@@ -41,7 +41,8 @@ from bottega.tools.people import Approvable
 from bottega.tools.secrets import carries_credentials, check_header, is_credential_in_query
 from bottega.trace_context import with_trace
 
-_LONGEST = 2000
+LONGEST_URL = 2000
+"""Most characters of an address in a definition or an input."""
 _ORIGIN = re.compile(r"(https?://[^/?#\\{}@\s]+)(/[^?#]*)?(?:\?([^#]*))?")
 _GAP = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 _FIXED_PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
@@ -73,11 +74,11 @@ class UrlTemplate:
         Raises:
             InvalidInputError: the template is not valid.
         """
-        found = _ORIGIN.fullmatch(text) if len(text) <= _LONGEST else None
+        found = _ORIGIN.fullmatch(text) if len(text) <= LONGEST_URL else None
         if found is None:
             raise InvalidInputError(
                 "the URL must look like https://host/path/{name}?key={name}, with placeholders in "
-                f"path and query only, no fragment, and at most {_LONGEST} characters"
+                f"path and query only, no fragment, and at most {LONGEST_URL} characters"
             )
         origin, path, query = found[1], found[2] or "/", found[3]
         checked_url(origin)

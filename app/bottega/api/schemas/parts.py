@@ -24,6 +24,7 @@ from bottega.api.schemas.base import Answer, Body
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
+from bottega.tools.http import LONGEST_URL
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 LONGEST_DATA = -(-20_000_000 // 3) * 4
@@ -34,7 +35,6 @@ _SOURCES = ("url", "data", "file")
 _HOST = r"^[Hh][Tt][Tt][Pp][Ss]?://[^\s/?#@\\]+"
 _WEB_ADDRESS = rf"{_HOST}([/?#]\S*)?$"
 _WITHOUT_FRAGMENT = rf"{_HOST}([/?][^\s#]*)?$"
-_LONGEST_URL = 2000
 
 
 def _web_address(url: str) -> str:
@@ -54,12 +54,12 @@ def _without_fragment(url: str) -> str:
 
 
 def _shown(pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "maxLength": _LONGEST_URL, "pattern": pattern})
+    return WithJsonSchema({"type": "string", "maxLength": LONGEST_URL, "pattern": pattern})
 
 
 WebAddress = Annotated[
     str,
-    StringConstraints(max_length=_LONGEST_URL),
+    StringConstraints(max_length=LONGEST_URL),
     AfterValidator(_web_address),
     _shown(_WEB_ADDRESS),
 ]
