@@ -70,12 +70,16 @@ async def test_three_wrong_approvals_among_23_are_denied(console: Console) -> No
         facts = await hand.page.locator(".fact").all_inner_texts()
         differs = any("is not in the user's messages" in each for each in facts)
         await hand.press("d" if differs else "a")
+        if differs:
+            await hand.press("Enter")  # without a comment
+        elif user in ("u12", "u16"):  # another call names the same order
+            await hand.click(hand.page.get_by_role("button", name="Approve it"))
         await expect(hand.page.get_by_role("heading", name=f"Asked by {user}")).to_have_count(0)
     await expect(hand.page.get_by_text("Nobody waits for you.")).to_be_visible()
     await expect(hand.page.get_by_role("listitem").filter(has_text=": approved")).to_have_count(9)
     await expect(hand.page.get_by_role("listitem").filter(has_text=": denied")).to_have_count(1)
     assert {user for user, decision in await decided(console) if decision == "deny"} == set(wrong)
-    assert hand.acts == 23
+    assert hand.acts == 28
 
 
 @pytest.mark.deep
