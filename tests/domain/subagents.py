@@ -236,16 +236,20 @@ async def settled() -> None:
 
 
 def timers() -> list[float]:
-    """Return when the timers of this loop are due, without cancelled ones."""
+    """Return when the timers of this loop are due, without cancelled ones and those of breakers."""
     scheduled: Any = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-    return sorted(handle.when() for handle in scheduled if not handle.cancelled())
+    return sorted(
+        handle.when()
+        for handle in scheduled
+        if not handle.cancelled() and "BreakerSet._due" not in repr(handle)
+    )
 
 
 def is_empty(where: SubagentRegistry) -> bool:
     """Return true if no state is left of any task or parent."""
     queue, counts = where.scheduler._queue, where.counts
     left = (
-        where._handles, where._parents, counts._queued, counts._queued_of, counts._queued_of_run,
+        where._handles, where._parents, counts._queued_of, counts._queued_of_run,
         queue._entries, queue._parents, queue._tenants, queue._turns,
         where.scheduler._running, +counts._by_status,
     )  # fmt: skip

@@ -38,7 +38,7 @@ def test_third_failure_opens_and_refuses_dispatch_until_the_reset_time() -> None
     assert [breakers.failed("k", n, float(n)) for n in range(3)] == [False, False, True]
     assert breakers.refusal("k", 2.0) == 30.0
     assert breakers.refusal("k", 31.5) == 0.5
-    assert breakers.next_due() == 32.0
+    assert breakers.next_probe("k", 31.5) is None
     assert breakers.refusal("k", 32.0) is None
 
 
@@ -80,20 +80,19 @@ def test_failures_of_one_key_do_not_block_another() -> None:
 def test_cancelled_tasks_and_exhausted_budgets_do_not_count() -> None:
     breakers = Breakers(OPTIONS)
     for number in range(10):
-        assert breakers.dropped("k", number) is None
+        assert breakers.dropped("k", number, 0.0) is None
     assert not breakers.failed("k", 11, 0.0)
     assert not breakers.failed("k", 12, 0.0)
-    assert breakers.dropped("k", 13) is None
+    assert breakers.dropped("k", 13, 0.0) is None
     assert breakers.refusal("k", 0.0) is None
 
 
 def test_fifty_queued_tasks_wait_while_one_probe_runs() -> None:
     queued = [f"q{n}" for n in range(50)]
     breakers = opened(*queued)
-    assert breakers.due(29.9) == []
-    assert breakers.due(30.0) == [("k", "q0")]
-    assert breakers.due(1000.0) == []
-    assert breakers.next_due() is None
+    assert breakers.next_probe("k", 29.9) is None
+    assert breakers.next_probe("k", 30.0) == "q0"
+    assert breakers.next_probe("k", 1000.0) is None
     assert breakers.refusal("k", 1000.0) == 30.0
     assert breakers.admit("k", "q0", 1000.0)
     assert not breakers.admit("k", "late", 1000.0)
@@ -104,19 +103,19 @@ def test_fifty_queued_tasks_wait_while_one_probe_runs() -> None:
 
 def test_failed_probe_opens_again_for_the_full_time() -> None:
     breakers = opened("q0", "q1")
-    assert breakers.due(30.0) == [("k", "q0")]
+    assert breakers.next_probe("k", 30.0) == "q0"
     assert breakers.failed("k", "q0", 40.0)
     assert breakers.refusal("k", 45.0) == 25.0
-    assert breakers.next_due() == 70.0
-    assert breakers.due(70.0) == [("k", "q1")]
+    assert breakers.next_probe("k", 69.5) is None
+    assert breakers.next_probe("k", 70.0) == "q1"
 
 
 def test_a_dropped_probe_passes_its_role_on() -> None:
     breakers = opened("q0", "q1", "q2")
-    breakers.due(30.0)
-    assert breakers.dropped("k", "q2") is None
-    assert breakers.dropped("k", "q0") == "q1"
-    assert breakers.dropped("k", "q1") is None
+    breakers.next_probe("k", 30.0)
+    assert breakers.dropped("k", "q2", 31.0) is None
+    assert breakers.dropped("k", "q0", 31.0) == "q1"
+    assert breakers.dropped("k", "q1", 31.0) is None
     assert breakers.refusal("k", 31.0) is None
     assert breakers.admit("k", "next", 31.0)
     assert breakers.refusal("k", 31.0) == 30.0
@@ -128,11 +127,10 @@ def test_a_dropped_probe_passes_its_role_on() -> None:
 def test_without_queued_tasks_the_next_dispatch_is_the_probe(told: bool) -> None:
     breakers = opened()
     if told:
-        assert breakers.due(30.0) == []
+        assert breakers.next_probe("k", 30.0) is None
     assert breakers.refusal("k", 30.0) is None
     assert breakers.admit("k", "probe", 30.0)
-    assert breakers.due(30.0) == []
-    assert breakers.next_due() is None
+    assert breakers.next_probe("k", 30.0) is None
     assert breakers.refusal("k", 30.0) == 30.0
 
 
@@ -140,15 +138,15 @@ def test_dispatch_before_the_timer_ran_does_not_overtake() -> None:
     breakers = opened("q0")
     assert breakers.refusal("k", 30.0) == 30.0
     assert not breakers.admit("k", "late", 30.0)
-    assert breakers.due(30.0) == [("k", "q0")]
+    assert breakers.next_probe("k", 30.0) == "q0"
 
 
 def test_tasks_that_ran_when_it_opened_do_not_change_it() -> None:
     breakers = opened("q0")
     assert not breakers.succeeded("k", "ran", 0.0)
     assert not breakers.failed("k", "ran too", 10.0)
-    assert breakers.next_due() == 30.0
-    breakers.due(30.0)
+    assert breakers.next_probe("k", 29.5) is None
+    breakers.next_probe("k", 30.0)
     assert not breakers.succeeded("k", "ran long", 0.0)
     assert not breakers.failed("k", "ran longer", 31.0)
     assert breakers.refusal("k", 31.0) == 30.0
@@ -160,16 +158,16 @@ def test_held_task_that_ended_is_never_the_probe() -> None:
     breakers = opened("q0", "q1", "q2")
     assert not breakers.failed("k", "q0", 1.0)
     assert not breakers.succeeded("k", "q1", 0.0)
-    assert breakers.due(30.0) == [("k", "q2")]
+    assert breakers.next_probe("k", 30.0) == "q2"
 
 
 def test_three_failures_after_closing_open_again_and_hold_waiting_tasks() -> None:
     breakers = opened("q0", "q1")
-    breakers.due(30.0)
+    breakers.next_probe("k", 30.0)
     assert breakers.succeeded("k", "q0", 0.0) == ["q1"]
     assert [breakers.failed("k", n, 31.0) for n in range(3)] == [False, False, True]
     assert not breakers.admit("k", "q2", 31.0)
-    assert breakers.due(61.0) == [("k", "q2")]
+    assert breakers.next_probe("k", 61.0) == "q2"
 
 
 def test_open_breakers_are_listed() -> None:
@@ -181,7 +179,7 @@ def test_open_breakers_are_listed() -> None:
         OpenBreaker("with", "open", 3, 18.0),
         OpenBreaker("without", "open", 3, 28.0),
     ]
-    breakers.due(40.0)
+    assert breakers.next_probe("with", 40.0) == "q0"
     assert breakers.open(40.0) == [
         OpenBreaker("with", "half_open", 3, 30.0),
         OpenBreaker("without", "half_open", 3, 0.0),
@@ -207,15 +205,14 @@ def test_closed_breakers_without_failures_are_forgotten() -> None:
 def test_unused_open_breaker_is_forgotten_but_not_while_it_has_tasks() -> None:
     breakers = opened("q0")
     breakers.forget(1000.0)  # the reset time has passed, but no call noticed yet
-    assert breakers.due(1000.0) == [("k", "q0")]
+    assert breakers.next_probe("k", 1000.0) == "q0"
     for now in (3000.0, 5000.0):  # a long probe
         breakers.forget(now)
         assert breakers.refusal("k", now) == 30.0
-    breakers.dropped("k", "q0")
+    breakers.dropped("k", "q0", 5000.0)
     breakers.forget(5000.0)
     assert breakers.admit("k", "another", 5000.0)
-    breakers.dropped("k", "another")
-    breakers.forget(6000.0)
+    breakers.dropped("k", "another", 6000.0)
     breakers.forget(6060.0)
     assert [one.state for one in breakers.open(6060.0)] == ["half_open"]
     breakers.forget(6060.5)
@@ -265,13 +262,12 @@ class Tasks(RuleBasedStateMachine):
 
     @rule()
     def timer(self) -> None:
-        for key, task in self.breakers.due(self.now):
-            self.let_go(str(key), task)
         for key in KEYS:
+            if (task := self.breakers.next_probe(key, self.now)) is not None:
+                self.let_go(key, task)
             opened_at = self.opened_at[key]
             if opened_at is not None and self.now >= opened_at + OPTIONS.reset_timeout:
                 assert self.probe[key] is not None or not self.held[key]
-        assert (self.breakers.next_due() or self.now + 1) > self.now
 
     @rule(key=keys, restored=st.booleans())
     def dispatch(self, key: str, restored: bool) -> None:
@@ -337,7 +333,7 @@ class Tasks(RuleBasedStateMachine):
             self.held[key] = []
 
     def has_dropped(self, key: str, task: int, was_probe: bool) -> None:
-        after = self.breakers.dropped(key, task)
+        after = self.breakers.dropped(key, task, self.now)
         if after is not None:
             assert was_probe
             self.let_go(key, after)
@@ -349,7 +345,7 @@ class Tasks(RuleBasedStateMachine):
     def cancel_one_that_is_held(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from([key for key in KEYS if self.held[key]]))
         task = data.draw(st.sampled_from(self.held[key]))
-        assert self.breakers.dropped(key, task) is None
+        assert self.breakers.dropped(key, task, self.now) is None
         self.held[key].remove(task)
 
     @precondition(lambda self: any(self.held.values()))

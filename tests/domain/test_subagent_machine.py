@@ -425,8 +425,6 @@ class Tasks(RuleBasedStateMachine):
     @invariant()
     def no_timer_outlives_its_task(self) -> None:
         due = [h.deadline for h in self.tasks.values() if h.status in ACTIVE]
-        if self.where.scheduler.circuits.timer is not None:
-            due.append(self.where.scheduler.circuits.timer.when())
         waiting = sum(not task.done() for task, _, _ in self.waits)
         found = self.do(timers)
         assert len(found) == len(due) + waiting

@@ -1,7 +1,7 @@
 """Asynchronous sub-agents of a run, which the journal records and which resume after a crash."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -109,6 +109,11 @@ WHERE t.tenant_id = $1 AND t.run_id = $2
 """
 
 
+def _idle() -> dict[str, Any]:
+    """Return the load of a tenant without tasks."""
+    return {"running": 0, "parked": 0, "queued": 0, "queue": Counter(), "breakers": []}
+
+
 @dataclass(frozen=True, slots=True)
 class SubagentRuntime:
     """State that all runs of this worker share for their asynchronous sub-agents.
@@ -132,24 +137,23 @@ class SubagentRuntime:
     def load(self, runs: int) -> Load:
         """Return the current load of this worker; ``runs`` is its number of runs under way."""
         registry, scheduler = self.registry, self.registry.scheduler
-        counts, options = registry.counts, scheduler.options
-        tenants: dict[UUID, dict[str, Any]] = {}
+        options = scheduler.options
+        tenants: defaultdict[UUID | None, dict[str, Any]] = defaultdict(_idle)
         total: Counter[int] = Counter()
-        for tenant in counts.tenants():
-            queue, running = counts.queued_by_priority(tenant), counts.active_of_tenant(tenant)
-            total.update(queue)
-            if tenant is not None:
-                tenants[tenant] = {
-                    "running": running,
-                    "parked": max(0, running - scheduler.in_use_by(tenant)),
-                    "queued": counts.queued_of_tenant(tenant),
-                    "queue": queue,
-                    "breakers": [],
-                }
+        for handle in registry.handles():
+            if handle.spread:
+                continue
+            if handle.status is SubagentStatus.QUEUED:
+                of_tenant = tenants[handle.tenant_id]
+                of_tenant["queued"] += 1
+                of_tenant["queue"][handle.priority] += 1
+                total[handle.priority] += 1
+            elif handle.status.is_active:
+                of_tenant = tenants[handle.tenant_id]
+                of_tenant["running"] += 1
+                of_tenant["parked"] += not handle.holds_slot
         for tenant, breaker in scheduler.circuits.open():
-            if tenant is not None:
-                idle = {"running": 0, "parked": 0, "queued": 0, "queue": {}, "breakers": []}
-                tenants.setdefault(tenant, idle)["breakers"].append(breaker)
+            tenants[tenant]["breakers"].append(breaker)
         pool = {
             "size": scheduler.capacity,
             "min": options.min_workers,
@@ -161,7 +165,8 @@ class SubagentRuntime:
             "runs": runs,
             "totals": self.totals.snapshot(),
         }
-        return Load(pool, tenants)
+        named = {tenant: load for tenant, load in tenants.items() if tenant is not None}
+        return Load(pool, named)
 
     def cancel(self, run_id: UUID, task_id: UUID) -> None:
         """Cancel a task and all tasks below it, if it is an asynchronous task of this worker."""

@@ -23,7 +23,6 @@ from bottega.subagents.handle import (
     SubagentStatus,
 )
 from bottega.subagents.limits import SchedulerOptions
-from bottega.subagents.quotas import TaskCounts
 from bottega.subagents.telemetry import Telemetry
 
 
@@ -44,26 +43,19 @@ class OpenBreaker:
 
 @dataclass(slots=True, eq=False)
 class _Breaker:
-    """A breaker that is not closed. Times are in seconds.
+    """A breaker that is not closed.
 
     Attributes:
-        retry_at: reset time.
+        retry_at: time in seconds from which a probe may start; later: the time from which the
+            breaker has had no probe.
         probe: the task whose end closes or opens the breaker.
         held: tasks that are held back, in order.
-        idle_since: time at which :meth:`Breakers.forget` first found the breaker half-open without
-            a probe.
     """
 
     failures: int
     retry_at: float = 0.0
     probe: Hashable | None = None
     held: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
-    idle_since: float | None = None
-
-    def next_probe(self) -> Hashable | None:
-        """Make the first held task the probe and return it; ``None``: no task is held."""
-        self.probe = self.held.popitem(last=False)[0] if self.held else None
-        return self.probe
 
 
 class Breakers:
@@ -76,7 +68,6 @@ class Breakers:
         self._options = options
         self._rates = FailureRates(options.failure_threshold, options.monitor_window)
         self._breakers: dict[Hashable, _Breaker] = {}
-        self._resting: OrderedDict[Hashable, float] = OrderedDict()  # reset times, ascending
 
     def refusal(self, key: Hashable, now: float) -> float | None:
         """Return the seconds until a dispatch may be tried again; ``None``: tasks may start now."""
@@ -100,8 +91,6 @@ class Breakers:
             return True
         if self.refusal(key, now) is None:
             breaker.probe = task
-            breaker.idle_since = None
-            self._resting.pop(key, None)
             return True
         breaker.held.setdefault(task)
         return False
@@ -124,7 +113,7 @@ class Breakers:
                 return False
             breaker.failures += 1
         breaker.probe = None
-        breaker.retry_at = self._resting[key] = now + self._options.reset_timeout
+        breaker.retry_at = now + self._options.reset_timeout
         return True
 
     def succeeded(self, key: Hashable, task: Hashable, now: float) -> list[Any]:
@@ -142,7 +131,7 @@ class Breakers:
         del self._breakers[key]
         return list(breaker.held)
 
-    def dropped(self, key: Hashable, task: Hashable) -> Hashable | None:
+    def dropped(self, key: Hashable, task: Hashable, now: float) -> Any | None:
         """Record a task's end that is neither success nor failure: cancelled, or out of budget.
 
         Returns:
@@ -153,23 +142,18 @@ class Breakers:
         if breaker is None:
             return None
         breaker.held.pop(task, None)
-        return breaker.next_probe() if breaker.probe == task else None
+        if breaker.probe != task:
+            return None
+        breaker.probe, breaker.retry_at = None, now
+        return self.next_probe(key, now)
 
-    def due(self, now: float) -> list[tuple[Any, Hashable]]:
-        """Return the breakers whose reset time has come, each with the held task to start as probe.
-
-        Leaves out breakers without held tasks, because their next dispatch becomes the probe.
-        """
-        probes = []
-        while self._resting and next(iter(self._resting.values())) <= now:
-            key, _ = self._resting.popitem(last=False)
-            if (probe := self._breakers[key].next_probe()) is not None:
-                probes.append((key, probe))
-        return probes
-
-    def next_due(self) -> float | None:
-        """Return the next reset time; ``None``: no breaker waits for its reset time."""
-        return next(iter(self._resting.values()), None)
+    def next_probe(self, key: Hashable, now: float) -> Any | None:
+        """Return the held task to start as probe, if the breaker's reset time has come."""
+        breaker = self._breakers.get(key)
+        if breaker is None or breaker.probe is not None or now < breaker.retry_at:
+            return None
+        breaker.probe = breaker.held.popitem(last=False)[0] if breaker.held else None
+        return breaker.probe
 
     def failures(self, key: Hashable) -> int:
         """Count the failures of a breaker that is not closed."""
@@ -180,7 +164,7 @@ class Breakers:
         return [
             OpenBreaker(
                 key,
-                "open" if key in self._resting else "half_open",
+                "open" if breaker.probe is None and now < breaker.retry_at else "half_open",
                 breaker.failures,
                 self.refusal(key, now) or 0.0,
             )
@@ -188,21 +172,15 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Forget old ends of tasks, and breakers half-open without a probe for ``monitor_window``.
+        """Forget old ends of tasks, and breakers that nobody has asked for ``monitor_window``.
 
         Otherwise the breaker of an agent that is never dispatched again would stay for ever.
         """
         self._rates.tidy(now)
         for key, breaker in list(self._breakers.items()):
-            if self._is_over(key, breaker, now):
+            is_idle = breaker.probe is None and not breaker.held
+            if is_idle and now - breaker.retry_at > self._options.monitor_window:
                 del self._breakers[key]
-
-    def _is_over(self, key: Hashable, breaker: _Breaker, now: float) -> bool:
-        if key in self._resting or breaker.probe is not None:
-            return False
-        if breaker.idle_since is None:
-            breaker.idle_since = now
-        return now - breaker.idle_since > self._options.monitor_window
 
 
 Move = Callable[[SubagentHandle], None]
@@ -246,7 +224,7 @@ class BreakerSet:
     """Reports tasks' ends to the breakers, and released tasks to the scheduler.
 
     Args:
-        counts: counts of all tasks; they list the queued tasks of an agent in a run.
+        queued_of: returns the queued tasks that share a breaker, in the order of their dispatch.
         hold: takes a queued task out of the queue.
         release: queues a task again.
     """
@@ -254,16 +232,15 @@ class BreakerSet:
     def __init__(
         self,
         options: SchedulerOptions,
-        counts: TaskCounts,
+        queued_of: Callable[[BreakerKey], Iterable[SubagentHandle]],
         telemetry: Telemetry,
         *,
         hold: Move,
         release: Move,
     ) -> None:
         self.breakers = Breakers(options)
-        self.timer: asyncio.TimerHandle | None = None
         self._options = options
-        self._counts = counts
+        self._queued_of = queued_of
         self._telemetry = telemetry
         self._hold = hold
         self._release = release
@@ -276,7 +253,6 @@ class BreakerSet:
         """Ask the breaker about a newly queued task; the breaker may hold the task back."""
         if handle.breaker is not None:
             handle.is_held = not self.breakers.admit(handle.breaker, handle, _now())
-            self._keep_time()
 
     def ended(self, handle: SubagentHandle) -> None:
         """Report a finished or suspended task to its breaker; start tasks that this releases."""
@@ -285,11 +261,10 @@ class BreakerSet:
         if handle.status is SubagentStatus.COMPLETED:
             self._let_go(self.breakers.succeeded(key, handle, _now()))
         elif not is_own_fault(handle):
-            if (probe := self.breakers.dropped(key, handle)) is not None:
+            if (probe := self.breakers.dropped(key, handle, _now())) is not None:
                 self._let_go([probe])
-        elif self.breakers.failed(key, handle, _now()):
-            self._opened(key, handle)
-        self._keep_time()
+        elif self.breakers.failed(key, handle, now := _now()):
+            self._opened(key, handle, now + self._options.reset_timeout)
 
     def open(self) -> list[tuple[UUID | None, dict[str, Any]]]:
         """Return the breakers that are not closed, as (tenant, JSON description)."""
@@ -310,7 +285,7 @@ class BreakerSet:
     def forget(self) -> None:
         self.breakers.forget(_now())
 
-    def _opened(self, key: BreakerKey, handle: SubagentHandle) -> None:
+    def _opened(self, key: BreakerKey, handle: SubagentHandle, retry_at: float) -> None:
         """Hold back the agent's queued tasks; they stay in the state ``queued``."""
         data = {
             "attempt": handle.attempt,
@@ -319,30 +294,21 @@ class BreakerSet:
         }
         self._telemetry.count("subagent.circuit_breaker.open")
         handle.parent.listener.on_event(handle, "circuit_opened", data)
-        for other in self._counts.queued_of(key):
+        for other in self._queued_of(key):
             if not self.breakers.admit(key, other, _now()):
                 other.is_held = True
                 self._hold(other)
+        asyncio.get_running_loop().call_at(retry_at, self._due, key, retry_at)
+
+    def _due(self, key: BreakerKey, retry_at: float) -> None:
+        """Start a probe at the reset time, unless the breaker has closed or opened meanwhile."""
+        if (probe := self.breakers.next_probe(key, retry_at)) is not None:
+            self._let_go([probe])
 
     def _let_go(self, handles: Iterable[Any]) -> None:
         for handle in handles:
             handle.is_held = False
             self._release(handle)
-
-    def _keep_time(self) -> None:
-        due = self.breakers.next_due()
-        if self.timer is not None:
-            if due is not None and self.timer.when() == due:
-                return
-            self.timer.cancel()
-            self.timer = None
-        if due is not None:
-            self.timer = asyncio.get_running_loop().call_at(due, self._due)
-
-    def _due(self) -> None:
-        self.timer = None
-        self._let_go(probe for _, probe in self.breakers.due(_now()))
-        self._keep_time()
 
 
 def _now() -> float:

@@ -32,6 +32,10 @@ class SubagentStatus(StrEnum):
     def is_final(self) -> bool:
         return not _MOVES[self]
 
+    @property
+    def is_active(self) -> bool:
+        return self in (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
+
 
 _FINAL = (
     SubagentStatus.COMPLETED,

@@ -11,7 +11,6 @@ from bottega.errors import (
     SubagentQuotaExceededError,
 )
 from bottega.subagents.handle import (
-    BreakerKey,
     Parent,
     SubagentHandle,
     SubagentOutcome,
@@ -19,8 +18,6 @@ from bottega.subagents.handle import (
 )
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.telemetry import Telemetry
-
-_ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 
 MOST_SPREAD = 10_000
 """Limit of one parent's unfinished tasks that are child runs."""
@@ -32,12 +29,10 @@ class TaskCounts:
         self._queued_of: Counter[UUID | None] = Counter()
         self._queued_of_run: Counter[UUID] = Counter()
         self._active_of: Counter[UUID | None] = Counter()
-        self._priorities: dict[UUID | None, Counter[int]] = {}
-        self._queued: dict[BreakerKey, dict[UUID, SubagentHandle]] = {}
 
     @property
     def active(self) -> int:
-        return sum(self._by_status[status] for status in _ACTIVE)
+        return self._by_status[SubagentStatus.RUNNING] + self._by_status[SubagentStatus.STREAMING]
 
     @property
     def queued(self) -> int:
@@ -56,62 +51,27 @@ class TaskCounts:
     def active_of_tenant(self, tenant: UUID | None) -> int:
         return self._active_of.get(tenant, 0)
 
-    def tenants(self) -> set[UUID | None]:
-        """Return the tenants that have queued or running tasks."""
-        return {*self._active_of, *self._queued_of}
-
-    def queued_by_priority(self, tenant: UUID | None) -> dict[int, int]:
-        """Count a tenant's queued tasks by base priority."""
-        return dict(self._priorities.get(tenant, {}))
-
-    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
-        """Return the queued tasks that share a breaker, in the order of their dispatch."""
-        return list(self._queued.get(key, {}).values())
-
     def enter(self, handle: SubagentHandle) -> None:
         """Count a task in its current state; a child run counts only in its parent's ``remote``."""
-        if handle.spread:
-            handle.parent.remote += not handle.status.is_final
-            return
-        handle.parent.here += not handle.status.is_final
-        self._by_status[handle.status] += 1
-        tenant = handle.tenant_id
-        if handle.status is SubagentStatus.QUEUED:
-            self._queued_of[tenant] += 1
-            self._queued_of_run[handle.run_id] += 1
-            if tenant not in self._priorities:
-                self._priorities[tenant] = Counter()
-            self._priorities[tenant][handle.priority] += 1
-            if handle.breaker is not None:
-                self._queued.setdefault(handle.breaker, {})[handle.task_id] = handle
-            handle.parent.waiting[handle.agent] += 1
-        elif handle.status in _ACTIVE:
-            self._active_of[tenant] += 1
+        self._count(handle, +1)
 
     def leave(self, handle: SubagentHandle) -> None:
         """Remove a task from the counts of its current state."""
+        self._count(handle, -1)
+
+    def _count(self, handle: SubagentHandle, by: int) -> None:
+        parent, status = handle.parent, handle.status
         if handle.spread:
-            handle.parent.remote -= not handle.status.is_final
+            parent.remote += 0 if status.is_final else by
             return
-        handle.parent.here -= not handle.status.is_final
-        self._by_status[handle.status] -= 1
-        tenant = handle.tenant_id
-        if handle.status is not SubagentStatus.QUEUED:
-            if handle.status in _ACTIVE:
-                _take_one(self._active_of, tenant)
-            return
-        _take_one(handle.parent.waiting, handle.agent)
-        _take_one(self._queued_of, tenant)
-        _take_one(self._queued_of_run, handle.run_id)
-        _take_one(self._priorities[tenant], handle.priority)
-        if not self._priorities[tenant]:
-            del self._priorities[tenant]
-        if handle.breaker is None:
-            return
-        alike = self._queued[handle.breaker]
-        del alike[handle.task_id]
-        if not alike:
-            del self._queued[handle.breaker]
+        parent.here += 0 if status.is_final else by
+        _add(self._by_status, status, by)
+        if status is SubagentStatus.QUEUED:
+            _add(parent.waiting, handle.agent, by)
+            _add(self._queued_of, parent.tenant_id, by)
+            _add(self._queued_of_run, parent.run_id, by)
+        elif status.is_active:
+            _add(self._active_of, parent.tenant_id, by)
 
 
 class TaskRegistry(Protocol):
@@ -131,9 +91,9 @@ class TaskRegistry(Protocol):
         """Cancel a task and all tasks below it."""
 
 
-def _take_one(counter: Counter[Any], key: Any) -> None:
-    """Decrement a count; delete the key at 0."""
-    counter[key] -= 1
+def _add(counter: Counter[Any], key: Any, by: int) -> None:
+    """Change a count; delete the key at 0."""
+    counter[key] += by
     if not counter[key]:
         del counter[key]
 

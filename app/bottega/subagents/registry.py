@@ -11,6 +11,7 @@ from bottega.errors import SubagentRefusedError
 from bottega.subagents.breaker import breaker_key
 from bottega.subagents.budget import Account
 from bottega.subagents.handle import (
+    BreakerKey,
     DispatchParams,
     Mode,
     Parent,
@@ -118,6 +119,18 @@ class SubagentRegistry:
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
         parent = self._parents.get(parent_id)
         return list(parent.children.values()) if parent else []
+
+    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
+        """Return the queued tasks that share a breaker, in the order of their dispatch."""
+        parents = [each for each in self._parents.values() if each.run_id == key.run_id]
+        queued = [
+            child
+            for parent in parents
+            if parent.waiting[key.agent]
+            for child in parent.children.values()
+            if child.breaker == key and child.status is SubagentStatus.QUEUED and not child.spread
+        ]
+        return sorted(queued, key=lambda handle: handle.created_at)
 
     # Dispatching
 

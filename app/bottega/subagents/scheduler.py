@@ -227,7 +227,7 @@ class SubagentScheduler:
         """Attach the scheduler to a registry; the registry calls this."""
         self._registry = registry
         self.circuits = BreakerSet(
-            self.options, registry.counts, registry.telemetry, hold=self.hold, release=self.push
+            self.options, registry.queued_of, registry.telemetry, hold=self.hold, release=self.push
         )
         self._queue = TakeQueue(
             self.options.ageing_interval,
@@ -342,10 +342,10 @@ class SubagentScheduler:
 
     def stop(self) -> None:
         self.places.stop()
-        for timer in (self._pumping, self._resizing, self.circuits.timer):
+        for timer in (self._pumping, self._resizing):
             if timer is not None:
                 timer.cancel()
-        self._pumping = self._resizing = self.circuits.timer = None
+        self._pumping = self._resizing = None
 
     # Slots
 
