@@ -241,7 +241,7 @@ def timers() -> list[float]:
     return sorted(
         handle.when()
         for handle in scheduled
-        if not handle.cancelled() and "BreakerSet._due" not in repr(handle)
+        if not handle.cancelled() and handle._callback.__qualname__ != "BreakerSet._due"
     )
 
 
@@ -250,7 +250,7 @@ def is_empty(where: SubagentRegistry) -> bool:
     queue, counts = where.scheduler._queue, where.counts
     left = (
         where._handles, where._parents, counts._queued_of, counts._queued_of_run,
-        queue._entries, queue._parents, queue._tenants, queue._turns,
+        queue._in_line, queue._holding, queue._tenants, queue._turns,
         where.scheduler._running, +counts._by_status,
     )  # fmt: skip
     return not any(left) and not where.scheduler.in_use

@@ -114,7 +114,7 @@ class Watched(Heard):
             assert self.ends[handle.task_id] == 1
 
     def could_go(self, other: SubagentHandle, taken: SubagentHandle) -> bool:
-        if other.entry is None or other.status is not S.QUEUED:
+        if other.place is None or other.status is not S.QUEUED:
             return False
         held = sum(h.holds_slot for h in other.parent.children.values() if h is not taken)
         return held < LIMITS.max_concurrent
@@ -398,17 +398,16 @@ class Tasks(RuleBasedStateMachine):
             if handle.status in ACTIVE:
                 waits = handle.slot is not None
                 assert handle.holds_slot == (not handle.work.slotless and not waits)  # type: ignore[attr-defined]
-                assert waits == (handle.entry is not None or handle.polling)
+                assert waits == (handle.place is not None or handle.polling)
                 assert not handle.polling or handle.waiting_below
         if scheduler.in_use < scheduler.capacity:
             assert not scheduler._queue.ready
 
     @invariant()
     def waiting_tasks_below_are_counted(self) -> None:
-        queue = self.where.scheduler._queue
         for handle in self.tasks.values():
             if handle.status in ACTIVE:
-                assert handle.waiting_below == sum(queue.waiting(p) for p in handle.scopes)
+                assert handle.waiting_below == sum(parent.ready for parent in handle.scopes)
 
     @invariant()
     def quotas_hold(self) -> None:

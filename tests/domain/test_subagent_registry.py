@@ -81,7 +81,7 @@ class TestMoves:
                         handle.status, where.active_count, where.queued_count, where.total_count,
                     )  # fmt: skip
                 if handle.status in (S.RUNNING, S.WAITING) and not handle.holds_slot:
-                    handle.entry = None  # it was moved without a slot, by hand
+                    where.scheduler._queue.discard(handle)  # it was moved by hand, without a slot
 
         run_virtual(run())
 

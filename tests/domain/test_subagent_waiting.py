@@ -59,8 +59,9 @@ def test_a_task_that_goes_on_comes_before_new_ones() -> None:
     async def run() -> None:
         async with one_slot() as where:
             parent = by_hand(where)
-            asks, other = put(where, parent, "asks"), put(where, parent, "other", priority=1)
+            asks = put(where, parent, "asks")
             await settled()
+            other = put(where, parent, "other", priority=1)
             pause(where, asks)
             await settled()
             new = put(where, parent, "new", priority=1)

@@ -5,9 +5,11 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from math import floor
 from types import FrameType
-from typing import Any
+from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
+from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.queue import WAKE, TakeQueue
 from tests.examples import examples
 
 TENANTS = "ab"
@@ -32,17 +35,95 @@ priorities = st.integers(1, 10)
 parents = st.sampled_from(sorted(PARENTS))
 
 
-def entry(
-    parent: str = "ax1", priority: int = 5, at: float = 0.0, limit: int = 1000, item: Any = None
-) -> QueueEntry:
-    return QueueEntry(parent[0], parent[:2], parent, limit, priority, at, item)
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Parent:
+    """The part of a parent that the queue needs."""
+
+    tenant_id: Hashable
+    run_id: Hashable
+    key: Hashable
+    limits: SubagentLimits
+    lines: dict[int, Any] = field(default_factory=dict)
+    in_line: int = 0
+    ready: int = 0
+    holders: "dict[Entry, float]" = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The part of a task that the queue needs, and how the test pushes it."""
+
+    tenant: Hashable
+    run: Hashable
+    key: Hashable
+    limit: int
+    priority: int
+    enqueued_at: float
+    parent: Any = None
+    place: tuple[float, int] | None = None
+    line: int = 0
+
+    @property
+    def order(self) -> int:
+        return 0 if self.place is None else self.place[1]
+
+
+class Queue:
+    """A queue whose parents have names; a push may change its parent's limit."""
+
+    def __init__(
+        self,
+        interval: float = INTERVAL,
+        tenant_limit: int | None = None,
+        on_ready: Callable[[Any, int], None] | None = None,
+    ) -> None:
+        self.queue = TakeQueue(interval, tenant_limit, on_ready)
+        self.parents: WeakValueDictionary[Hashable, Parent] = WeakValueDictionary()
+        self.take: Callable[[float], Any] = self.queue.take
+        self.position: Callable[[Any, float], int] = self.queue.position
+        self.kept: set[Entry] = set()  # as the registry keeps tasks
+        self.in_line_of, self.holding = self.queue.in_line_of, self.queue.holding
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def is_ready(self) -> bool:
+        return self.queue.ready
+
+    def push(self, one: Entry) -> None:
+        limits = SubagentLimits(max_concurrent=one.limit)
+        one.parent = self.parents.setdefault(one.key, Parent(one.tenant, one.run, one.key, limits))
+        one.parent.limits = limits
+        self.queue.push(cast(Any, one), one.priority, one.enqueued_at)
+        self.kept.add(one)
+
+    def discard(self, one: Entry) -> bool:
+        if one.place is not None:
+            self.kept.discard(one)
+        return self.queue.discard(cast(Any, one))
+
+    def release(self, key: Hashable) -> None:
+        """Release a slot of a parent."""
+        one = next(iter(self.parents[key].holders))
+        self.queue.release(cast(Any, one))
+        self.kept.discard(one)
+
+    def ready(self, key: Hashable) -> int:
+        return self.parents[key].ready if key in self.parents else 0
+
+    def holding_of(self, key: Hashable) -> int:
+        return len(self.parents[key].holders) if key in self.parents else 0
+
+
+def entry(parent: str = "ax1", priority: int = 5, at: float = 0.0, limit: int = 1000) -> Entry:
+    return Entry(parent[0], parent[:2], parent, limit, priority, at)
 
 
 class Naive:
     """Reference queue: one list, searched at every call."""
 
     def __init__(self, tenant_limit: int | None) -> None:
-        self.entries: list[QueueEntry] = []
+        self.entries: list[Entry] = []
         self.taken: list[tuple[Hashable, Hashable]] = []
         self.turns: list[Hashable] = []
         self.turns_of: dict[Hashable, list[Hashable]] = {tenant: [] for tenant in TENANTS}
@@ -52,13 +133,13 @@ class Naive:
         limits = [PARENTS[str(parent)]]
         return sum(holder == parent for _, holder in self.taken) < limits[0]
 
-    def rank(self, waiting: QueueEntry, now: float) -> tuple[int, float, int]:
+    def rank(self, waiting: Entry, now: float) -> tuple[int, float, int]:
         steps = floor((now - waiting.enqueued_at) / INTERVAL)
         aged = max(1, waiting.priority - steps) if waiting.priority else WAKE
         return aged, waiting.enqueued_at, waiting.order
 
-    def ready(self, tenant: Hashable) -> list[QueueEntry]:
-        return [one for one in self.entries if one.tenant == tenant and self.has_room(one.parent)]
+    def ready(self, tenant: Hashable) -> list[Entry]:
+        return [one for one in self.entries if one.tenant == tenant and self.has_room(one.key)]
 
     def keep_turns(self) -> None:
         """Update the turns after a change: tenants with a takeable entry, newcomers last."""
@@ -76,7 +157,7 @@ class Naive:
             turns = [run for run in self.turns_of[tenant] if run in runs]
             self.turns_of[tenant] = turns + [run for run in runs if run not in turns]
 
-    def take(self, now: float) -> QueueEntry | None:
+    def take(self, now: float) -> Entry | None:
         if not self.turns:
             return None
         tenant = self.turns.pop(0)
@@ -84,17 +165,17 @@ class Naive:
         ready = [one for one in self.ready(tenant) if one.run == run]
         best = min(ready, key=lambda waiting: self.rank(waiting, now))
         self.entries.remove(best)
-        self.taken.append((best.tenant, best.parent))
+        self.taken.append((best.tenant, best.key))
         self.turns.append(tenant)
         self.turns_of[tenant].append(run)
         self.keep_turns()
         return best
 
-    def ahead(self, waiting: QueueEntry, now: float) -> int:
+    def ahead(self, waiting: Entry, now: float) -> int:
         """Count its siblings, and its tenant's ready entries, that go before an entry."""
         ready = Counter(one.run for one in self.ready(waiting.tenant))
         own = self.rank(waiting, now)
-        siblings = [one for one in self.entries if one.parent == waiting.parent]
+        siblings = [one for one in self.entries if one.key == waiting.key]
         mine = {*siblings, *(one for one in self.ready(waiting.tenant) if one.run == waiting.run)}
         better = sum(self.rank(one, now) < own for one in mine)
         ready[waiting.run] = len(mine)
@@ -117,16 +198,16 @@ class Queues(RuleBasedStateMachine):
     @initialize(tenant_limit=st.sampled_from([None, 1, 3]))
     def start(self, tenant_limit: int | None) -> None:
         self.told: Counter[Hashable] = Counter()
-        self.queue = TakeQueue(INTERVAL, tenant_limit, self.tell)
+        self.queue = Queue(INTERVAL, tenant_limit, self.tell)
         self.naive = Naive(tenant_limit)
         self.now = 100.0
-        self.before: list[QueueEntry] = []
+        self.before: list[Entry] = []
 
-    def tell(self, parent: Hashable, by: int) -> None:
+    def tell(self, parent: Parent, by: int) -> None:
         assert by
-        self.told[parent] += by
+        self.told[parent.key] += by
 
-    def push(self, waiting: QueueEntry) -> None:
+    def push(self, waiting: Entry) -> None:
         self.queue.push(waiting)
         self.naive.entries.append(waiting)
         self.naive.keep_turns()
@@ -152,9 +233,7 @@ class Queues(RuleBasedStateMachine):
     @rule(data=st.data())
     def push_again(self, data: st.DataObject) -> None:
         again = self.before.pop(data.draw(st.integers(0, len(self.before) - 1)))
-        order = again.order
         self.push(again)
-        assert again.order == order
 
     @precondition(lambda self: self.naive.entries)
     @rule(data=st.data(), keep=st.booleans())
@@ -176,23 +255,23 @@ class Queues(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         done = self.naive.taken.pop(data.draw(st.integers(0, len(self.naive.taken) - 1)))
-        self.queue.release(*done)
+        self.queue.release(done[1])
         self.naive.keep_turns()
 
     @invariant()
     def counts_are_right(self) -> None:
         queue, naive = self.queue, self.naive
         assert len(queue) == len(naive.entries)
-        assert queue.ready == bool(naive.turns)
+        assert queue.is_ready() == bool(naive.turns)
         assert queue.holding() == len(naive.taken)
         for tenant in TENANTS:
             own = [one.priority for one in naive.entries if one.tenant == tenant]
-            assert queue.entries_of_tenant(tenant) == len(own)
+            assert queue.in_line_of(tenant) == len(own)
             assert queue.holding(tenant) == sum(holder == tenant for holder, _ in naive.taken)
         for parent in PARENTS:
-            waiting = sum(one.parent == parent for one in naive.entries)
+            waiting = sum(one.key == parent for one in naive.entries)
             expected = waiting if naive.has_room(parent) else 0
-            assert queue.waiting(parent) == self.told[parent] == expected
+            assert queue.ready(parent) == self.told[parent] == expected
             assert queue.holding_of(parent) == sum(held == parent for _, held in naive.taken)
 
     @invariant()
@@ -211,7 +290,7 @@ TestQueues = Queues.TestCase
     st.lists(st.tuples(st.floats(0, 1e7), priorities), min_size=1, max_size=30), st.floats(0, 200)
 )
 def test_ageing_equals_the_formula_exactly(pushed: list[tuple[float, int]], later: float) -> None:
-    queue, naive = TakeQueue(INTERVAL), Naive(None)
+    queue, naive = Queue(INTERVAL), Naive(None)
     for at, priority in pushed:
         queue.push(one := entry("bx2", priority, at))
         naive.entries.append(one)
@@ -226,7 +305,7 @@ def test_ageing_equals_the_formula_exactly(pushed: list[tuple[float, int]], late
 def test_priority_reaches_one_after_enough_ageing_steps(
     priority: int, waited: float, others: int
 ) -> None:
-    queue = TakeQueue(INTERVAL)
+    queue = Queue(INTERVAL)
     old = entry(priority=priority, at=0.0)
     rivals = [entry(priority=1, at=at) for at in (-1.0, waited)][-others:]
     for one in (old, *rivals):
@@ -244,7 +323,7 @@ def test_priority_reaches_one_after_enough_ageing_steps(
 def test_after_45_s_only_tasks_enqueued_earlier_go_first(
     others: list[tuple[float, int]], priority: int
 ) -> None:
-    queue = TakeQueue(INTERVAL)
+    queue = Queue(INTERVAL)
     queue.push(mine := entry(priority=priority, at=0.0))
     for at, other in others:
         if at < 45.0:
@@ -263,7 +342,7 @@ def test_after_45_s_only_tasks_enqueued_earlier_go_first(
 
 def test_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
     for before in range(4):
-        queue = TakeQueue()
+        queue = Queue()
         for _ in range(100):
             queue.push(entry("ax1", priority=1))
         for _ in range(before):
@@ -273,7 +352,7 @@ def test_tenant_that_fills_the_queue_delays_another_by_one_take() -> None:
 
 
 def test_tenants_take_turns_at_any_priorities() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     for tenant in "aabbcc":
         queue.push(entry(f"{tenant}x1", priority=10 if tenant == "b" else 1))
     taken = [queue.take(0.0) for _ in range(6)]
@@ -281,7 +360,7 @@ def test_tenants_take_turns_at_any_priorities() -> None:
 
 
 def test_runs_of_a_tenant_take_turns_at_any_priorities() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     for _ in range(100):
         queue.push(entry("ax1", priority=1, at=-60.0))
     queue.push(first := entry("ay1", priority=10))
@@ -293,19 +372,19 @@ def test_runs_of_a_tenant_take_turns_at_any_priorities() -> None:
 
 
 def test_run_whose_parents_are_at_their_limits_has_no_turn() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     for _ in range(3):
         queue.push(entry("ax1", limit=1))
         queue.push(entry("ay1"))
     taken = [queue.take(0.0) for _ in range(4)]
     assert [one.run for one in taken if one] == ["ax", "ay", "ay", "ay"]
     assert queue.take(0.0) is None
-    queue.release("a", "ax1")
+    queue.release("ax1")
     assert queue.take(0.0)
 
 
 def test_woken_task_goes_first_but_not_over_its_parents_limit() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     queue.push(entry("ax1", priority=1, limit=1))
     assert queue.take(0.0)
     old, woken = entry("ax2", 1, at=-1000.0), entry("ax2", WAKE, at=3.0)
@@ -314,20 +393,20 @@ def test_woken_task_goes_first_but_not_over_its_parents_limit() -> None:
         queue.push(one)
     assert queue.position(old, 3.0) == 1
     assert [queue.take(3.0) for _ in range(3)] == [woken, old, None]
-    queue.release("a", "ax1")
+    queue.release("ax1")
     assert queue.take(3.0) is blocked
 
 
 def test_next_push_may_change_a_parents_limit() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     for _ in range(3):
         queue.push(entry("ax1", limit=1))
     assert queue.take(0.0)
-    assert not queue.ready
+    assert not queue.is_ready()
     queue.push(entry("ax1", limit=2))
-    assert queue.waiting("ax1") == 3
+    assert queue.ready("ax1") == 3
     assert queue.take(0.0)
-    assert queue.waiting("ax1") == 0
+    assert queue.ready("ax1") == 0
     assert len(queue) == 2
 
 
@@ -335,34 +414,31 @@ def test_listener_may_change_the_queue() -> None:
     """Act like a polling parent: it wants its slot again once none of its tasks waits."""
     woken = entry("bx1", WAKE, limit=1)
 
-    def tell(parent: Hashable, by: int) -> None:
-        if parent == "ax1" and not queue.waiting("ax1"):
+    def tell(parent: Parent, by: int) -> None:
+        if parent.key == "ax1" and not queue.ready("ax1"):
             queue.push(woken)
 
-    queue = TakeQueue(on_waiting=tell)
+    queue = Queue(on_ready=tell)
     queue.push(first := entry("ax1", limit=1))
     queue.push(second := entry("ax1", limit=1))
     assert queue.take(0.0) is first
-    assert queue.waiting("ax1") == 0
-    assert queue.waiting("bx1") == 1
+    assert queue.ready("ax1") == 0
+    assert queue.ready("bx1") == 1
     assert queue.take(0.0) is woken
-    queue.release("b", "bx1")
-    queue.release("a", "ax1")
+    queue.release("bx1")
+    queue.release("ax1")
     assert queue.discard(second)
     assert queue.take(0.0) is woken
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     queue.push(one := entry())
     with pytest.raises(ValueError, match="only once"):
         queue.push(one)
-    for tenant, parent in (("a", "ax1"), ("a", "unknown")):
-        with pytest.raises(ValueError, match="no taken entry"):
-            queue.release(tenant, parent)
+    with pytest.raises(KeyError):
+        queue.queue.release(cast(Any, one))
     assert queue.take(0.0) is one
-    with pytest.raises(ValueError, match="no taken entry"):
-        queue.release("b", "ax1")
     assert not queue.discard(one)
     assert queue.holding() == 1
 
@@ -372,20 +448,18 @@ class Key:
 
 
 def test_no_state_is_kept_for_finished_tenants_runs_and_parents() -> None:
-    queue = TakeQueue()
+    queue = Queue()
     kept = []
     for _ in range(20):
         tenant, run, parent = Key(), Key(), Key()
         kept += [weakref.ref(key) for key in (tenant, run, parent)]
-        entries = [
-            QueueEntry(tenant, run, parent, 1, priority, 0.0, None) for priority in (3, WAKE, 3)
-        ]
+        entries = [Entry(tenant, run, parent, 1, priority, 0.0) for priority in (3, WAKE, 3)]
         for one in entries:
             queue.push(one)
         queue.discard(entries[0])
         for _ in range(2):
             assert queue.take(0.0)
-            queue.release(tenant, parent)
+            queue.release(parent)
         del tenant, run, parent, entries, one
     gc.collect()
     assert not any(key() for key in kept)
@@ -412,25 +486,25 @@ def lines_run(work: Callable[[], Any]) -> int:
 
 def most_lines(blocked: int, each: int, free: int, tenants: int, runs: int = 3) -> dict[str, int]:
     """Return the most expensive of several takes, pushes and discards in a queue of this size."""
-    queue = TakeQueue()
+    queue = Queue()
     for parent in range(blocked):
         for number in range(each + 1):
-            queue.push(QueueEntry("a", "r", parent, 1, 1 + number % 10, 0.0, None))
+            queue.push(Entry("a", "r", parent, 1, 1 + number % 10, 0.0))
         queue.take(0.0)
     for parent in range(blocked, blocked + free):
-        queue.push(QueueEntry("a", "r", parent, 5, 1 + parent % 10, 1.0, None))
+        queue.push(Entry("a", "r", parent, 5, 1 + parent % 10, 1.0))
     for tenant in range(tenants):
-        queue.push(QueueEntry(tenant, "r", f"of {tenant}", 1, 5, 0.0, None))
+        queue.push(Entry(tenant, "r", f"of {tenant}", 1, 5, 0.0))
     for run in range(runs):
-        queue.push(QueueEntry("a", run, f"of {run}", 1, 5, 0.0, None))
-    new = [QueueEntry("a", "r", 0, 1, 5, 2.0, None) for _ in range(20)]
-    room = [QueueEntry("a", "r", "new", 20, 5, 2.0, None) for _ in range(20)]
+        queue.push(Entry("a", run, f"of {run}", 1, 5, 0.0))
+    new = [Entry("a", "r", 0, 1, 5, 2.0) for _ in range(20)]
+    room = [Entry("a", "r", "new", 20, 5, 2.0) for _ in range(20)]
     return {
         "push": max(lines_run(lambda one=one: queue.push(one)) for one in [*new, *room]),  # type: ignore[misc]
         "position": lines_run(lambda: queue.position(room[-1], 2.0)),
         "discard": max(lines_run(lambda one=one: queue.discard(one)) for one in [*new, *room]),  # type: ignore[misc]
         "block": max(lines_run(lambda: queue.take(30.0)) for _ in range(20)),
-        "release": lines_run(lambda: queue.release("a", 0)),
+        "release": lines_run(lambda: queue.release(0)),
     }
 
 

@@ -15,7 +15,6 @@ from bottega.errors import IllegalTransition
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.queue import QueueEntry
 
 
 class SubagentStatus(StrEnum):
@@ -207,6 +206,10 @@ class NoListener:
     def refused(self, parent: object, data: dict[str, Any]) -> None: ...
 
 
+Place = tuple[float, int]
+"""Time and order of a task's push into the queue. A line is sorted by this pair."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Parent:
     """A query of an agent that dispatches tasks.
@@ -223,6 +226,10 @@ class Parent:
         ancestors: returns an agent's ancestors in the run's graph; ``None`` without a graph.
         active: its unfinished tasks by agent; filled only with a graph.
         waiting: its queued tasks in this process, counted by agent.
+        lines: its tasks in the queue by age, for each base priority; no line is empty.
+        in_line: number of these tasks.
+        ready: number of these tasks that could start if a slot were free; 0 at its limit. The
+            tenant's limit is ignored, because a released slot makes room for the tenant, too.
         holders: its tasks that hold a slot, and the times at which they got it.
         durations: seconds for which its latest tasks held their slots, by agent; infinite for a
             task that released its slot meanwhile.
@@ -246,6 +253,9 @@ class Parent:
     children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
     active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
     waiting: Counter[str] = field(default_factory=Counter)
+    lines: "dict[int, list[tuple[Place, SubagentHandle]]]" = field(default_factory=dict)
+    in_line: int = 0
+    ready: int = 0
     holders: "dict[SubagentHandle, float]" = field(default_factory=dict)
     durations: dict[str, deque[float]] = field(default_factory=dict)
     here: int = 0
@@ -312,6 +322,8 @@ class SubagentHandle:
         blocks: tasks that must wait for the end of this task.
         breaker: key of its breaker; ``None``: it has none.
         is_held: the breaker holds it back now.
+        place: its place in the queue; ``None``: it is not in the queue.
+        line: base priority of its line in the queue.
         suspended: this process stopped it without an end; another process restores it.
         waiting_below: number of descendants that only wait for a slot.
     """
@@ -362,8 +374,9 @@ class SubagentHandle:
     breaker: BreakerKey | None = None
     is_held: bool = False
     suspended: bool = False
-    # Set by the scheduler
-    entry: QueueEntry | None = None
+    # Set by the queue and the scheduler
+    place: Place | None = None
+    line: int = 0
     timer: asyncio.TimerHandle | None = None
     running: "asyncio.Task[None] | None" = None
     slot: "asyncio.Future[None] | None" = None

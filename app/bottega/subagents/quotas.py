@@ -11,6 +11,7 @@ from bottega.errors import (
     SubagentQuotaExceededError,
 )
 from bottega.subagents.handle import (
+    BreakerKey,
     Parent,
     SubagentHandle,
     SubagentOutcome,
@@ -80,6 +81,9 @@ class TaskRegistry(Protocol):
     limits: SubagentLimits
     counts: TaskCounts
     telemetry: Telemetry
+
+    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
+        """Return the queued tasks that share a breaker, in the order of their dispatch."""
 
     def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
         """Move a task to another state."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -24,7 +24,7 @@ from bottega.subagents.handle import (
     all_done,
 )
 from bottega.subagents.limits import SchedulerOptions, resized
-from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
+from bottega.subagents.queue import WAKE, TakeQueue
 from bottega.subagents.quotas import TaskRegistry
 
 
@@ -136,11 +136,11 @@ def estimated_start_ms(
     Args:
         limits: limits of slots, besides the parent's own limit.
     """
-    parent, entry = handle.parent, handle.entry
-    if entry is None or not _all_are_in_line(parent, queue):
+    parent = handle.parent
+    if handle.place is None or not _all_are_in_line(parent):
         return None
-    before = queue.siblings_before(entry, now)
-    slots = _slots(parent, queue, before, limits)
+    before = queue.siblings_before(handle, now)
+    slots = _slots(parent, before, limits)
     known = _durations(parent)
     if slots is None or known is None or slots < len(parent.holders):
         return None
@@ -150,31 +150,28 @@ def estimated_start_ms(
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = free[before % slots] + before // slots * mean
-    before = queue.siblings_before(entry, now + 2 * soon)  # ageing may put others before this task
+    before = queue.siblings_before(handle, now + 2 * soon)  # ageing may put others before this task
     late = free[before % slots] + before // slots * mean
     if max(soon, late) > 2 * min(soon, late):
         return None
     return round(1000 * (soon + late) / 2)
 
 
-def _all_are_in_line(parent: Parent, queue: TakeQueue) -> bool:
+def _all_are_in_line(parent: Parent) -> bool:
     """Check that each task of a parent waits in the queue, or still holds its first slot."""
-    waiting = queue.entries_of(parent)
     return (
-        parent.queued == waiting
-        and parent.here == waiting + len(parent.holders)
+        parent.queued == parent.in_line
+        and parent.here == parent.in_line + len(parent.holders)
         and all(handle.started_at == since for handle, since in parent.holders.items())
     )
 
 
-def _slots(
-    parent: Parent, queue: TakeQueue, before: int, limits: Sequence[SlotLimit]
-) -> int | None:
+def _slots(parent: Parent, before: int, limits: Sequence[SlotLimit]) -> int | None:
     """Return the slots that a parent's tasks can use; ``None``: other tasks need these slots."""
     slots = parent.limits.max_concurrent
     own = len(parent.holders)
     for limit in limits:
-        others = limit.claims - own - queue.entries_of(parent)
+        others = limit.claims - own - parent.in_line
         if others + min(slots, own + before + 1) <= limit.slots:
             continue
         if others or not limit.is_fixed:
@@ -232,7 +229,7 @@ class SubagentScheduler:
         self._queue = TakeQueue(
             self.options.ageing_interval,
             registry.limits.tenant_max_concurrent,
-            on_waiting=self._waiting_changed,
+            on_ready=self._ready_changed,
         )
 
     def now(self) -> float:
@@ -259,14 +256,13 @@ class SubagentScheduler:
 
     def room(self, parent: Parent) -> tuple[int, int]:
         """Count a parent's tasks that may get a slot at once, and its tasks that wait for one."""
-        waiting = self._queue.waiting(parent)
-        others = len(self._queue) - waiting
+        others = len(self._queue) - parent.ready
         free = self.capacity - self.in_use - others
-        own = parent.limits.max_concurrent - self._queue.holding_of(parent)
+        own = parent.limits.max_concurrent - len(parent.holders)
         of_tenant = self._registry.limits.tenant_max_concurrent
         if parent.tenant_id is not None and of_tenant is not None:
             own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
-        return max(0, min(free, own)), waiting
+        return max(0, min(free, own)), parent.ready
 
     def position(self, handle: SubagentHandle) -> int:
         """Count the tenant's waiting tasks that go before a task.
@@ -276,9 +272,9 @@ class SubagentScheduler:
         """
         if handle.spread:
             return 0
-        if handle.entry is None:
-            return self._queue.entries_of_tenant(handle.tenant_id)
-        return self._queue.position(handle.entry, self.now())
+        if handle.place is None:
+            return self._queue.in_line_of(handle.tenant_id)
+        return self._queue.position(handle, self.now())
 
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
         """Estimate the time until a queued task starts; ``None``: no estimate is possible."""
@@ -287,7 +283,7 @@ class SubagentScheduler:
         shares = [SlotLimit(self.capacity, counts.active + len(queue), is_fixed)]
         of_tenant = self._registry.limits.tenant_max_concurrent
         if of_tenant is not None and tenant is not None:
-            claims = counts.active_of_tenant(tenant) + queue.entries_of_tenant(tenant)
+            claims = counts.active_of_tenant(tenant) + queue.in_line_of(tenant)
             is_ours = self.places.source is None  # else other workers' tasks hold places, too
             shares.append(SlotLimit(of_tenant if is_ours else 0, claims, is_ours))
         return estimated_start_ms(handle, queue, shares, self.now())
@@ -306,7 +302,7 @@ class SubagentScheduler:
     def hold(self, handle: SubagentHandle) -> None:
         """Take a queued task out of the queue, because it must wait for other tasks."""
         if handle.status is SubagentStatus.QUEUED and handle.paused_at is None:
-            self._leave_queue(handle)
+            self._queue.discard(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
         """Queue a task that waited for the task ``by``; warn if ``by`` did not complete."""
@@ -319,7 +315,7 @@ class SubagentScheduler:
     def ended(self, handle: SubagentHandle) -> None:
         """Stop a finished or suspended task: its timer, queue entry, slot and coroutine."""
         handle.stop_timer()
-        self._leave_queue(handle)
+        self._queue.discard(handle)
         self.release(handle)
         running = handle.running
         if running is not None and running is not asyncio.current_task():
@@ -366,44 +362,29 @@ class SubagentScheduler:
 
     def _give_out(self) -> None:
         while self.places.take_for_next(self._queue, self.capacity - self.in_use):
-            entry = self._queue.take(self.now())
-            assert entry is not None
-            handle: SubagentHandle = entry.item
-            handle.entry = None
-            handle.parent.holders[handle] = self.now()
+            handle = self._queue.take(self.now())
+            assert handle is not None
             if handle.slot is not None:
                 handle.slot.set_result(None)
                 handle.slot = None
             else:
                 self._start(handle)
 
-    def push(self, handle: SubagentHandle, priority: int | None = None) -> None:
-        """Add a task to the queue, if nothing holds it back."""
-        wakes = priority == WAKE
+    def push(self, handle: SubagentHandle, *, wakes: bool = False) -> None:
+        """Add a task to the queue, if nothing holds it back; ``wakes``: it has run before."""
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
-            or handle.entry is not None
+            or handle.place is not None
             or handle.is_held
             or handle.holds
         ):
             return
-        handle.entry = QueueEntry(
-            tenant=handle.tenant_id,
-            run=handle.run_id,
-            parent=handle.parent,
-            limit=handle.parent.limits.max_concurrent,
-            priority=handle.priority if priority is None else priority,
-            enqueued_at=self.now() if wakes else handle.created_at,
-            item=handle,
-        )
-        self._queue.push(handle.entry)
+        if wakes:
+            self._queue.push(handle, WAKE, self.now())
+        else:
+            self._queue.push(handle, handle.priority, handle.created_at)
         self.pump_soon()
-
-    def _leave_queue(self, handle: SubagentHandle) -> None:
-        if handle.entry is not None:
-            self._queue.discard(handle.entry)
-            handle.entry = None
 
     def _start(self, handle: SubagentHandle) -> None:
         loop = asyncio.get_running_loop()
@@ -466,8 +447,7 @@ class SubagentScheduler:
 
     def _give_up_slot(self, handle: SubagentHandle) -> None:
         if handle.holds_slot:
-            del handle.parent.holders[handle]
-            self._queue.release(handle.tenant_id, handle.parent)
+            self._queue.release(handle)
             self.places.give_back(handle.tenant_id)
             self.pump_soon()
 
@@ -492,7 +472,7 @@ class SubagentScheduler:
         handle.slot = asyncio.get_running_loop().create_future()
         if not handle.polling or not handle.waiting_below:
             handle.polling = False
-            self.push(handle, WAKE)
+            self.push(handle, wakes=True)
 
     def _ask_no_more(self, handle: SubagentHandle) -> None:
         """Cancel a task's request for a slot."""
@@ -501,7 +481,7 @@ class SubagentScheduler:
         handle.slot.cancel()
         handle.slot = None
         handle.polling = False
-        self._leave_queue(handle)
+        self._queue.discard(handle)
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
@@ -529,15 +509,14 @@ class SubagentScheduler:
             handle.calls -= 1
             self._only_if_needed(handle)
 
-    def _waiting_changed(self, parent: Hashable, change: int) -> None:
+    def _ready_changed(self, parent: Parent, change: int) -> None:
         """Update ``waiting_below`` of a parent's ancestors; wake ancestors that can go on now."""
-        assert isinstance(parent, Parent)
         owner = parent.owner
         while owner is not None:
             owner.waiting_below += change
             if owner.polling and not owner.waiting_below and owner.slot is not None:
                 owner.polling = False
-                self.push(owner, WAKE)
+                self.push(owner, wakes=True)
             owner = owner.parent.owner
 
     # The pool's size
