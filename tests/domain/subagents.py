@@ -249,9 +249,9 @@ def is_empty(where: SubagentRegistry) -> bool:
     """Return true if no state is left of any task or parent."""
     queue, counts = where.scheduler._queue, where.counts
     left = (
-        where._handles, where._parents, counts._queued_of, counts._queued_of_run,
+        where._handles, where._parents, counts.queued_of, counts.queued_of_run,
         queue._in_line, queue._holding, queue._tenants, queue._turns,
-        where.scheduler._running, +counts._by_status,
+        where.scheduler._running, +counts.by_status,
     )  # fmt: skip
     return not any(left) and not where.scheduler.in_use
 

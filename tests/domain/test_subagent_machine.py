@@ -188,7 +188,7 @@ class Tasks(RuleBasedStateMachine):
         self.do(several)
 
     def check_refused(self, parent: Parent, error: SubagentRefusedError) -> None:
-        of_tenant = self.where.counts.queued_of_tenant(parent.tenant_id)
+        of_tenant = self.where.counts.queued_of[parent.tenant_id]
         match error.code:
             case "subagent_queue_full":
                 assert of_tenant > 0
@@ -384,7 +384,7 @@ class Tasks(RuleBasedStateMachine):
             assert parent.queued == sum(handle.parent is parent for handle in queued)
         for tenant in TENANTS:
             of_tenant = sum(handle.tenant_id == tenant for handle in queued)
-            assert self.where.counts.queued_of_tenant(tenant) == of_tenant
+            assert self.where.counts.queued_of[tenant] == of_tenant
 
     @invariant()
     def no_slot_leaks_and_none_lies_idle(self) -> None:
@@ -419,7 +419,7 @@ class Tasks(RuleBasedStateMachine):
             assert parent.queued <= LIMITS.max_queued
         for tenant in TENANTS:
             most = (LIMITS.tenant_max_queued or 0) + 1
-            assert self.where.counts.queued_of_tenant(tenant) <= most
+            assert self.where.counts.queued_of[tenant] <= most
 
     @invariant()
     def no_timer_outlives_its_task(self) -> None:

@@ -1,4 +1,4 @@
-"""Tasks of asynchronous sub-agents: their states, their parents, and waits for their ends."""
+"""Tasks of asynchronous sub-agents: their states, parents and numbers, and waits for their ends."""
 
 import asyncio
 import contextvars
@@ -448,6 +448,55 @@ class SubagentHandle:
         """Append to ``partial_output``; keep its last 10,000 characters."""
         self.written += len(text)
         self.partial_output = (self.partial_output + text)[-10_000:]
+
+
+class TaskCounts:
+    """Numbers of tasks in this process, updated with each change; child runs do not count.
+
+    Attributes:
+        by_status: all tasks by status.
+        queued_of, queued_of_run: queued tasks by tenant, and by run.
+        active_of: running and streaming tasks by tenant.
+    """
+
+    def __init__(self) -> None:
+        self.by_status: Counter[SubagentStatus] = Counter()
+        self.queued_of: Counter[UUID | None] = Counter()
+        self.queued_of_run: Counter[UUID] = Counter()
+        self.active_of: Counter[UUID | None] = Counter()
+
+    @property
+    def active(self) -> int:
+        return self.by_status[SubagentStatus.RUNNING] + self.by_status[SubagentStatus.STREAMING]
+
+    @property
+    def queued(self) -> int:
+        return self.by_status[SubagentStatus.QUEUED]
+
+    def add(self, handle: "SubagentHandle", by: int = 1) -> None:
+        """Count a task in its current state; with ``by`` -1, count it no more.
+
+        A child run counts only in its parent's ``remote``.
+        """
+        parent, status = handle.parent, handle.status
+        if handle.spread:
+            parent.remote += 0 if status.is_final else by
+            return
+        parent.here += 0 if status.is_final else by
+        _add(self.by_status, status, by)
+        if status is SubagentStatus.QUEUED:
+            _add(parent.waiting, handle.agent, by)
+            _add(self.queued_of, parent.tenant_id, by)
+            _add(self.queued_of_run, parent.run_id, by)
+        elif status.is_active:
+            _add(self.active_of, parent.tenant_id, by)
+
+
+def _add(counter: Counter[Any], key: Any, by: int) -> None:
+    """Change a count; delete the key at 0."""
+    counter[key] += by
+    if not counter[key]:
+        del counter[key]
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from bottega.errors import SubagentRefusedError
+from bottega.errors import (
+    SubagentCircuitOpenError,
+    SubagentDepthExceededError,
+    SubagentQueueFullError,
+    SubagentQuotaExceededError,
+    SubagentRefusedError,
+)
 from bottega.subagents.breaker import breaker_key
 from bottega.subagents.budget import Account
 from bottega.subagents.handle import (
@@ -19,18 +25,108 @@ from bottega.subagents.handle import (
     SubagentHandle,
     SubagentOutcome,
     SubagentStatus,
+    TaskCounts,
     check_move,
     missing,
     wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.quotas import TaskCounts, check_dispatch
 from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.telemetry import Telemetry, Totals
 
 logger = logging.getLogger(__name__)
 
 ORPHANED = "orphan-cleanup"
+MOST_SPREAD = 10_000
+"""Limit of one parent's unfinished tasks that are child runs."""
+
+
+def check_dispatch(
+    parent: Parent,
+    limits: SubagentLimits,
+    *,
+    counts: TaskCounts,
+    room: tuple[int, int],
+    wait: float | None,
+    spread: bool = False,
+) -> None:
+    """Check a dispatch against the limits. A task above ``max_concurrent`` passes, and waits.
+
+    Args:
+        limits: limits of all parents together; the parent's own limits are in ``parent``.
+        counts: counts of the registry's tasks.
+        room: (number of the parent's tasks that may start at once, number that wait already).
+        wait: seconds until the breaker lets a task of this agent through; ``None``: now.
+        spread: the task becomes a child run, which needs no slot and no queue here.
+
+    Raises:
+        SubagentRefusedError: a subclass for each limit; the text is for the model.
+    """
+    own = parent.limits
+    if parent.is_over:
+        raise SubagentQuotaExceededError("the dispatching agent has ended already")
+    if parent.depth >= own.max_depth:
+        raise SubagentDepthExceededError(
+            f"tasks may be nested at most {own.max_depth} deep, and this task would be deeper: do "
+            "it without a sub-agent",
+            limit=own.max_depth,
+        )
+    if wait is not None:
+        raise SubagentCircuitOpenError(
+            "tasks for this agent failed repeatedly in this run, so it accepts no task for about "
+            f"{wait:.0f} s: try later, or without this agent",
+            retry_after_ms=round(wait * 1000),
+        )
+    for account in parent.accounts:
+        if account.is_exhausted:
+            spent, limit = account.spent, account.limit or 0
+            raise SubagentQuotaExceededError(
+                account.state, reason="budget", size=spent, limit=limit
+            )
+    if spread:
+        if parent.remote >= MOST_SPREAD:
+            raise SubagentQuotaExceededError(
+                f"{parent.remote} of your tasks are runs of their own that are not over, which is "
+                "the limit: await some before you dispatch others",
+                size=parent.remote,
+                limit=MOST_SPREAD,
+            )
+        return
+    waiting = parent.queued - min(room)
+    if parent.queued >= own.max_queued + room[0]:
+        raise SubagentQuotaExceededError(
+            f"{waiting} of your tasks wait already, which is the limit: await some before you "
+            "dispatch others",
+            size=waiting,
+            limit=own.max_queued,
+        )
+    _check_queue(parent, limits, counts, *room)
+
+
+def _check_queue(
+    parent: Parent, limits: SubagentLimits, counts: TaskCounts, room: int, ready: int
+) -> None:
+    """Check that the queue has room for one more task.
+
+    It always has room for a tenant without queued tasks. Beyond its limit, it accepts one extra
+    task per tenant, from a run without queued tasks.
+    """
+    of_tenant = counts.queued_of[parent.tenant_id]
+    if not of_tenant:
+        return
+    extra = 0 if counts.queued_of_run[parent.run_id] else 1
+    sizes = [(counts.queued, limits.max_queue_size + extra * len(counts.queued_of))]
+    if parent.tenant_id is not None:
+        most = limits.tenant_max_queued or max(1, limits.max_queue_size // 2)
+        sizes.append((of_tenant, most + extra))
+    for size, limit in sizes:
+        if size >= limit + room:
+            waiting = size - min(room, ready)
+            raise SubagentQueueFullError(
+                f"the queue is full ({waiting} of {limit}): try again once some tasks are done",
+                size=waiting,
+                limit=limit,
+            )
 
 
 def collectable(
@@ -231,7 +327,7 @@ class SubagentRegistry:
         self._handles[task_id] = handle
         self._parents.setdefault(parent.parent_id, parent)
         parent.children[task_id] = handle
-        self.counts.enter(handle)
+        self.counts.add(handle)
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
@@ -283,9 +379,9 @@ class SubagentRegistry:
         return True
 
     def _set(self, handle: SubagentHandle, status: SubagentStatus) -> None:
-        self.counts.leave(handle)
+        self.counts.add(handle, -1)
         handle.status = status
-        self.counts.enter(handle)
+        self.counts.add(handle)
 
     def _take_over(self, handle: SubagentHandle, outcome: SubagentOutcome) -> None:
         handle.final_output, handle.error = outcome.output, outcome.error
@@ -445,7 +541,7 @@ class SubagentRegistry:
         """Forget a task, and its parent if it has ended and has no other task."""
         if self._handles.pop(handle.task_id, None) is None:
             return
-        self.counts.leave(handle)
+        self.counts.add(handle, -1)
         parent = handle.parent
         parent.children.pop(handle.task_id, None)
         if parent.ended and not parent.children:

@@ -17,15 +17,17 @@ from uuid import UUID
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker import BreakerSet
 from bottega.subagents.handle import (
+    BreakerKey,
     Parent,
     SubagentHandle,
     SubagentOutcome,
     SubagentStatus,
+    TaskCounts,
     all_done,
 )
-from bottega.subagents.limits import SchedulerOptions, resized
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits, resized
 from bottega.subagents.queue import WAKE, TakeQueue
-from bottega.subagents.quotas import TaskRegistry
+from bottega.subagents.telemetry import Telemetry
 
 
 class PlaceSource(Protocol):
@@ -194,6 +196,26 @@ def _durations(parent: Parent) -> list[float] | None:
     return seconds if max(seconds) < 1.8 * min(seconds) else None
 
 
+class TaskRegistry(Protocol):
+    """The part of the registry that the scheduler needs."""
+
+    limits: SubagentLimits
+    counts: TaskCounts
+    telemetry: Telemetry
+
+    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
+        """Return the queued tasks that share a breaker, in the order of their dispatch."""
+
+    def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
+        """Move a task to another state."""
+
+    def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
+        """End a task; return false if the task had ended already."""
+
+    def cancel(self, task_id: UUID, reason: str) -> bool:
+        """Cancel a task and all tasks below it."""
+
+
 logger = logging.getLogger(__name__)
 
 PARENTS_TIME_IS_UP = "parent-timeout"
@@ -283,7 +305,7 @@ class SubagentScheduler:
         shares = [SlotLimit(self.capacity, counts.active + len(queue), is_fixed)]
         of_tenant = self._registry.limits.tenant_max_concurrent
         if of_tenant is not None and tenant is not None:
-            claims = counts.active_of_tenant(tenant) + queue.in_line_of(tenant)
+            claims = counts.active_of[tenant] + queue.in_line_of(tenant)
             is_ours = self.places.source is None  # else other workers' tasks hold places, too
             shares.append(SlotLimit(of_tenant if is_ours else 0, claims, is_ours))
         return estimated_start_ms(handle, queue, shares, self.now())
