@@ -109,11 +109,6 @@ WHERE t.tenant_id = $1 AND t.run_id = $2
 """
 
 
-def _idle() -> dict[str, Any]:
-    """Return the load of a tenant without tasks."""
-    return {"running": 0, "parked": 0, "queued": 0, "queue": Counter(), "breakers": []}
-
-
 @dataclass(frozen=True, slots=True)
 class SubagentRuntime:
     """State that all runs of this worker share for their asynchronous sub-agents.
@@ -138,7 +133,10 @@ class SubagentRuntime:
         """Return the current load of this worker; ``runs`` is its number of runs under way."""
         registry, scheduler = self.registry, self.registry.scheduler
         options = scheduler.options
-        tenants: defaultdict[UUID | None, dict[str, Any]] = defaultdict(_idle)
+        idle = {"running": 0, "parked": 0, "queued": 0}
+        tenants: defaultdict[UUID | None, dict[str, Any]] = defaultdict(
+            lambda: {**idle, "queue": Counter(), "breakers": []}
+        )
         total: Counter[int] = Counter()
         for handle in registry.handles():
             if handle.spread:

@@ -386,7 +386,8 @@ def outcome_of(response: AssistantResponse) -> SubagentOutcome:
 
 
 def _registry_of(query: Query) -> SubagentRegistry | None:
-    if (swarm := known_swarm(query)) is not None:
+    swarm = query.scope.swarm if isinstance(query.scope, QueryScope) else known_swarm(query)
+    if swarm is not None:
         return swarm.registry
     tools = query.agent.registered_tools
     return next((tool.registry for tool in tools if isinstance(tool, DispatchingTool)), None)
@@ -398,11 +399,8 @@ def own_file_tools() -> tuple[ToolBase, ...]:
 
     def workspace() -> Workspace:
         call = current_call.get()
-        query = None if call is None else call.query
-        if query is not None and isinstance(query.scope, QueryScope):
-            return query.scope.workspace
-        if query is not None and (registry := _registry_of(query)) is not None:
-            return scope_of(query, registry).workspace
+        if call is not None and (registry := _registry_of(call.query)) is not None:
+            return scope_of(call.query, registry).workspace
         raise InvalidInputError("this tool works only within a query with asynchronous sub-agents")
 
     return file_tools(workspace)

@@ -8,11 +8,10 @@ private file of a query. Models have the tools ``read_file``, ``write_file`` and
 import asyncio
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from pydantic import Field
 
@@ -280,7 +279,7 @@ class SharedContext:
         self._max_files = max_files
         self._allowance = Allowance(max_run_bytes)
         self._folders: dict[str, VirtualFileSystem] = {}
-        self._turns: dict[str, _Turn] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def private_files(self) -> VirtualFileSystem:
         """Return a new file system that counts towards the run's bytes."""
@@ -293,11 +292,6 @@ class SharedContext:
 
     def texts(self, *folders: str) -> dict[str, str]:
         return {path: self.read(path) for folder in folders for path in self.list(folder)}
-
-    @property
-    def locked(self) -> int:
-        """Number of files with a running or waiting write."""
-        return len(self._turns)
 
     def read(self, path: str) -> str:
         """Return the text of a shared file after its last finished write.
@@ -333,7 +327,7 @@ class SharedContext:
             InvalidInputError: as :meth:`VirtualFileSystem.write`.
         """
         path, namespace = _shared(path)
-        async with self._turn(path):
+        async with self._locks.setdefault(path, asyncio.Lock()):
             try:
                 old = self.read(path)
             except NotFoundError:
@@ -342,19 +336,6 @@ class SharedContext:
             folder = self._folders.get(namespace) or self.private_files()
             folder.write(path, new)
             self._folders[namespace] = folder
-
-    @asynccontextmanager
-    async def _turn(self, path: str) -> AsyncIterator[None]:
-        """Lock a file for one writer, in order of arrival; the last writer removes the lock."""
-        turn = self._turns.setdefault(path, _Turn())
-        turn.writers += 1
-        try:
-            async with turn.lock:
-                yield
-        finally:
-            turn.writers -= 1
-            if not turn.writers:
-                del self._turns[path]
 
     def folders(self) -> tuple[str, ...]:
         return tuple(self._folders)
@@ -371,14 +352,6 @@ class SharedContext:
         path, namespace = _shared(path)
         folder = self._folders.setdefault(namespace, self.private_files())
         folder.restore(path, content)
-
-
-@dataclass(slots=True)
-class _Turn:
-    """A file's lock, and the number of writers that hold it or wait for it."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    writers: int = 0
 
 
 def _shared(path: str) -> tuple[str, str]:

@@ -152,7 +152,6 @@ class Swarm:
         self.task_root = options.task_root or self.run_id
         self.context = SharedContext()
         self.broken: Exception | None = None
-        self.listener: Listener = _PluginCaller(self, options.listener)
         self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: dict[Parent, None] = {}
         self._closed: WeakSet[Parent] = WeakSet()  # kept while the registry has their tasks
@@ -208,7 +207,16 @@ class Swarm:
             self.broken = error
             self.options.broke(error)
 
-    def call_plugins(self, handle: SubagentHandle) -> None:
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        """Pass an event on to the listener; call the plugins after a task's end."""
+        self.options.listener.on_event(handle, event, data)
+        if handle.status.is_final and event == handle.status and self.options.plugins:
+            self._call_plugins(handle)
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
+        self.options.listener.refused(parent, data)
+
+    def _call_plugins(self, handle: SubagentHandle) -> None:
         context = context_of(handle.parent)
         outcome = TaskOutcome(
             task_id=handle.task_id,
@@ -251,22 +259,6 @@ def context_of(parent: Parent) -> PluginContext:
         depth=parent.depth,
         agent=parent.agent,
     )
-
-
-class _PluginCaller:
-    """Listener that also calls the run's plugins after a task's end."""
-
-    def __init__(self, swarm: Swarm, listener: Listener) -> None:
-        self._swarm = swarm
-        self._listener = listener
-
-    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
-        self._listener.on_event(handle, event, data)
-        if handle.status.is_final and event == handle.status and self._swarm.options.plugins:
-            self._swarm.call_plugins(handle)
-
-    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
-        self._listener.refused(parent, data)
 
 
 class TaskOfQuery:
@@ -358,7 +350,7 @@ class QueryScope:
             limits=limits,
             account=account,
             accounts=(account, *paying),
-            listener=swarm.listener,
+            listener=swarm,
             owner=owner,
             remaining=swarm.options.remaining if owner is None else _left(swarm, owner),
             alive=lambda: owner is None or not owner.status.is_final,

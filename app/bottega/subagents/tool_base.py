@@ -5,6 +5,7 @@ Functions of this module also ask plugins about messages to tasks and synchronou
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -33,6 +34,7 @@ from bottega.subagents.shared_context import MAX_CONTENT, MAX_PATH_BYTES
 from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm, scope_of
 
 
+@dataclass(frozen=True, slots=True)
 class AsyncSubagents:
     """State shared by an agent's tools for sub-agents.
 
@@ -44,22 +46,12 @@ class AsyncSubagents:
         share_metadata: keys of a dispatch's metadata that the task's agent can read.
     """
 
-    def __init__(
-        self,
-        registry: SubagentRegistry,
-        agents: Mapping[str, BaseAgent],
-        limits: SubagentLimits,
-        *,
-        anonymous: bool = True,
-        configure: Callable[[BaseAgent], object] = lambda helper: None,
-        share_metadata: Collection[str] = (),
-    ) -> None:
-        self.registry = registry
-        self.agents = dict(agents)
-        self.limits = limits
-        self.anonymous = anonymous
-        self.configure = configure
-        self.share_metadata = tuple(share_metadata)
+    registry: SubagentRegistry
+    agents: Mapping[str, BaseAgent]
+    limits: SubagentLimits
+    anonymous: bool
+    configure: Callable[[BaseAgent], object]
+    share_metadata: Collection[str]
 
     def scope(self) -> tuple[CurrentCall, QueryScope]:
         """Return the running tool call and the scope of its query."""
@@ -70,13 +62,7 @@ class AsyncSubagents:
 
     def without_agents(self) -> "AsyncSubagents":
         """Return the state of tools that dispatch only helpers."""
-        return AsyncSubagents(
-            self.registry,
-            {},
-            self.limits,
-            configure=self.configure,
-            share_metadata=self.share_metadata,
-        )
+        return replace(self, agents={}, anonymous=True)
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
         """See :meth:`DispatchingTool.ancestors`."""

@@ -435,7 +435,7 @@ def use_async_subagents(
             equal names.
         CycleError: the agent is a direct or indirect sub-agent of one of ``agents``.
     """
-    agents = agents if isinstance(agents, Mapping) else _by_name(agents)
+    agents = dict(agents) if isinstance(agents, Mapping) else _by_name(agents)
     if agent.subagents:
         raise InvalidInputError(
             f"{agent.agent_name} has synchronous sub-agents; it cannot have asynchronous ones too",
@@ -450,14 +450,8 @@ def use_async_subagents(
         if path := child.path_to(agent):
             names = [member.agent_id or member.agent_name for member in (agent, *path)]
             raise CycleError(names, what="sub-agent")
-    shared = AsyncSubagents(
-        registry,
-        agents,
-        limits or registry.limits,
-        anonymous=anonymous,
-        configure=configure,
-        share_metadata=share_metadata,
-    )
+    limits = limits or registry.limits
+    shared = AsyncSubagents(registry, agents, limits, anonymous, configure, tuple(share_metadata))
     for tool in (*_tools(shared), *own_file_tools()):
         agent.register_tool(tool)
     if agent.memory_graph is not None:
