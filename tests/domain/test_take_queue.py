@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.queue import WAKE, TakeQueue
+from bottega.subagents.scheduler import WAKE, TakeQueue
 from tests.examples import examples
 
 TENANTS = "ab"
