@@ -183,14 +183,10 @@ async def test_an_object_in_the_trash_is_not_referenced_again(
 
 
 async def test_erasure_deletes_objects(
-    database: Database,
-    owner: asyncpg.Pool,
-    upkeep: EpisodeMaintenance,
-    offloading: LeasedWork,
-    root: Path,
+    database: Database, owner: asyncpg.Pool, upkeep: EpisodeMaintenance, root: Path
 ) -> None:
     await store(database, 1, 2)
-    await offloading.do_due()
+    await upkeep.offloading().do_due()
     assert len(files(root)) == 4
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await connection.fetchval("SELECT erase_episodes($1)", [UUID(int=1)])
