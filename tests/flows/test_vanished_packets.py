@@ -28,7 +28,7 @@ SHORT = SilenceTimeouts(probe_every_s=0.5, answer_s=1.0, cancel_s=0.5, step_s=2.
 
 
 def test_the_defaults_detect_it_in_time() -> None:
-    """A step that began just before a loss is detected fails only at its own time limit."""
+    # A step that began just before a loss is detected fails only at its own time limit.
     limits = SilenceTimeouts()
     detected_s = limits.probe_every_s + limits.answer_s + limits.cancel_s
     assert detected_s + limits.step_s + limits.cancel_s + 1 <= LIVE_AGAIN_S
