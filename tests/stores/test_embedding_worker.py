@@ -244,7 +244,9 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
     async with hosted(model) as new:
         worker = keeper(database, clock, new, old)
         assert await worker.change_over() == 0.5
-        assert len(await waiting(owner)) == 300
+        assert len(await waiting(owner)) == 256  # one page
+        assert await worker.change_over() == 0.5
+        assert len(await waiting(owner)) == 256
         await store(database, [301])
         await worker.work.do_due()
         worker = keeper(database, clock, new, old)  # as after a kill

@@ -79,32 +79,47 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 
 # --- Another embedder ---------------------------------------------------------------------------
 
-_PAGE = 2_000
+_PAGE = 256
+_FIRST_ID = UUID(int=0)
 _OTHERS = "SELECT tenants_of_other_embedders($1, 20) AS id"
+_OF_QUERIES = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
 _WAITING = """
-SELECT EXISTS (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed' AND tries < $2)
+SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
+                      AND tries < $3 LIMIT $2) waiting
 """
-# Each row is read by its key, because a join may read all of the tenant's rows for each page.
+# Here and below, each row is read by its key, because a join may read all of the tenant's rows for
+# each page.
+_LACKING = """
+SELECT s.episode_id, (
+    SELECT v.embedder FROM episode_vectors v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2) IS NULL AS lacking
+FROM (SELECT episode_id FROM episode_search WHERE tenant_id = $1 AND episode_id > $4
+      ORDER BY episode_id LIMIT $3) AS s
+ORDER BY s.episode_id
+"""
 _ORDER = """
 INSERT INTO episode_work (tenant_id, episode_id, work)
-SELECT $1, s.episode_id, 'embed' FROM episode_search s
-WHERE s.tenant_id = $1 AND (
-    SELECT v.embedder FROM episode_vectors v
-    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2) IS NULL
-AND (
-    SELECT w.tries FROM episode_work w
-    WHERE w.tenant_id = $1 AND w.episode_id = s.episode_id AND w.work = 'embed') IS NULL
-LIMIT $3 ON CONFLICT DO NOTHING
+SELECT $1, id, 'embed' FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING
 """
 _CHANGE_OVER = """
-UPDATE tenant_memory SET embedder = $2, leftovers = true
-WHERE tenant_id = $1 AND embedder <> $2 RETURNING true
+UPDATE tenant_memory i SET embedder = $2, leftovers = true
+WHERE i.tenant_id = $1 AND NOT EXISTS (
+    SELECT FROM episode_search s WHERE s.tenant_id = $1 AND NOT EXISTS (
+        SELECT FROM episode_vectors v
+        WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2)
+    AND NOT EXISTS (
+        SELECT FROM episode_work p
+        WHERE p.tenant_id = $1 AND p.episode_id = s.episode_id AND p.work = 'embed'
+          AND p.tries >= $3))
+RETURNING true
 """
 _LEFT_OVER = "UPDATE tenant_memory SET leftovers = true WHERE tenant_id = $1 AND NOT leftovers"
 _CLEAR = """
 DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
-    SELECT ctid FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2
-    LIMIT $3 FOR UPDATE SKIP LOCKED))
+    SELECT ctid FROM episode_vectors
+    WHERE tenant_id = $1 AND embedder <> $2 AND episode_id >= $4
+    ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
+RETURNING episode_id
 """
 # Checks that no vectors are left, because another worker may be deleting the last ones and fail.
 _CLEARED = """
@@ -121,7 +136,6 @@ GROWN = (20, 100, 1_000)
 """Numbers of episodes with vectors at which the background is measured for the first time, or
 again."""
 
-_MEASURED = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
 _COUNT = """
 SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
@@ -181,6 +195,8 @@ class EmbeddingWorker:
             poll_s=POLL_S,
             clock=clock,
         )
+        self._reached: dict[UUID, UUID] = {}
+        self._cleared: dict[UUID, UUID] = {}
 
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
@@ -240,7 +256,7 @@ class EmbeddingWorker:
         """
         async with acting_as(self._pool, tenant_id) as connection:
             await refresh_common(connection, tenant_id)
-            name = await connection.fetchval(_MEASURED, tenant_id)
+            name = await connection.fetchval(_OF_QUERIES, tenant_id)
         if name is not None:
             await self._measure(tenant_id, name)
 
@@ -319,20 +335,40 @@ class EmbeddingWorker:
         return 0.5 if tenants else float("inf")
 
     async def _change_over(self, tenant_id: UUID, name: str) -> None:
-        """Take the next step of a change.
+        async with acting_as(self._pool, tenant_id) as connection:
+            if await connection.fetchval(_OF_QUERIES, tenant_id) == name:
+                await self._clear(connection, tenant_id, name)
+                return
+            await connection.execute(_LEFT_OVER, tenant_id)
+            waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
+            if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
+                return
+            self._reached.pop(tenant_id, None)  # the next call checks all episodes again
+            if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
+                log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
+
+    async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
+        """Enqueue a page of episodes without vectors of an embedder; return false at the end."""
+        reached = self._reached.get(tenant_id, _FIRST_ID)
+        while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
+            reached = self._reached[tenant_id] = rows[-1]["episode_id"]
+            if ids := [row["episode_id"] for row in rows if row["lacking"]]:
+                await connection.execute(_ORDER, tenant_id, ids)
+                return True
+        return False
+
+    async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
+        """Delete vectors of other embedders.
 
         A worker with another embedder may have embedded some episodes only with its own embedder.
-        So the episodes without vectors are looked for also after the switch."""
-        async with acting_as(self._pool, tenant_id) as connection:
-            if await connection.fetchval(_WAITING, tenant_id, _GIVEN_UP):
-                return
-            if await connection.execute(_ORDER, tenant_id, name, _PAGE) != "INSERT 0 0":
-                await connection.execute(_LEFT_OVER, tenant_id)
-                return
-            if await connection.fetchval(_CHANGE_OVER, tenant_id, name):
-                log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
-            elif await connection.execute(_CLEAR, tenant_id, name, _PAGE) == "DELETE 0":
-                await connection.execute(_CLEARED, tenant_id, name)
+        Such episodes are enqueued first."""
+        place = self._cleared.pop(tenant_id, _FIRST_ID)
+        rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
+        if rows:
+            self._cleared[tenant_id] = max(row["episode_id"] for row in rows)
+        elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
+            self._reached.pop(tenant_id, None)
+            await connection.execute(_CLEARED, tenant_id, name)
 
 
 def _blamed(error: Exception) -> Blame | None:
