@@ -61,8 +61,8 @@ export function DraftChat({ name, draft, asked, onProblems }) {
   return html`<${Panel} title="Try the draft" kind="draft-chat" needs="define" actions=${turns.length > 0 && !open
     && html`<${Button} kind="small" onClick=${() => setTurns([])}>Start over<//>`}>
     <div class="draft-log" role="log" aria-label="Draft conversation" tabindex="0" ref=${box}>
-      ${!turns.length && !open && html`<p class="small soft">Ask the agent as it stands in the form. Nothing is
-        stored.</p>`}
+      ${!turns.length && !open && html`<p class="small soft">Ask the agent as it stands in the form, before it
+        is saved. With its own model, its tools act for real.</p>`}
       ${turns.map((each, at) => html`<${Turn} key=${at} of=${each} agent=${name || "The draft"} />`)}
       ${open && html`<div class="said assistant" aria-busy="true"><${Author} role="assistant" agent=${name
         || "The draft"} /><${Calls} calls=${callsOf(state)} />
