@@ -108,15 +108,17 @@ async def test_an_agent_that_went_badly_is_named_with_its_version(console: Conso
 async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
     console: Console,
 ) -> None:
-    figures = {"runs": 9, "errors": 0, "tokens": 1, "cost": 0, "run_cost": 0}
-    day = {"key": "stock", **figures, "runs": 90, "duration_p95": 2.0}
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    minutes = [now - timedelta(minutes=place) for place in (9, 8, 7, 6, 5, 4)]
 
-    async def totals(route: Route) -> None:
+    async def series(route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)
-        begin, end = (datetime.fromisoformat(query[name][0]) for name in ("from", "to"))
-        is_now = end - begin < timedelta(hours=1)
-        items = [day | {"runs": 9, "duration_p95": 30.0} if is_now else day]
-        await route.fulfill(json={"items": items if query["by"] == ["agent"] else []})
+        values = [9] * 6 if query["metric"] == ["runs"] else [0.04] * 4 + [20.0] * 2
+        points = [
+            {"at": at.isoformat(), "value": value} for at, value in zip(minutes, values, strict=True)
+        ]
+        key = "office-large" if query["by"] == ["model"] else "clerk"
+        await route.fulfill(json={"series": [{"key": key, "points": points}]})
 
     async def failed(route: Route) -> None:
         answer = await route.fetch()
@@ -128,16 +130,44 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
     for _ in range(2):
         body = {"agent": "clerk", "input": "?"}
         (await console.server.client.post("/v1/runs?wait=30", json=body)).raise_for_status()
-    await console.page.route("**/v1/metrics/totals?*", totals)
+    await console.page.route("**/v1/metrics/series?*", series)
     await console.page.route("**/v1/runs?status=failed&*", failed)
     page = await console.open()
-    slow = page.get_by_role("status").filter(has_text="Slow in the last 15 minutes")
-    told = "stock: 95 % take less than 30.0 s, in the last day 2.0 s. slow: 15 times its own day"
+    slow = page.get_by_role("alert").filter(has_text="Slow now")
+    told = re.compile(
+        r"Calls of office-large take 20\.0 s to begin an answer since \d\d:\d\d \(40 ms before\)\."
+        r"\s*Runs of clerk take 20\.0 s since \d\d:\d\d \(40 ms before\)\."
+    )
     await expect(slow).to_contain_text(told)
-    await expect(page.get_by_text("50+ runs, the last 50 since")).to_be_visible()
+    await expect(page.get_by_text("at least 50 runs since")).to_be_visible()
     assert await violations(page) == []
-    await slow.get_by_role("link", name="stock").click()
-    await expect(page.get_by_role("heading", name="Health of stock")).to_be_visible()
+    await slow.get_by_role("link", name="clerk").click()
+    await expect(page.get_by_role("heading", name="Health of clerk")).to_be_visible()
+
+
+async def test_a_version_that_does_worse_is_named_first_until_another_is_stored(
+    console: Console,
+) -> None:
+    await console.define()
+    client = console.server.client
+    clerk = {"system_message": "You guess."}
+    (await client.put("/v1/agents/clerk", json=clerk)).raise_for_status()
+    outcomes = [
+        {"key": f"clerk@{version}", "source": "check", "good": good, "partly": 0, "bad": bad}
+        for version, good, bad in ((1, 101, 3), (2, 0, 21))
+    ]
+
+    async def judged(route: Route) -> None:
+        await route.fulfill(json={"by": "version", "complete": True, "items": outcomes})
+
+    await console.page.route("**/v1/metrics/outcomes?*", judged)
+    page = await console.open()
+    broken = page.get_by_role("alert").filter(has_text="clerk version 2")
+    told = "clerk version 2: 0 of 21 good, version 1: 101 of 104; stored "
+    await expect(broken).to_contain_text(told)
+    assert await violations(page) == []
+    await broken.get_by_role("link", name="What changed").click()
+    await expect(page.get_by_role("heading", name="Two versions compared")).to_be_visible()
 
 
 async def test_the_clock_that_a_test_moves_is_right_again_for_the_next(

@@ -23,11 +23,8 @@ MOST_BYTES = 150_000
 async def test_an_empty_home_says_what_to_do(console: Console) -> None:
     page = await console.open()
     await expect(page.get_by_text("Nothing has run yet.")).to_be_visible()
-    await expect(
-        page.get_by_text(f"curl -s http://127.0.0.1:{console.server.port}")
-    ).to_be_visible()
-    await expect(page.get_by_role("button", name="Copy the commands")).to_be_visible()
-    await expect(page.get_by_text("bottega demo --keep", exact=True)).to_be_visible()
+    await expect(page.get_by_role("link", name="Write one")).to_be_visible()
+    await expect(page.get_by_role("link", name="Ask an agent")).to_be_visible()
     await expect(page.get_by_role("button", name="Start the demo's team")).to_have_count(0)
 
 

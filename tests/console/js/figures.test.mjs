@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { differenceOf, memorySentence, rateOf, tallyOf, versionSentence } from
+import { brokenOf, differenceOf, memorySentence, rateOf, tallyOf, versionSentence } from
   "../../../app/bottega/console/js/figures/rates.js";
 
 const version = (number, good, runs) => ({ number, good, runs });
@@ -30,4 +30,13 @@ test("what memory did is said with its interval, and not before it is known", ()
   assert.match(memorySentence({ ...sides, difference: -0.3, low: -0.5, high: -0.1 }), /^Memory did harm/);
   assert.match(memorySentence({ ...sides, difference: 0.1, low: -0.1, high: 0.3 }), /^It is not known yet/);
   assert.match(memorySentence({ difference: null }), /^It is not known yet.*no pattern/);
+});
+
+test("an agent is broken if its newest judged version did clearly worse than the one before", () => {
+  const judged = (key, good, bad, source = "check") => ({ key, source, good, partly: 0, bad });
+  const found = brokenOf([judged("clerk@3", 1, 9), judged("clerk@4", 100, 3), judged("clerk@4", 1, 0, "feedback"),
+    judged("clerk@5", 0, 21), judged("faq@1", 1, 1), judged("faq@2", 0, 1), judged("stock@9", 0, 50),
+    judged("desk@1", 0, 50), judged("desk@10", 50, 0), judged("writer@1", 50, 0), judged("writer@2", 25, 25)]);
+  assert.deepEqual(found.map(({ agent, after, before }) => [agent, after, before]), [
+    ["clerk", version(5, 0, 21), version(4, 101, 104)], ["writer", version(2, 25, 50), version(1, 50, 50)]]);
 });

@@ -24,7 +24,7 @@ test("a length of time has two units at most", () => {
 
 test("a time is told from now", () => {
   const now = Date.parse("2026-01-02T00:00:00Z");
-  assert.equal(ago("2026-01-01T23:57:00Z", now), "3 min. ago");
+  assert.equal(ago("2026-01-01T23:57:00Z", now), "3 minutes ago");
   assert.equal(ago("2026-01-04T00:00:00Z", now), "in 2 days");
   assert.equal(ago(null), "–");
 });

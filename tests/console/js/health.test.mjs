@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
-import { modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
-import { slowNow, slownessOf } from "../../../app/bottega/console/js/health/slow.js";
+import { holdersOf, modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
+import { slowSince } from "../../../app/bottega/console/js/health/slow.js";
 import { fromFirst } from "../../../app/bottega/console/js/parts/points.js";
 
 const run = (id, error, agent = "clerk") => ({ id, agent, status: "failed", error });
@@ -38,23 +38,21 @@ test("runs that wait for a model are told with their agents and causes", () => {
   assert.match(modelWaits([waits("newsletter", 18), waits("faq", 1)], "faq").text, /^A run waits for a model.*1 of faq/);
 });
 
-test("an agent far slower than the others is slow, if enough ran to say so", () => {
-  const agent = (key, duration_p95, runs = 9) => ({ key, duration_p95, runs });
-  const all = [agent("stock", 24.7), agent("faq", 0.2), agent("writer", 0.3), agent("rare", 99, 2)];
-  assert.equal(slownessOf("stock", all), "slow: 82 times the other agents' middle");
-  assert.equal(slownessOf("writer", all), "");
-  assert.equal(slownessOf("rare", all), "");
-  assert.equal(slownessOf("stock", all.slice(0, 2)), "");
-});
-
-test("an agent far slower than in its own day is slow now", () => {
-  const agent = (key, duration_p95, runs = 9) => ({ key, duration_p95, runs });
-  const now = [agent("faq", 0.2), agent("stock", 12), agent("rare", 99, 2), agent("new", 0.3)];
-  const day = [agent("faq", 0.2, 18), agent("stock", 2, 18), agent("rare", 1, 18)];
-  assert.deepEqual(slowNow(now, day, "agents"), [{ key: "stock", now: 12, day: 2, why: "slow: 6 times its own day" }]);
-  assert.deepEqual(slowNow(now, [], "models"), [{ key: "stock", now: 12, day: null,
-    why: "slow: 40 times the other models' middle" }]);
-  assert.deepEqual(slowNow([agent("faq", 0.2), agent("new", 0.3), agent("stock", 4)], day, "agents"), []);
+test("what became far slower than it was is slow, however short its past", () => {
+  const minute = (place, value, runs = 1) => ({ at: `2026-01-01T06:${20 + place}:00Z`, value, runs });
+  const day = { at: null, value: 0.05, runs: 900 };
+  const none = { at: null, value: null, runs: undefined };
+  const fast = [0, 1, 2, 3, 4].map((place) => minute(place, 0.04)), broke = [5, 6, 7].map((place) => minute(place, 20, 2));
+  const found = { since: "2026-01-01T06:25:00Z", now: 20, before: 0.04 };
+  assert.deepEqual(slowSince([none, ...fast, ...broke]), found);
+  assert.deepEqual(slowSince([none, ...fast, minute(5, null, 0), minute(6, 20, 9)]), { ...found,
+    since: "2026-01-01T06:26:00Z" });
+  assert.deepEqual(slowSince([day, ...broke]), { since: null, now: 20, before: 0.05 });
+  assert.equal(slowSince([none, ...fast.slice(1), ...broke]), null);
+  assert.equal(slowSince([none, ...fast, ...broke.slice(1)]), null);
+  assert.equal(slowSince([day, ...broke, minute(8, 0.05, 9)]), null);
+  assert.equal(slowSince([none, ...fast, minute(5, 0.5, 9)]), null);
+  assert.equal(slowSince([]), null);
 });
 
 test("charts begin at the first run", () => {
@@ -78,6 +76,17 @@ test("a queue that stands still says since when, why, and what to do", () => {
   assert.match(queueTrouble(scheduler(2, 1), late).text, /^A run waits in the queue, since the worker has not claimed/);
   const full = queueTrouble(scheduler(5, 10), late);
   assert.match(full.text, /^The queue is full: 10 of 10 runs wait \(limit queued_runs\), and new ones are refused/);
-  assert.deepEqual([full.isFull, full.since], [true, "2026-01-01T00:00:00Z"]);
+  assert.deepEqual([full.isBad, full.since], [true, "2026-01-01T00:00:00Z"]);
   assert.match(queueTrouble({ ...scheduler(0, 1), workers: [] }, late).text, /no worker is up. Start one/);
+});
+
+test("a queue that stands is told with who holds its places, and is bad after a minute", () => {
+  const run = (agent, minute) => ({ agent, started_at: minute && `2026-01-01T00:0${minute}:00Z` });
+  assert.deepEqual(holdersOf([run("researcher", 2), run("researcher", 1)]),
+    { text: "researcher", since: "2026-01-01T00:01:00Z" });
+  assert.equal(holdersOf([run("faq", null), run("researcher", 2), run("researcher", 1)]).text, "researcher (2), faq (1)");
+  const waits = { workers: [{ pool: { runs: 2 } }], quotas: [],
+    runs: [{ priority: 2, queued: 3, oldest_at: "2026-01-01T00:00:00Z" }] };
+  assert.deepEqual([30_000, 60_000].map((ms) => queueTrouble(waits, Date.parse("2026-01-01T00:00:00Z") + ms).isBad),
+    [false, true]);
 });

@@ -12,7 +12,7 @@ export function setDates(language, zone) {
     minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short", timeZone });
   dayTime = new Intl.DateTimeFormat(language, { timeStyle: "short", hourCycle: "h23", timeZone });
   day = new Intl.DateTimeFormat(language, { dateStyle: "short", timeZone });
-  relative = new Intl.RelativeTimeFormat(language, { numeric: "auto", style: "short" });
+  relative = new Intl.RelativeTimeFormat(language, { numeric: "auto", style: "long" });
 }
 
 const NONE = "–";
@@ -64,7 +64,7 @@ const STEPS = [
   [Infinity, "day", 86_400],
 ];
 
-/** How long ago or ahead a time is, such as "3 min. ago". */
+/** How long ago or ahead a time is, such as "3 minutes ago". */
 export function ago(at, now = Date.now()) {
   if (!at) return NONE;
   const s = (new Date(at).getTime() - now) / 1000;

@@ -12,13 +12,12 @@ import { SPANS, SpanChoice, spanOf, useOutcomes, useSpan, useSpanOfUsage, useTot
 import { Unpriced } from "../parts/unpriced.js";
 import { useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
-import { memorySentence, percent, rateOf, tallyOf, versionSentence } from "./rates.js";
+import { memorySentence, numberOf, percent, rateOf, tallyOf, versionSentence } from "./rates.js";
 
 const SOURCES = Object.keys(LABEL_SOURCES);
 const dollars = (amount) => money({ amount, currency: "USD" });
 const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const byWhom = (source) => `#By ${LABEL_SOURCES[source]}`;
-const numberOf = (key) => Number(key.split("@").at(-1));
 
 const Partial = ({ of }) => !of.complete && html`<p class="small soft body">Of the newest 20,000 judged runs.</p>`;
 

@@ -45,6 +45,25 @@ export function versionSentence(a, b) {
     rateOf(a)} of its judged runs went well, against ${rateOf(b)}. That is ${difference(of)}.`;
 }
 
+/** The version in a key such as "clerk@5". */
+export const numberOf = (key) => Number(key.split("@").at(-1));
+
+/**
+ * Agents of which the newest judged version did worse than the one before: `[{agent, after, before}]`, both as in
+ * `versionSentence`; the worst first.
+ *
+ * @param {any[]} items as of `GET /v1/metrics/outcomes` by version
+ */
+export function brokenOf(items) {
+  return [...new Set(items.map(({ key }) => key.split("@")[0]))].flatMap((agent) => {
+    const own = items.filter(({ key }) => key.startsWith(`${agent}@`));
+    const [after, before] = [...new Set(own.map(({ key }) => numberOf(key)))].sort((a, b) => b - a)
+      .map((number) => ({ number, ...tallyOf(own.filter(({ key }) => numberOf(key) === number)) }));
+    const of = before && differenceOf(after, before);
+    return of && verdictOf(of) === "worse" ? [{ agent, after, before, of }] : [];
+  }).sort((a, b) => a.of.difference - b.of.difference);
+}
+
 const UNKNOWN = "It is not known yet if memory helped";
 const MEMORY_WORDS = { better: "Memory helped", worse: "Memory did harm", open: UNKNOWN };
 

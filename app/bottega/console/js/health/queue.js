@@ -4,12 +4,23 @@ import { causeOf as errorOf } from "../run/diagnosis.js";
 
 /** Runs that wait for less time are no sign of anything. */
 const SOON_MS = 10_000;
+/** Runs that wait for so long are a fault. */
+const LATE_MS = 60_000;
 
 const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);
 const named = (quotas, name) => {
   const { used = 0, limit = null } = quotas.find((each) => each.name === name) ?? {};
   return { used: Number(used), limit: limit === null ? Infinity : Number(limit) };
 };
+
+/** Who holds the places: `{text, since}`: "researcher" or "researcher (18), faq (2)", and the start of the longest. */
+export function holdersOf(running) {
+  const numbers = new Map();
+  for (const { agent, graph } of running) numbers.set(agent ?? graph, (numbers.get(agent ?? graph) ?? 0) + 1);
+  const names = [...numbers].sort(([, a], [, b]) => b - a)
+    .map(([name, number]) => (numbers.size > 1 ? `${name} (${count(number)})` : name));
+  return { text: names.join(", "), since: running.map((each) => each.started_at).filter(Boolean).sort()[0] };
+}
 
 /** What keeps runs in the queue, and what can be done about it: `[cause, what]`. */
 function causeOf(workers, runs) {
@@ -39,7 +50,7 @@ export function modelWaits(waiting, agent) {
 }
 
 /**
- * `{text, isFull, since}`; null: nothing is wrong. `since`: time of the oldest run that waits.
+ * `{text, isBad, since}`; null: nothing is wrong. `since`: time of the oldest run that waits.
  *
  * @param {any} scheduler as of `GET /v1/scheduler`
  * @param {number} now ms
@@ -55,5 +66,6 @@ export function queueTrouble({ workers, runs: queued, quotas }, now) {
     queued_runs), and new ones are refused with HTTP 429, since ${cause}.`
     : number ? `${number === 1 ? "A run waits" : `${count(number)} runs wait`} in the queue, since ${cause}.`
       : `New runs will wait in the queue, since ${cause}.`;
-  return { text: `${full} ${what}`.replace(/\s+/g, " "), isFull, since };
+  const isBad = !workers.length || isFull || (since !== null && now - Date.parse(since) >= LATE_MS);
+  return { text: `${full} ${what}`.replace(/\s+/g, " "), isBad, since };
 }

@@ -1,30 +1,48 @@
-/** Which agents and models are slow now, for pages that are no charts. */
+/** Which agents and models are slow now, by their own past. */
 import { get, withQuery } from "../api.js";
-import { duration } from "../format.js";
+import { clock, duration } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Link } from "../parts/basics.js";
-import { timesOf } from "../parts/series.js";
-import { slowNow } from "./slow.js";
+import { slowSince } from "./slow.js";
 
-const NOW = "15m", DAY = "24h";
+/** Minutes that are told apart: of 200 agents, too, they are no more than an answer may have. */
+const MINUTES_MS = 3_000_000, DAY_MS = 86_400_000;
 /** What is read how often: at other times each, so that few requests come at once. */
-const AGENTS_EVERY_MS = 70_000, MODELS_EVERY_MS = 100_000, DAY_EVERY_MS = 600_000;
+const AGENTS_EVERY_MS = 70_000, MODELS_EVERY_MS = 75_000, DAY_EVERY_MS = 600_000;
+const MEDIANS = { agent: "duration_p50", model: "first_token_p50" };
 const seconds = (value) => duration(1000 * value);
+const at = (ms) => new Date(ms).toISOString();
 
-const useTotalsOf = (by, span, everyMs) => useData(withQuery("/v1/metrics/totals", { by, of: span }), { everyMs,
-  from: () => get(withQuery("/v1/metrics/totals", { by, ...timesOf(span) })) });
+const useMinutes = (by, everyMs) => useData(`/v1/metrics/series#${by}`, { everyMs, from: async () => {
+  const about = { by, step: "1m", from: at(Date.now() - MINUTES_MS) };
+  const [medians, runs] = await Promise.all([MEDIANS[by], "runs"].map((metric) =>
+    get(withQuery("/v1/metrics/series", { metric, ...about }))));
+  const numbers = new Map(runs.series.map(({ key, points }) => [key, points]));
+  return medians.series.map(({ key, points }) => ({ key, points: points.map((each, place) => ({ ...each,
+    runs: numbers.get(key)?.[place]?.value ?? 0 })) }));
+} });
+const useDay = (by) => useData(`/v1/metrics/totals#${by}`, { everyMs: DAY_EVERY_MS, from: () => get(withQuery(
+  "/v1/metrics/totals", { by, from: at(Date.now() - DAY_MS), to: at(Date.now() - MINUTES_MS) })) });
 
-/** "clerk: 95 % take less than 40 s in the last 15 minutes, 2.0 s in the last day", for each that is slow. */
+/** Those that are slow: `[{by, key, since, now, before}]`, models first. */
+function useSlow() {
+  const minutes = { model: useMinutes("model", MODELS_EVERY_MS), agent: useMinutes("agent", AGENTS_EVERY_MS) };
+  const days = { model: useDay("model"), agent: useDay("agent") };
+  return Object.entries(minutes).flatMap(([by, { data }]) => (data ?? []).flatMap(({ key, points }) => {
+    const day = days[by].data?.items.find((each) => each.key === key);
+    const found = slowSince([{ at: null, value: day?.[MEDIANS[by]] ?? null, runs: day?.runs }, ...points]);
+    return found ? [{ by, key, ...found }] : [];
+  }));
+}
+
+/** "Calls of office take 20.0 s since 06:32 (40 ms before)", for each that is slow. */
 export function SlowNow() {
-  const agents = useTotalsOf("agent", NOW, AGENTS_EVERY_MS), models = useTotalsOf("model", NOW, MODELS_EVERY_MS);
-  const days = { agent: useTotalsOf("agent", DAY, DAY_EVERY_MS), model: useTotalsOf("model", DAY, DAY_EVERY_MS) };
-  const slow = Object.entries({ agent: agents, model: models }).flatMap(([by, now]) =>
-    slowNow(now.data?.items ?? [], days[by].data?.items ?? [], `${by}s`).map((each) => ({ by, ...each })));
-  return slow.length > 0 && html`<div class="note" role="status"><strong>Slow in the last 15 minutes</strong>
-    <ul>${slow.map(({ by, key, now, day, why }) => html`<li key=${`${by} ${key}`}>
-      ${by === "model" && "Runs with "}<${Link} path=${["health"]} query=${by === "agent" ? { agent: key, span: "1h" }
-        : { by: "model", span: "1h" }}>${key}<//>: 95 % take less than <strong class="bad-text">${seconds(now)}</strong>
-      ${day !== null && `, in the last day ${seconds(day)}`}. <span class="small soft">${why}</span></li>`)}
-    </ul></div>`;
+  const slow = useSlow();
+  return slow.length > 0 && html`<div class="note bad" role="alert"><strong>Slow now</strong>
+    <ul>${slow.map(({ by, key, since, now, before }) => html`<li key=${`${by} ${key}`}>${by === "agent" ? "Runs" : "Calls"} of <${Link}
+      path=${["health"]} query=${by === "agent" ? { agent: key, span: "1h" } : { by: "model", span: "1h" }}>${key}<//>
+      ${" "}take <strong class="bad-text">${seconds(now)}</strong>
+      ${by === "model" && " to begin an answer"} ${since ? `since ${clock(since)}` : "for almost an hour or longer"}
+      ${" "}(${seconds(before)} before).</li>`)}</ul></div>`;
 }

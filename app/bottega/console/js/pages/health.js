@@ -7,7 +7,8 @@ import { rateOf, tallyOf } from "../figures/rates.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { groupsOf } from "../health/failures.js";
-import { slownessOf, slowestFirst } from "../health/slow.js";
+import { slowestFirst } from "../health/slow.js";
+import { SlowNow } from "../health/slow_now.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
@@ -118,8 +119,7 @@ function Agents({ span, found }) {
         <td class="right">${count(runs)}</td>
         <td class=${errors ? "right bad-text" : "right"}>${share(errors, runs)}</td>
         <td class="right">${judged(key)}</td>
-        <td class="right">${seconds(lasted.duration_p50)}</td><td class="right">${seconds(lasted.duration_p95)}
-          ${slownessOf(key, items) && html` <span class="small bad-text">${slownessOf(key, items)}</span>`}</td>
+        <td class="right">${seconds(lasted.duration_p50)}</td><td class="right">${seconds(lasted.duration_p95)}</td>
         <td class="right">${count(tokens)}</td>
         <td class="right">${runs ? dollars(cost / runs, tokens) : "–"}</td></tr>`)}<//>`
       : html`<${Empty} title="No agent ran in this time." />`;
@@ -130,7 +130,7 @@ function Providers() {
   const found = useData("/v1/provider-health", { everyMs: EVERY_MS });
   const whyOf = ({ agent, model, code, http_status: status, calls }) =>
     `${agent} with ${model}: ${didOf({ code, message: status ? `HTTP ${status}` : "" })} ${times(calls)}`;
-  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${Loaded} from=${found}
+  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${SlowNow} /><${Loaded} from=${found}
     what="providers">${({ items }) => html`<${Table} label="Providers"
       head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}>
       ${items.map(({ name, recent, ...now }) => html`<tr key=${name}>

@@ -1,15 +1,16 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
 import { useEffect, useRef } from "preact/hooks";
 
-import { ROOT, withQuery } from "../api.js";
+import { withQuery } from "../api.js";
 import { LABEL_SOURCES } from "../en.js";
 import { count, excerpt, money, tokens } from "../format.js";
-import { modelWaits, queueTrouble } from "../health/queue.js";
+import { Broken } from "../health/broken.js";
+import { holdersOf, modelWaits, queueTrouble } from "../health/queue.js";
 import { SlowNow } from "../health/slow_now.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { Button, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { pending } from "../parts/pending.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
 import { ModelWaits, waitingForModel } from "../parts/waits.js";
@@ -24,10 +25,6 @@ const DAY_MS = 86_400_000;
 /** What the demo calls its own agents, and the team that it starts first. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
   input: "Build a todo app." } };
-const FIRST = `curl -s ${location.origin}${ROOT}/v1/agents -H 'content-type: application/json' \\
-  -d '{"name": "helper", "system_message": "You answer in one sentence."}'
-curl -s "${location.origin}${ROOT}/v1/runs?wait=60" -H 'content-type: application/json' \\
-  -d '{"agent": "helper", "user": "me", "input": "What is a bottega?"}'`;
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
 
@@ -50,7 +47,7 @@ function useNumber(status, scheduler, number) {
   return scheduler.data ? count(number(scheduler.data)) : atLeast(listed.data);
 }
 
-const running = ({ quotas }) => Number(quotas.find(({ name }) => name === "concurrent_runs").used);
+const underWay = ({ quotas }) => Number(quotas.find(({ name }) => name === "concurrent_runs").used);
 const queued = ({ runs }) => runs.reduce((sum, each) => sum + each.queued, 0);
 
 const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
@@ -58,7 +55,7 @@ const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" 
 export function Home() {
   const reads = may("read");
   const scheduler = useData(reads ? "/v1/scheduler" : null, { everyMs: SCHEDULER_EVERY_MS });
-  const runningNow = useNumber("running", scheduler, running);
+  const runningNow = useNumber("running", scheduler, underWay);
   const queuedNow = useNumber("queued", scheduler, queued);
   const failed = useData(recent("failed", 50));
   const day = new Date(Date.now() - DAY_MS).toISOString().slice(0, 13);
@@ -76,8 +73,12 @@ export function Home() {
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
   const forModel = modelWaits(scheduler.data?.waiting ?? []);
   const trouble = scheduler.data && queueTrouble(scheduler.data, Date.now());
+  const running = useData(trouble ? withQuery("/v1/runs", { status: "running", limit: 200 }) : null,
+    { everyMs: COUNTS_EVERY_MS });
+  const held = running.data?.items ?? [], holders = holdersOf(held);
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
+    ${reads && html`<${Broken} />`}
     <${NextSteps} hasRun=${last.data && last.data.items.length > 0} />
     <${Figures}>
       <${Figure} name="Running" value=${runningNow} href=${to(["runs"], { status: "running" })} />
@@ -92,11 +93,13 @@ export function Home() {
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
     <${ModelWaits} scheduler=${scheduler} />
-    ${reads && html`<${SlowNow} />`}
-    ${trouble && html`<p class=${`note ${trouble.isFull || !workers.length ? "bad" : ""}`} role="alert">${trouble.text}
-      ${trouble.since && html` The oldest waits since <${Time} at=${trouble.since} />.`} <${Link}
-        path=${["operations"]}>Workers and queue<//> <${Link} path=${["runs"]}
+    ${trouble && html`<p class=${`note ${trouble.isBad ? "bad" : ""}`} role="alert">${trouble.text}
+      ${trouble.since && html` The oldest waits since <${Time} at=${trouble.since} />.`}
+      ${held.length > 0 && html` The ${count(held.length)} places are held by runs of <strong>${holders.text}</strong>,
+        the longest since <${Time} at=${holders.since} />.`}
+      ${" "}<${Link} path=${["operations"]}>Workers and queue<//> <${Link} path=${["runs"]}
         query=${{ status: "running" }}>Runs under way<//></p>`}
+    ${reads && html`<${SlowNow} />`}
     <div class="columns">
       <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["approvals"]}>All<//>`}>
         <${Loaded} from=${waits} what="decisions">${(page) => page.items.length
@@ -117,7 +120,7 @@ export function Home() {
     <${Panel} title="Latest runs" actions=${html`<${Link} path=${["runs"]}>All<//>`}>
       <${Loaded} from=${last} what="runs">${(page) => page.items.length
         ? html`<${RunTable} runs=${page.items} />`
-        : may("define") ? html`<${FirstMinute} />` : html`<${Empty} title="Nothing has run yet." />`}<//>
+        : html`<${Empty} title="Nothing has run yet." />`}<//>
     <//>`;
 }
 
@@ -140,17 +143,11 @@ function Causes({ runs, hasMore }) {
     <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>
       <span class="soft"> ${alike[0].agent ?? alike[0].graph} · <${Time} at=${alike[0].ended_at} />
         ${alike.length > 1
-          && html` · ${count(alike.length)}${hasMore ? `+ runs, the last ${count(alike.length)}` : " runs"} since
-            ${" "}<${Time} at=${alike.at(-1).ended_at} />`}</span>
+          && html` · ${hasMore ? "at least " : ""}${count(alike.length)} runs since <${Time}
+            at=${alike.at(-1).ended_at} />`}</span>
           </p>
   </li>`)}</ul>`;
 }
-
-/** What to do on an installation on which nothing has run. */
-const FirstMinute = () => html`<${Empty} title="Nothing has run yet.">
-  <p>Define an agent and start a run:</p><${Value} value=${FIRST} /><${Copy} text=${FIRST} label="Copy the commands" />
-  <p>Or start a team that is there already, on a server of its own:</p><${Value} value="bottega demo --keep" /><${Copy}
-    text="bottega demo --keep" label="Copy the command" /><//>`;
 
 /** Start the demo's team, if its agents are here, and show its run. */
 function Demo() {

@@ -10,6 +10,6 @@ export function ServerState({ health }) {
   const failing = Object.entries(breaker).filter(([, { state }]) => state !== "closed");
   return html`${failing.map(([model, { state, retry_at: at }]) => html`<p key=${model} class="bad-text"><code>${model}
     </code> keeps failing: calls are held back until one trial call succeeds, ${state === "half_open"
-      ? "which is under way" : html`next <${Time} at=${at} />`}.</p>`)}
+      ? "which is under way" : Date.parse(at) > Date.now() ? html`due <${Time} at=${at} />` : "due now"}.</p>`)}
     <p>${count(calls.under_way)} under way${calls.waiting > 0 && `, ${count(calls.waiting)} held back`}</p>`;
 }
