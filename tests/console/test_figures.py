@@ -7,7 +7,7 @@ from playwright.async_api import Page, expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.fake_model import chunk, http_error, sse
+from tests.fake_model import calls, chunk, http_error, sse
 from tests.waiting import until
 
 REPORTED = {"prompt_tokens": 70, "completion_tokens": 30}
@@ -138,3 +138,18 @@ async def test_usage_says_what_each_agent_and_version_costs(console: Console) ->
     await page.get_by_label("User", exact=True).fill("bob")
     await page.keyboard.press("Tab")
     await expect(page.get_by_text("No run like that has used tokens")).to_be_visible()
+
+
+async def test_a_run_that_used_all_its_calls_names_the_tool_that_kept_failing(
+    console: Console,
+) -> None:
+    client = console.server.client
+    agent = {"name": "clerk", "system_message": "You help.", "max_iterations": 2}
+    tools = [{"type": "builtin", "name": "calculator"}]
+    (await client.post("/v1/agents", json=agent | {"tools": tools})).raise_for_status()
+    console.model.decide = lambda _: calls(("calculator", {"expression": "1 / 0"}))
+    run = (await client.post("/v1/runs?wait=30", json={"agent": "clerk", "input": "?"})).json()
+    assert run["error"]["code"] == "max_iterations"
+    page = await console.open("health")
+    failures = page.get_by_role("region", name="What fails")
+    await expect(failures).to_contain_text("In the newest run the tool calculator failed")

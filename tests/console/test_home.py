@@ -115,7 +115,8 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
         query = parse_qs(urlsplit(route.request.url).query)
         values = [9] * 6 if query["metric"] == ["runs"] else [0.04] * 4 + [20.0] * 2
         points = [
-            {"at": at.isoformat(), "value": value} for at, value in zip(minutes, values, strict=True)
+            {"at": at.isoformat(), "value": value}
+            for at, value in zip(minutes, values, strict=True)
         ]
         key = "office-large" if query["by"] == ["model"] else "clerk"
         await route.fulfill(json={"series": [{"key": key, "points": points}]})

@@ -20,7 +20,8 @@ import { ServerState } from "../parts/server_state.js";
 import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals } from "../parts/series.js";
 import { ModelWaits } from "../parts/waits.js";
 import { go } from "../router.js";
-import { didOf, times } from "../run/diagnosis.js";
+import { didOf, failedTool, times } from "../run/diagnosis.js";
+import { RunState } from "../run/state.js";
 
 const EVERY_MS = 15_000;
 const MOST_FAILURES = 200;
@@ -94,13 +95,23 @@ function Failures({ span, agent }) {
   } });
   return html`<${Panel} title="What fails"><${Loaded} from=${found} what="failures">${(runs) => runs.length ? html`
     <${Table} label="What fails" head=${["Cause", "Code", "#Runs", "Agents", "First", "Last", "Newest run"]}>
-      ${groupsOf(runs).map((each) => html`<tr key=${each.key}><td>${each.signature}</td>
+      ${groupsOf(runs).map((each) => html`<tr key=${each.key}><td>${each.signature}
+        ${each.code === "max_iterations" && html`<${ToolCause} run=${each.runs[0].id} />`}</td>
         <td><${Link} path=${["runs"]} query=${{ error_code: each.code, agent }}><code>${each.code}</code><//></td>
         <td class="right">${count(each.runs.length)}</td><td>${each.agents.join(", ")}</td>
         <td><${Time} at=${each.runs.at(-1).created_at} /></td><td><${Time} at=${each.runs[0].created_at} /></td>
         <td><${Link} path=${["runs", each.runs[0].id]}>${titleOf(each.runs[0], 40)}<//></td></tr>`)}<//>
     ${runs.length >= MOST_FAILURES && html`<p class="small soft body">Of the newest ${MOST_FAILURES} of a status.</p>`}`
     : html`<${Empty} title="No run failed in this time." />`}<//><//>`;
+}
+
+/** Which tool kept failing in a run that used all its calls; its log alone tells. */
+function ToolCause({ run }) {
+  const { data } = useData(url`/v1/runs/${run}/events?order=desc&limit=200`);
+  const state = new RunState();
+  for (const event of data?.items.toReversed() ?? []) state.apply(event);
+  const cause = failedTool(state);
+  return cause && html`<p class="small">In the newest run ${cause}</p>`;
 }
 
 const dollars = (value, tokens = 0) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");

@@ -18,7 +18,7 @@ import { may } from "../person.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
 import { EventList } from "../run/events.js";
 import { Flows } from "../run/flows.js";
-import { Graph } from "../run/graph.js";
+import { Graph, skippedOf } from "../run/graph.js";
 import { Playback } from "../run/playback.js";
 import { isFinal } from "../run/state.js";
 import { Steer } from "../run/steer.js";
@@ -73,12 +73,15 @@ export function Run({ id, query }) {
     set({ task, call: "" });
     detail.current?.scrollIntoView({ block: "nearest" });
   };
+  const models = [...new Set([...live.tasks.values()].flatMap(({ calls }) => calls)
+    .filter(({ model }) => model).map(({ model, provider }) => `${provider ?? "default"}/${model}`))];
   const answer = state.output || (played ? "" : textOf(run.data.output));
   return html`
     <div class="head">
       <div><h1>${run.data.agent ?? run.data.graph}</h1>
         <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time}
-          at=${run.data.created_at} />
+          at=${run.data.created_at} />${run.data.version && html` · version ${run.data.version}`}
+          ${models.length > 0 && html` · model ${models.join(", ")}`}
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user
             && html` · user ${run.data.user}`}
           ${run.data.memory_used && html` · ${memoryOf(run.data.memory_used)}`}
@@ -100,6 +103,7 @@ export function Run({ id, query }) {
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
     <${Numbers} state=${state} now=${now} />
     ${state.warnings.map((each) => html`<p class="note"><strong>${each.data.code}</strong> ${each.data.message}</p>`)}
+    ${skippedOf(state, graph.data) && html`<p class="note">${skippedOf(state, graph.data)}</p>`}
     <${Playback} run=${live} enabled=${!moves} onState=${setPlayed} />
     <div class="run">
       <${Panel}>

@@ -51,8 +51,8 @@ function failedCall(state) {
     : `calls are held back, because ${name} ${HELD_BACK[error.code] ?? "keeps failing"}`;
 }
 
-/** The tool that failed most often. */
-function failedTool(state) {
+/** The tool that failed most often, with its last error; "": none failed. */
+export function failedTool(state) {
   const byName = new Map();
   for (const task of state.tasks.values()) {
     for (const { name, status, error } of task.tools) {

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { plain } from "../format.js";
+import { conditionOf } from "../graphs/draft.js";
 import { html } from "../html.js";
 import { Canvas } from "../parts/canvas.js";
 
@@ -36,9 +37,10 @@ export function elementsOf(state, graph) {
     const parent = state.tasks.get(task.parent);
     if (parent && parent.agent !== task.agent) edge(nameOf(parent), nameOf(task), "call");
   }
-  for (const { source, target } of [...(graph?.edges ?? []), ...state.decisions]) {
-    edge(whole(source), whole(target), "data");
+  for (const each of graph?.edges ?? []) {
+    edge(whole(each.source), whole(each.target), "data").condition = conditionOf(each);
   }
+  for (const { source, target, taken } of state.decisions) edge(whole(source), whole(target), "data").taken = taken;
   for (const flow of state.flows) {
     add(whole(flow.source));
     const found = edge(whole(flow.source), whole(flow.target), "data");
@@ -53,6 +55,20 @@ export function elementsOf(state, graph) {
       : WORST.find((status) => node.tasks.some((task) => task.status === status)) ?? "idle";
   }
   return { nodes, edges };
+}
+
+/** Which nodes were skipped, and the conditions that did not hold, in a sentence; "": none. */
+export function skippedOf(state, graph) {
+  const skipped = [...state.nodes].filter(([, { status }]) => status === "skipped");
+  if (!skipped.length) return "";
+  const whyOf = ([name, { reason }]) => {
+    const { source, taken, condition } = [...elementsOf(state, graph).edges.values()].find((each) =>
+      each.target === name && each.taken === false && each.condition) ?? {};
+    return taken === false ? `${source} → ${name} is taken only if ${condition}` : reason;
+  };
+  const causes = [...new Set(skipped.map(whyOf))];
+  return `${skipped.map(([name]) => name).join(" and ")} ${skipped.length > 1 ? "were" : "was"} skipped: ${
+    causes.join("; ")}.`;
 }
 
 const labelOf = (agent, node) => {
@@ -83,9 +99,11 @@ function drawing(state, graph, chosen) {
       classes: [COLOURS[node.status], ...(chosen === id ? ["chosen"] : [])] }));
   const edges = [...found.edges.values()].map((edge) => ({
     ...edge,
-    label: edge.flows ? `v${edge.version}${edge.flows > 1 ? ` · ${edge.flows} ×` : ""}` : "",
+    label: [edge.condition, edge.flows && `v${edge.version}${edge.flows > 1 ? ` · ${edge.flows} ×` : ""}`]
+      .filter(Boolean).join(" · "),
     room: ROOM,
-    classes: [...(edge.kind === "call" ? ["call"] : []), ...(edge.flows > 0 ? ["flowed"] : [])],
+    classes: [...(edge.kind === "call" ? ["call"] : []), ...(edge.flows > 0 ? ["flowed"] : []),
+      ...(edge.taken === false ? ["untaken"] : [])],
   }));
   return { agents: found.nodes, nodes, edges };
 }
