@@ -106,7 +106,7 @@ async def test_feedback_on_a_run_without_an_episode_counts_for_the_run(
     for run in (off, gone):
         await judge(client, run["id"], outcome="PARTIAL")
         shown = (await client.get(f"/v1/runs/{run['id']}")).json()
-        assert shown["outcome"] == {"value": "PARTIAL", "source": "feedback"}
+        assert shown["outcome"] == {"value": "PARTIAL", "source": "feedback", "reason": None}
 
 
 async def fill(bottega: Running) -> None:

@@ -183,6 +183,7 @@ async def test_a_lesson_for_all_reaches_every_run_of_its_agent(
     assert lacks not in await prompt(input=TASK, user="alice")
     (lesson,) = await lessons(guest, user="alice")
     assert (lesson["text"], lesson["for_all"]) == (lacks, True)
+    assert await lessons(guest) == [lesson]  # though it names a user
     for more in ({"user": "bob"}, {}):
         read = await prompt(input="Paint it.", **more)
         assert (read.count(lacks), "Fabriano" in read, "Failed because" in read) == (
@@ -195,6 +196,7 @@ async def test_a_lesson_for_all_reaches_every_run_of_its_agent(
     assert (await guest.client.post(f"/v1/runs/{run}/feedback", json=comment)).is_success
     (lesson,) = await lessons(guest, user="alice")
     assert lesson["for_all"] is False
+    assert lesson["id"] not in {each["id"] for each in await lessons(guest)}
     assert "in blue" not in await prompt(input=TASK, user="bob")
     path = f"/v1/lessons/{lesson['id']}"
     made = await guest.client.post("/v1/keys", json={"name": "r", "scopes": ["run", "read"]})

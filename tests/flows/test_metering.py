@@ -158,7 +158,7 @@ async def test_a_judge_waits_for_a_day_that_pays_it_but_not_for_ever(
         await look_again(bottega)
         found = await checked(bottega, other, "unknown")
         assert found["success_check"]["reason"] == "budget"
-        assert found["outcome"] == {"value": "UNKNOWN", "source": None}
+        assert found["outcome"] == {"value": "UNKNOWN", "source": None, "reason": None}
         assert len(model.requests) == 3
 
 

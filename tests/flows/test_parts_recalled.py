@@ -198,7 +198,8 @@ async def test_the_check_of_a_graph_judges_its_runs(bottega: Running, model: Fak
         return found
 
     judged = await until(shown, lambda found: found["outcome"]["source"] is not None)
-    assert judged["outcome"] == {"value": "FAILURE", "source": "check"}
+    why = 'the answer did not contain "VAT"'
+    assert judged["outcome"] == {"value": "FAILURE", "source": "check", "reason": why}
     assert [each["passed"] for each in judged["success_check"]["results"]] == [False, False]
     bad = {"name": "h", "nodes": ["reader"], "success_check": [{"type": "python", "name": "no"}]}
     refused = await bottega.client.post("/v1/graphs", json=bad)

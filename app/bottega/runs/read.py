@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic_core import from_json, to_json
@@ -161,45 +161,38 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
 }
 
 
-class RunOutcome(NamedTuple):
-    """The outcome of a run; ``source`` is ``None`` if only the run's status decided the outcome."""
-
-    value: OutcomeValue
-    source: OutcomeSource | None = None
-
-
-def outcome_of(status: str, feedback: OutcomeValue | None, passed: bool | None) -> RunOutcome:
-    """Return a run's outcome, from its feedback, else its agent's checks, else its status.
-
-    A completed run without feedback and checks is ``UNKNOWN``.
-
-    Args:
-        passed: true if all checks passed; ``None``: there are no checks, or no decision yet.
-    """
-    if feedback is not None:
-        return RunOutcome(feedback, "feedback")
-    if passed is not None:
-        return RunOutcome("SUCCESS" if passed else "FAILURE", "check")
-    return RunOutcome(_BY_STATUS.get(status, "UNKNOWN"))
-
-
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``outcome`` and ``success_check`` of a run's row, as the API shows them.
 
+    Feedback decides the outcome, else the agent's checks, else the run's status; a completed run
+    without feedback and checks is ``UNKNOWN``. The first check that agrees with the decision and
+    has a reason gives the reason.
+
     Args:
-        row: has ``feedback_outcome`` and the columns of ``run_checks`` with the prefix ``check_``;
-            the row of a run that was just accepted has neither.
+        row: has the columns of ``run_checks`` with the prefix ``check_``, and the outcome and the
+            comment of its feedback with the prefix ``feedback_``; the row of a run that was just
+            accepted has none of these.
     """
-    outcome = outcome_of(row["status"], row.get("feedback_outcome"), row.get("check_passed"))
     check = None
     if row.get("check_status") is not None:
         check = {name: row[f"check_{name}"] for name in OF_CHECK}
-    return {"outcome": outcome._asdict(), "success_check": check}
+    by_status = _BY_STATUS.get(row["status"], "UNKNOWN")
+    outcome: dict[str, str | None] = {"value": by_status, "source": None, "reason": None}
+    if (judged := row.get("feedback_outcome")) is not None:
+        reason = row["feedback_comment"] or None
+        outcome = {"value": judged, "source": "feedback", "reason": reason}
+    elif check is not None and (passed := check["passed"]) is not None:
+        reasons = (each["reason"] for each in check["results"] if each["passed"] is passed)
+        judged = "SUCCESS" if passed else "FAILURE"
+        reason = next(filter(None, reasons), None)
+        outcome = {"value": judged, "source": "check", "reason": reason}
+    return {"outcome": outcome, "success_check": check}
 
 
 OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_at")
 
 
+_OF_FEEDBACK = ("outcome", "comment")
 _OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
@@ -236,7 +229,7 @@ def _runs(*but: str) -> Select[Any]:
     reported = case((runs.c.mode == "batch", runs.c.last_seq), else_=0)
     ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == reported), *_OF_WEBHOOK)
     learning = lateral_rows(run_learning, _of_run(run_learning), "status")
-    feedback = lateral_rows(episode_feedback, _of_run(episode_feedback), "outcome")
+    feedback = lateral_rows(episode_feedback, _of_run(episode_feedback), *_OF_FEEDBACK)
     checks = lateral_rows(run_checks, _of_run(run_checks), *OF_CHECK)
     waits = lateral_rows(run_waits, _of_run(run_waits), *_OF_WAIT)
     return (
@@ -245,7 +238,7 @@ def _runs(*but: str) -> Select[Any]:
             *(ends.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
             _version(runs.c).label("version"),
             learning.c.status.label("learning"),
-            feedback.c.outcome.label("feedback_outcome"),
+            *(feedback.c[name].label(f"feedback_{name}") for name in _OF_FEEDBACK),
             *(checks.c[name].label(f"check_{name}") for name in OF_CHECK),
             *(waits.c[name].label(f"wait_{name}") for name in _OF_WAIT),
             case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
@@ -348,10 +341,10 @@ class RunSearch:
     """Conditions that no index serves. A field that is ``None`` is no condition.
 
     Attributes:
-        statuses, agents: a run has one of these statuses, and one of these agents; empty: any.
+        statuses, agents, outcomes: a run has one of the values; empty: any. An outcome is one by
+            :func:`shown`.
         text: part of the question, whatever its case and accents.
         error_code: code of the run's error.
-        outcome: outcome by :func:`outcome_of`.
         longer_than_s: least duration, from the run's start to its end, or to now.
         cost_over: least cost in US dollars.
         version: version of the run's first agent, or of its graph.
@@ -361,9 +354,9 @@ class RunSearch:
 
     statuses: Sequence[str] = ()
     agents: Sequence[str] = ()
+    outcomes: Sequence[OutcomeValue] = ()
     text: str | None = None
     error_code: str | None = None
-    outcome: OutcomeValue | None = None
     longer_than_s: float | None = None
     cost_over: float | None = None
     version: int | None = None
@@ -521,12 +514,12 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
         yield func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
     if wanted.error_code is not None:
         yield run.error["code"].astext == wanted.error_code
-    if wanted.outcome is not None:
+    if wanted.outcomes:
         feedback = own(episode_feedback, episode_feedback.c.outcome).scalar_subquery()
         passed = own(run_checks, run_checks.c.passed).scalar_subquery()
         by_check = case((passed, "SUCCESS"), (not_(passed), "FAILURE"))
         by_status = case(_BY_STATUS, value=run.status, else_="UNKNOWN")
-        yield func.coalesce(feedback, by_check, by_status) == wanted.outcome
+        yield func.coalesce(feedback, by_check, by_status).in_(wanted.outcomes)
     if wanted.longer_than_s is not None:
         took = func.coalesce(run.ended_at, func.now()) - run.started_at
         yield took > timedelta(seconds=wanted.longer_than_s)

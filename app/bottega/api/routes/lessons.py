@@ -104,7 +104,8 @@ def _to_response(row: lessons.Lesson) -> dict[str, Any]:
     summary="List lessons by age",
     description=(
         "Lessons are the cures that rules found in a finished run, what a model found in it, and "
-        "the reasons of its judgements. Without `user` and `session_id`: lessons that name neither."
+        "the reasons of its judgements. Without `user` and `session_id`: lessons that name "
+        "neither, and those for all runs of their agent."
     ),
     response_model=Page[LessonItem],
     responses={**problems(), 200: headers(Link=LINK)},

@@ -525,7 +525,9 @@ class RunQuery(ViewQuery):
         Query(max_length=100, description=f"Code of the error. {_SEARCHED}"),
         AfterValidator(storable),
     ] = None
-    outcome: Annotated[OutcomeValue | None, Query(description=_SEARCHED)] = None
+    outcome: Annotated[
+        list[OutcomeValue], Query(default_factory=list, max_length=5, description=_SEVERAL)
+    ]
     longer_than_s: Annotated[
         float | None,
         Query(
@@ -567,7 +569,7 @@ class RunQuery(ViewQuery):
             agents=_several(self.agent),
             text=self.q,
             error_code=self.error_code,
-            outcome=self.outcome,
+            outcomes=tuple(dict.fromkeys(self.outcome)),
             longer_than_s=self.longer_than_s,
             cost_over=self.cost_over,
             version=self.version,

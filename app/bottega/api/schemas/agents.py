@@ -122,6 +122,9 @@ class ShownOutcome(Answer):
     """What the run was worth."""
     source: OutcomeSource | None
     """Source of the judgement. Feedback replaces an eval, and an eval replaces a check."""
+    reason: str | None
+    """The feedback's comment, or the reason of the first check that decided so, which can be a
+    judge's sentence; null: none is known."""
 
 
 class CheckResult(Answer):

@@ -68,12 +68,13 @@ async def page(
     """List a page of lessons by age.
 
     Args:
-        filters: values by column. Without a user and a session: lessons that name neither.
+        filters: values by column. Without a user and a session: lessons that name neither, and
+            those for all runs of an agent.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     query = _PAGE + "".join(f" AND {name} = ${n}" for n, name in enumerate(wanted, 3))
     if wanted.keys().isdisjoint(("user_id", "session_id")):
-        query += " AND user_id IS NULL AND session_id IS NULL"
+        query += " AND (for_all OR user_id IS NULL AND session_id IS NULL)"
     query += f" ORDER BY id {{order}} LIMIT ${len(wanted) + 3}"
     values = tenant_id, after, *wanted.values()
     return await fetch_rows(connection, query, *values, limit=limit, descending=descending)
