@@ -253,6 +253,7 @@ async def _runs(ask: Recorder, model: FakeModel) -> None:
     await ask("get_run_context", flowed)
     await ask("compare_runs", at, params={"with": second["id"]})
     await ask.send_examples("give_run_feedback", at)
+    await ask("get_run_feedback", at)
     await ask("retry_run", at, json={"from": "start"})
     await ask.send_examples("fork_run", {"run_id": second["id"]})
     await ask("cancel_run", at)

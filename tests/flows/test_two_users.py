@@ -60,7 +60,7 @@ OF_TENANT = {
     # by the id of something, or of the user: a key sees and controls its tenant
     *("get_run", "list_run_tasks", "list_run_messages", "get_run_graph", "get_run_context"),
     "get_run_working_memory",
-    *("get_run_learning", "compare_runs", "get_run_prompt", "list_run_events"),
+    *("get_run_learning", "get_run_feedback", "compare_runs", "get_run_prompt", "list_run_events"),
     *("stream_run_events", "create_token", "revoke_token", "get_me"),
     *("create_ws_ticket", "get_schedule", "change_schedule", "delete_schedule", "get_session"),
     *("get_user", "delete_user", "export_user", "list_user_facts", "create_user_fact"),

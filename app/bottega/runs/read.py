@@ -101,6 +101,10 @@ ON CONFLICT (tenant_id, run_id) DO UPDATE SET
     by = excluded.by, at = excluded.at
 RETURNING outcome, score, comment, by, at
 """)
+_FEEDBACK = text("""
+SELECT outcome, score, comment, by, at FROM episode_feedback
+WHERE tenant_id = :tenant AND run_id = :run
+""")
 _HOLD = text("SELECT hold_episode_of(:tenant, :run)")
 _LABEL = text("SELECT label_episode_of(:tenant, :run)")
 
@@ -149,6 +153,19 @@ async def give_feedback(
     stored = await connection.execute(_STORE, where | said)
     await connection.execute(_LABEL, where)
     return dict(stored.mappings().one())
+
+
+async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+    """Return the latest feedback on a run.
+
+    Raises:
+        NotFoundError: the run is unknown, or has no feedback.
+    """
+    found = await connection.execute(_FEEDBACK, {"tenant": tenant_id, "run": run_id})
+    if (row := found.mappings().one_or_none()) is None:
+        await get(connection, tenant_id, run_id)
+        raise NotFoundError(f"run {run_id} has no feedback")
+    return dict(row)
 
 
 OutcomeValue = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]

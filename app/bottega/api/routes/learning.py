@@ -642,6 +642,18 @@ async def give_feedback(
 
 
 @run_router.get(
+    "/{run_id}/feedback",
+    operation_id="get_run_feedback",
+    summary="Read the feedback on a run's result",
+    description="The latest feedback, with its author. 404: there is none.",
+    response_model=Feedback,
+    responses=problems(404),
+)
+async def get_feedback(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await read.feedback(tx, tenant, run_id)
+
+
+@run_router.get(
     "/{run_id}/working-memory",
     operation_id="get_run_working_memory",
     summary="Read a run's working memory",
