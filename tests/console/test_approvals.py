@@ -114,6 +114,7 @@ async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     await page.keyboard.type("paid already")
     await page.keyboard.press("Enter")  # it stays, and decides nothing
     await expect(comment).not_to_be_focused()
+    await expect(page.get_by_text("The comment goes with your decision.")).to_be_visible()
     await page.keyboard.press("d")
     await expect(page.get_by_text("Enter denies the call")).to_be_visible()
     assert len(await decided(console)) == 1
@@ -219,7 +220,36 @@ async def test_earlier_turns_of_a_session_count(console: Console) -> None:
     await takes_keys(page)
     await expect(page.locator(".fact")).to_have_count(0)
     await page.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_label("Comment")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await page.get_by_role("button", name="Deny", exact=True).click()
+    await page.get_by_role("button", name="Deny now").click()
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
+
+
+async def test_what_was_looked_up_stands_beside_the_call(console: Console) -> None:
+    """The run's page has the same warnings, and the second question says why it is asked."""
+    order = {"type": "client", "name": "order", "description": "Reads an order."}
+    await console.define(REFUND, {**order, "parameters": {"type": "object"}})
+    client = console.server.client
+    console.model.script(calls(("order", {"id": "A-1"})))
+    body = {"agent": "clerk", "input": "Refund A-1, please.", "user": "ada"}
+    run = (await client.post("/v1/runs?wait=30", json=body)).json()["id"]
+    asked = (await client.get(f"/v1/interrupts?run_id={run}")).json()["items"][0]["id"]
+    console.model.script(calls(("refund", {"order": "A-1", "amount": 79})))
+    found = {"result": {"customer": "Ada Byron", "price": 79.0}}
+    (await client.post(f"/v1/interrupts/{asked}/resolve", json=found)).raise_for_status()
+    missing = "amount 79 is not in the user's messages, but in the result of order"
+    page = await console.open("approvals")
+    looked_up = page.get_by_role("group", name="Result of order")
+    await expect(looked_up).to_contain_text("A-1")
+    await expect(looked_up.locator("dd")).to_have_text(["79", "Ada Byron"])
+    await expect(page.locator(".fact")).to_have_text([missing])
+    assert await violations(page) == []
+    await console.open(f"runs/{run}")
+    await expect(page.locator(".fact")).to_have_text([missing])
+    await page.get_by_role("button", name="Approve").click()
+    await expect(page.get_by_role("dialog", name=f"Approve it although {missing}?")).to_be_visible()
 
 
 async def test_only_the_runs_user_may_answer_what_is_asked_of_them(console: Console) -> None:
@@ -241,7 +271,7 @@ async def test_only_the_runs_user_may_answer_what_is_asked_of_them(console: Cons
     page_of = {"items": [asked], "next_cursor": None}
     await page.route("**/v1/interrupts?*", lambda route: route.fulfill(json=page_of))
     nothing: dict[str, Any] = {"items": [], "next_cursor": None}
-    await page.route("**/v1/runs/r/messages?*", lambda route: route.fulfill(json=nothing))
+    await page.route("**/v1/runs/r/*", lambda route: route.fulfill(json=nothing))
     await page.reload()
     await expect(page.get_by_text("Only the run's user may answer this.")).to_be_visible()
     await expect(page.get_by_role("button", name="Send")).to_have_count(0)
@@ -327,6 +357,7 @@ async def test_a_doubtful_amount_is_confirmed_and_all_decisions_are_listed(
     await expect(dialog).to_have_count(0)
     await page.get_by_label("Comment").fill("21 was paid.")
     await page.get_by_role("button", name="Deny").click()
+    await page.get_by_role("button", name="Deny now").click()
     await expect(page.get_by_role("heading", name="Asked by bob")).to_be_visible()
     await takes_keys(page)
     await page.keyboard.press("a")

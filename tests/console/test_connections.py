@@ -91,6 +91,7 @@ async def test_a_tab_that_decides_too_late_says_so(console: Console) -> None:
     resolve = f"/v1/interrupts/{found[0]['id']}/resolve"
     (await console.server.client.post(resolve, json=approved)).raise_for_status()
     await page.get_by_role("button", name="Deny").click()
+    await page.get_by_role("button", name="Deny now").click()
     await expect(page.get_by_role("alert").or_(page.get_by_text("Nobody waits"))).to_be_visible()
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
     await console.open(f"runs/{run_id}")

@@ -107,6 +107,7 @@ async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> Non
     page = await console.open("approvals")
     await page.get_by_label("Comment").fill("too dear")
     await page.get_by_role("button", name="Deny").click()
+    await page.get_by_role("button", name="Deny now").click()
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
     await until(lambda: _status(console, run_id), lambda status: status == "completed")
     assert "too dear" in str(console.model.requests[-1]["messages"])

@@ -84,7 +84,7 @@ async def test_each_message_has_its_author_and_a_failed_call_is_red(console: Con
     await page.keyboard.press("Enter")
     await expect(page.locator(".chat > .said > .author")).to_have_text(["ada", "clerk"] * 2)
     go_on.set()
-    await expect(page.locator(".said.assistant time")).to_have_count(2)
+    await expect(page.locator(".chat > .said.assistant > .small > time")).to_have_count(2)
 
 
 async def test_a_conversation_is_renamed_forked_and_deleted(console: Console) -> None:

@@ -64,6 +64,12 @@ test("facts are of what users said, and what people decided", () => {
   }
 });
 
+test("what a tool found is said of a value that no user wrote", () => {
+  const found = [{ name: "order", result: { price: 500.0, customer: "ada" } }, { name: "other", result: null }];
+  assert.deepEqual(factsOf(asked, "Please refund A-17.", [], found).map((each) => each.text),
+    ["amount 500 is not in the user's messages, but in the result of order"]);
+});
+
 test("nothing is missing from texts that nobody here knows", () => {
   for (const unknown of [[], [{ role: "user", content: "", parts: [{ type: "file" }] }]]) {
     assert.deepEqual(factsOf(asked, saidByUser(unknown), []), []);

@@ -8,6 +8,7 @@ import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Author } from "../parts/said.js";
+import { instead, useWork } from "../parts/work.js";
 import { useRunState } from "../run/use_run.js";
 import { info } from "../setup/model.js";
 
@@ -23,8 +24,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
   const model = chosen ?? (info.value && !info.value.demo_model ? "real" : "demo");
   const [text, setText] = useState("");
   const [open, setOpen] = useState(null);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work } = useWork();
   const [postOnce] = usePostOnce();
   const [state] = useRunState(open, (ended) => {
     const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error,
@@ -32,27 +32,19 @@ export function DraftChat({ name, draft, asked, onProblems }) {
     setTurns((old) => [...old, answer]);
     setOpen(null);
   });
-  const send = async (body, said) => {
-    setError(null);
+  const send = (body, said) => work(async () => {
     onProblems([]);
-    setBusy(true);
-    try {
-      const run = await postOnce(url`/v1/agents/${name || "draft"}/draft-runs`, body);
-      setTurns((old) => [...old, { role: "user", content: said }]);
-      setText("");
-      setOpen(run.id);
-    } catch (problem) {
-      setError(problem);
-      onProblems((problem.problem?.errors ?? []).map((each) => ({ ...each,
-        pointer: each.pointer?.replace(/^\/definition/, "") })));
-    }
-    setBusy(false);
-  };
-  const ask = (event) => {
-    event.preventDefault();
+    const run = await postOnce(url`/v1/agents/${name || "draft"}/draft-runs`, body);
+    setTurns((old) => [...old, { role: "user", content: said }]);
+    setText("");
+    setOpen(run.id);
+  });
+  useEffect(() => void (error && onProblems((error.problem?.errors ?? []).map((each) => ({ ...each,
+    pointer: each.pointer?.replace(/^\/definition/, "") })))), [error]);
+  const ask = instead(() => {
     const before = turns.filter((each) => each.content).map(({ role, content }) => ({ role, content }));
     send({ definition: draft, input: [...before, { role: "user", content: text }], model }, text);
-  };
+  });
   useEffect(() => void (asked && send(asked, asked.input)), [asked]);
   const root = state.tasks.values().next().value;
   const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");

@@ -274,28 +274,32 @@ function Named({ shape, value, at, onChange, gone }) {
       <div><${Button} kind="small" aria-label=${`Remove ${name}`}
         onClick=${() => keep(withField(own, name, undefined))}>Remove<//></div></fieldset>`)}
     <div><${Button} kind="small" onClick=${() => keep({ ...own, [fresh(own, "name")]: {} })}>
-      ${`Add: ${shape.label.toLowerCase().replace(/s$/, "")}`}<//></div></fieldset>`;
+      ${addOf(shape)}<//></div></fieldset>`;
 }
 
-/** Texts by name; `hasSecrets`: or secrets, as of headers. */
-function Texts({ shape, value, onChange }) {
-  const own = value ?? {};
-  return html`<fieldset class="part"><legend>${shape.label}</legend>
+const addOf = ({ label }) => `Add: ${label.toLowerCase().replace(/s$/, "")}`;
+
+/** Values by name, a row for each; `children` draws what a row has beside its name. `first`: the name of a new one. */
+const NamedRows = ({ label, own, onChange, first, add, children }) => html`<fieldset class="part">
+    <legend>${label}</legend>
     ${Object.entries(own).map(([name, each], place) => html`<div class="row" key=${place}>
       <${Name} label="Name" value=${name} taken=${Object.keys(own)}
         onChange=${(to) => onChange(renamed(own, name, to))} />
+      ${children(each, (next) => onChange({ ...own, [name]: next }))}
+      <${Button} kind="small" aria-label=${`Remove ${name}`} onClick=${() => onChange(withField(own, name, undefined))}>
+        Remove<//></div>`)}
+    <div><${Button} kind="small" onClick=${() => onChange({ ...own, [fresh(own, first)]: "" })}>${add}<//></div>
+  </fieldset>`;
+
+/** Texts by name; `hasSecrets`: or secrets, as of headers. */
+const Texts = ({ shape, value, onChange }) => html`<${NamedRows} label=${shape.label} own=${value ?? {}} first="X-Name"
+  onChange=${onChange} add=${addOf(shape)}>${(each, set) => html`
       ${shape.hasSecrets && html`<label>Kind <select value=${typeof each === "string" ? "text" : "secret"}
-        onChange=${(e) => onChange({ ...own, [name]: e.target.value === "text" ? "" : { secret: "" } })}>
+        onChange=${(e) => set(e.target.value === "text" ? "" : { secret: "" })}>
         <option value="text">text</option><option value="secret">secret</option></select></label>`}
       <label>${typeof each === "string" ? "Value" : "Name of the secret"} <input required
         value=${typeof each === "string" ? each : each.secret} spellcheck=${false} autocomplete="off"
-        onInput=${(e) => onChange({ ...own, [name]: typeof each === "string" ? e.target.value
-          : { secret: e.target.value } })} /></label>
-      <${Button} kind="small" aria-label=${`Remove ${name}`} onClick=${() => onChange(withField(own, name, undefined))}>
-        Remove<//></div>`)}
-    <div><${Button} kind="small" onClick=${() => onChange({ ...own, [fresh(own, "X-Name")]: "" })}>
-      ${`Add: ${shape.label.toLowerCase().replace(/s$/, "")}`}<//></div></fieldset>`;
-}
+        onInput=${(e) => set(typeof each === "string" ? e.target.value : { secret: e.target.value })} /></label>`}<//>`;
 
 const isFrom = (each) => typeof each?.from === "string" && Object.keys(each).every((name) =>
   name === "from" || name === "pointer");
@@ -303,22 +307,15 @@ const isFrom = (each) => typeof each?.from === "string" && Object.keys(each).eve
 /** Arguments of a tool: values, or what another node said. */
 function Arguments({ shape, value, onChange }) {
   const { nodes = [] } = useContext(Known);
-  const own = value ?? {};
-  const set = (name, each) => onChange({ ...own, [name]: each });
-  return html`<fieldset class="part"><legend>${shape.label}</legend>
-    ${Object.entries(own).map(([name, each], place) => html`<div class="row" key=${place}>
-      <${Name} label="Name" value=${name} taken=${Object.keys(own)}
-        onChange=${(to) => onChange(renamed(own, name, to))} />
-      <label>Comes from <select value=${isFrom(each) ? each.from : ""} onChange=${(e) => set(name, e.target.value
+  return html`<${NamedRows} label=${shape.label} own=${value ?? {}} first="name" onChange=${onChange}
+    add="Add an argument">${(each, set) => html`
+      <label>Comes from <select value=${isFrom(each) ? each.from : ""} onChange=${(e) => set(e.target.value
         ? { from: e.target.value, pointer: isFrom(each) ? each.pointer ?? "" : "" } : "")}>
         <option value="">a fixed value</option>${[...new Set(["run", ...nodes, ...(isFrom(each) ? [each.from] : [])])]
           .map((node) => html`<option value=${node}>${node}</option>`)}</select></label>
       ${isFrom(each)
         ? html`<label>Place in it <input value=${each.pointer ?? ""} placeholder="/amount" spellcheck=${false}
-          onInput=${(e) => set(name, { ...each, pointer: e.target.value })} /></label>`
-        : html`<label>Value <input value=${typedOf(each)}
-          onInput=${(e) => set(name, meantBy(e.target.value))} /></label>`}
-      <${Button} kind="small" aria-label=${`Remove ${name}`} onClick=${() => onChange(withField(own, name, undefined))}>
-        Remove<//></div>`)}
-    <div><${Button} kind="small" onClick=${() => set(fresh(own, "name"), "")}>Add an argument<//></div></fieldset>`;
+          onInput=${(e) => set({ ...each, pointer: e.target.value })} /></label>`
+        : html`<label>Value <input value=${typedOf(each)} onInput=${(e) => set(meantBy(e.target.value))} /></label>`}`}
+    <//>`;
 }

@@ -1,12 +1,12 @@
 /** What agents wait for people to decide, worked one after the other: j and k go on, a, d and e decide. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { get, url, withQuery } from "../api.js";
+import { withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { decided, factsOf, saidByUser } from "../parts/approval_facts.js";
+import { decided, factsOf } from "../parts/approval_facts.js";
 import { Button, Empty, Link, Loaded, Panel, Tabs, Time, useHeading } from "../parts/basics.js";
+import { Results, readTalk, useChecks, useOthers, worth } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
 import { Filter, Pages, usePages } from "../parts/lists.js";
@@ -18,7 +18,6 @@ import { go } from "../router.js";
 const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
 const SHOWN_DECISIONS = 10;
-const MOST = 200;
 /** For the first calls of the list it is read what users said, so that their rows have signs. */
 const LOOKED_THROUGH = 20;
 
@@ -37,8 +36,8 @@ export function Approvals({ query }) {
   const own = { ...found, data: found.data && { ...found.data, items: all.filter(TABS[tab][1]) } };
   const tabs = Object.entries(TABS).map(([name, [label, isIn]]) => [name, `${label} ${all.filter(isIn).length || ""}`])
     .filter(([name]) => name !== "programs" || tab === name || all.some(isForPrograms));
-  const others = useData(withQuery("/v1/interrupts", { order: "desc", limit: MOST }), { everyMs: EVERY_MS });
-  const latest = (others.data?.items ?? []).filter(({ status }) => status === "resolved")
+  const others = useOthers(EVERY_MS);
+  const latest = (others ?? []).filter(({ status }) => status === "resolved")
     .sort((a, b) => (a.resolved_at < b.resolved_at ? 1 : -1)).slice(0, SHOWN_DECISIONS);
   useEffect(() => void (found.data && pending.value.reload?.()), [all.map(({ id }) => id).join()]);
   return html`
@@ -48,8 +47,7 @@ export function Approvals({ query }) {
       onChoose=${(name) => go(["approvals"], { tab: name }, { replace: true })} />
     ${tab === "decided" ? html`<${Decided} query=${query} />`
     : html`<${Loaded} from=${own} what="decisions">${(page) => page.items.length
-      ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id}
-        others=${others.data?.items ?? (others.error && !others.retries ? [] : null)} />`
+      ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id} others=${others} />`
       : html`<${Panel}><${Empty} title="Nobody waits for you.">
           <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>
     ${latest.length > 0 && html`<${Panel} title="Decided last" actions=${html`<${Link} path=${["approvals"]}
@@ -81,16 +79,6 @@ function useShown(items, named, isDecided) {
   return kept.current;
 }
 
-/** Read what was said before a call: `{said, text}`, the newest first; `text`: as `factsOf` takes it. */
-async function readTalk({ run_id: run, session_id: session }) {
-  const paths = [url`/v1/runs/${run}/messages`, session && url`/v1/sessions/${session}/messages`].filter(Boolean);
-  const pages = await Promise.all(paths.map((path) => get(withQuery(path, { order: "desc", limit: MOST }))));
-  const all = pages.flatMap(({ items }, at) => (at ? items.filter((each) => each.run_id !== run) : items));
-  const said = all.filter(({ role, content, parts }) =>
-    ["user", "assistant"].includes(role) && (content || parts?.length));
-  return { said, text: pages.some((page) => page.next_cursor) ? null : saidByUser(all) };
-}
-
 /** The facts about each of some calls, by its id. `others`: as of `factsOf`; null: not read yet. */
 function useFacts(items, shown, others) {
   const [texts, setTexts] = useState({}); // what users said, by the ids of calls
@@ -105,9 +93,6 @@ function useFacts(items, shown, others) {
     [each.id, others ? factsOf(each, texts[each.id] ?? null, others) : []])), [items, texts, others]);
   return { facts, keep };
 }
-
-const isUsers = ({ role, source }) => role === "user" && !source;
-const UNCHECKED = { name: null, text: "what was said could not be read, so nobody compared it", isGrave: true };
 
 /** How much there is to look at in a call before it is decided. */
 const Warned = ({ of }) => of.length > 0 && html` <span
@@ -146,9 +131,6 @@ function Inbox({ found, tab, named, others }) {
   </div>`;
 }
 
-/** Arguments in one line. */
-const worth = (given) => Object.values(given ?? {}).map(plain).join(" · ");
-
 /** What was decided on calls and questions, by whom. */
 const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li key=${each.id}>
   <strong>${each.tool ?? each.agent}</strong> for ${each.user ?? "a user without a name"}:
@@ -159,12 +141,9 @@ const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li 
 
 /** `others`: as of `factsOf`; null: not read yet. `onRead` gets what the users said. */
 function One({ asked, isThere, others, onDone, onRead }) {
-  const talk = useData(`what was said before ${asked.id}`, { from: () => readTalk(asked) });
-  const { said = [], text = null } = talk.data ?? {};
+  const checks = useChecks(asked, others);
+  const { talk, said, text, results } = checks;
   useEffect(() => void (talk.data && onRead(text)), [talk.data]);
-  const isLost = talk.error && !talk.retries && !talk.data;
-  const isRead = others !== null && (talk.data !== null || isLost);
-  const facts = isRead ? factsOf(asked, text, others).concat(isLost ? UNCHECKED : []) : null;
   const before = (others ?? []).filter(({ status, tool, kind, user }) =>
     status === "resolved" && tool === asked.tool && kind === asked.kind && user === asked.user);
   return html`<div class="stacked">
@@ -176,10 +155,9 @@ function One({ asked, isThere, others, onDone, onRead }) {
           ${each.role === "assistant"
             ? html`<${Markdown} text=${plain(each.content)} />`
             : html`<pre class="text">${plain(each.content)}</pre>`}</div>`)}
-        ${!said.length && html`<p class="soft">Nothing was said.</p>`}</div>`}<//><//>
+        ${!said.length && html`<p class="soft">Nothing was said.</p>`}<${Results} of=${results} /></div>`}<//><//>
     <${Panel} kind="asked-now">
-      <${Decision} interrupt=${asked} facts=${facts} asking=${plain(said.find(isUsers)?.content)} byKey
-        isThere=${isThere} onDone=${onDone} /><//>
+      <${Decision} interrupt=${asked} ...${checks} byKey isThere=${isThere} onDone=${onDone} /><//>
     ${before.length > 0 && html`<${Panel} title=${`Decided before for ${asked.user ?? "users without a name"}`}>
       <${Decisions} of=${before.slice(0, 5)} /><//>`}
   </div>`;

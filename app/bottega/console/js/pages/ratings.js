@@ -1,5 +1,5 @@
 /** Answers that nobody has rated, one after the other: g and b rate, c comments, j and k go on. */
-import { useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
 import { withQuery } from "../api.js";
 import { count, plain } from "../format.js";
@@ -43,7 +43,6 @@ export function Ratings({ query }) {
 function Queue({ runs, hasMore, more }) {
   const [at, setAt] = useState(0);
   const [rated, setRated] = useState({});
-  const box = useRef(null);
   const show = (number) => runs[number] && setAt(number);
   const run = { ...runs[at], outcome: rated[runs[at].id] ?? runs[at].outcome };
   const onRated = (value) => {
@@ -51,13 +50,7 @@ function Queue({ runs, hasMore, more }) {
     setAt((now) => (now === at && runs[at + 1] ? at + 1 : now)); // another one may be shown by now
   };
   const whole = useHeading(run.id);
-  useKeys({
-    g: () => box.current.querySelector('[data-rate="SUCCESS"]').click(),
-    b: () => box.current.querySelector('[data-rate="FAILURE"]').click(),
-    c: () => box.current.querySelector("input").focus(),
-    j: () => show(at + 1),
-    k: () => show(at - 1),
-  });
+  useKeys({ j: () => show(at + 1), k: () => show(at - 1) });
   const done = Object.keys(rated).length;
   return html`
     <p role="status">${count(at + 1)} of ${hasMore ? "the next " : ""}${count(runs.length)}, ${count(done)} rated
@@ -69,6 +62,6 @@ function Queue({ runs, hasMore, more }) {
           <${Time} at=${run.created_at} /></p></div><//>
     <${Panel} title="Answer">
       <div class="body"><${Markdown} key=${run.id} text=${textOf(run.output)} kind="story" /></div>
-      <div class="body" ref=${box}><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div><//>
+      <div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} byKey /></div><//>
     </div>`;
 }

@@ -10,6 +10,7 @@ import { usePostOnce } from "../once.js";
 import {
   Button, Copy, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs, Time,
 } from "../parts/basics.js";
+import { useChecks, useOthers } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { Unpriced } from "../parts/unpriced.js";
@@ -96,7 +97,7 @@ export function Run({ id, query }) {
     </div>
     <${Stale} from=${run} />
     <${Question} run=${run.data} />
-    ${!played && html`<${Asked} state=${live} user=${run.data.user} />`}
+    ${!played && html`<${Asked} state=${live} run=${run.data} />`}
     <${Answer} run=${run.data} answer=${answer} moves=${moves} isPlayed=${played !== null}
       onRated=${run.reload} />
     <${Diagnosis} run=${run.data} state=${live} now=${moves ? Date.now() : live.endedAt} />
@@ -176,13 +177,16 @@ function Numbers({ state, now }) {
 }
 
 /** What people are asked in this run. */
-function Asked({ state, user }) {
+function Asked({ state, run }) {
   const open = [...state.interrupts.values()].filter((each) => each.status === "pending");
   if (!open.length) return null;
   return html`<${Panel} title=${`Waiting for ${open.length === 1 ? "a decision" : `${open.length} decisions`}`}
     kind="asked-now">
-    ${open.map((each) => html`<${Decision} key=${each.id} interrupt=${each} user=${user} />`)}<//>`;
+    ${open.map((each) => html`<${Checked} key=${each.id}
+      asked=${{ ...each, run_id: run.id, session_id: run.session_id, user: run.user }} />`)}<//>`;
 }
+
+const Checked = ({ asked }) => html`<${Decision} interrupt=${asked} ...${useChecks(asked, useOthers(0))} />`;
 
 /** `status`: the present one; that of `run` is as old as its last reading. */
 function Actions({ run, status, onDone }) {

@@ -63,16 +63,19 @@ export function decided({ status, resolution }) {
  * `[{name, text, run, isGrave}]`: what a person should see before deciding.
  *
  * `text`: all that the users said in the conversation; null: it is not known. `others`: calls of the tenant, decided
- * or not. `name`: of the argument that a fact is about; null: the whole call. `run`: the other run that it is about.
+ * or not. `results`: of tools before the call. `name`: of the argument that a fact is about; null: the whole call.
+ * `run`: the other run that it is about.
  * `isGrave`: of an amount, another user or a call again; a name may be missing in messages for a good reason.
  */
-export function factsOf(asked, text, others) {
+export function factsOf(asked, text, others, results = []) {
   const facts = [];
   const rest = others.filter(({ id, tool, kind, status }) =>
     id !== asked.id && tool === asked.tool && kind === asked.kind && status !== "cancelled");
   for (const [[name, ...below], value] of valuesOf(asked.arguments)) {
     if (text !== null && !mentions(text, value)) {
-      facts.push({ name, text: `${[name, ...below].join(".")} ${value} is not in the user's messages`,
+      const from = results.find(({ result }) => mentions(JSON.stringify(result) ?? "", value));
+      const place = from ? `, but in the result of ${from.name}` : "";
+      facts.push({ name, text: `${[name, ...below].join(".")} ${value} is not in the user's messages${place}`,
         isGrave: typeof value === "number" });
     }
     const other = typeof value === "string" && rest.find((each) => each.user !== asked.user

@@ -9,7 +9,7 @@ import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
 import { largeArguments } from "./approval_facts.js";
 import { Dialog } from "./dialog.js";
-import { LEAVING, useKeys } from "./keys.js";
+import { useKeys, useReason } from "./keys.js";
 import { Readable } from "./readable.js";
 
 /** Keyboard shortcuts work only after this time, so that a key meant for the item before does nothing. */
@@ -37,12 +37,11 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [comment, setComment] = useState("");
-  const [isDenying, setDenying] = useState(false); // Enter in the comment denies
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
   const [doubts, setDoubts] = useState([]); // what the person must confirm once more
   const id = `decision-${interrupt.id}`;
-  const field = useRef(null), reason = useRef(null);
+  const field = useRef(null);
   useEffect(() => field.current?.focus(), [edited === null]);
 
   const send = async (make) => {
@@ -70,15 +69,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     else approveNow();
   };
   const deny = () => send(() => ({ decision: "deny", ...said }));
-  const write = (denies) => {
-    setDenying(denies);
-    reason.current.focus();
-  };
-  const onReasonKey = (event) => {
-    if (!byKey || busy || event.isComposing || event.repeat || !LEAVING.includes(event.key)) return;
-    if (isDenying && event.key === "Enter") deny();
-    else event.target.blur();
-  };
+  const reason = useReason(() => busy || deny());
   const edit = () => {
     if (edited === null) setEdited(JSON.stringify(interrupt.arguments, null, 2));
     else field.current.focus(); // what was typed stays
@@ -95,7 +86,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   }, [byKey, facts === null]);
   const heedsKeys = byKey && facts !== null && isSettled && isThere && isApproval && mayDecide;
   const keyed = (key) => (heedsKeys ? { "aria-keyshortcuts": key } : {});
-  useKeys(heedsKeys && !busy ? { a: approve, d: () => write(true), e: edit, c: () => write(false) } : {});
+  useKeys(heedsKeys && !busy ? { a: approve, d: reason.ask, e: edit, c: reason.note } : {});
   const plain = !interrupt.schema || interrupt.schema.type === "string";
   const reply = () => send(() => ({ answer: plain ? answer : JSON.parse(answer) }));
   const result = () => send(() => ({ result: JSON.parse(answer) }));
@@ -115,13 +106,15 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
       : "You may see this, but not decide it."}</p>`}
     ${!isOpen && html`<p class="note" role="status">This was decided elsewhere, or its time is over.</p>`}
     ${isOpen && mayDecide && isApproval && html`
-      <label>Comment <input ref=${reason} value=${comment} maxlength="2000" readonly=${busy} onKeyDown=${onReasonKey}
-        onBlur=${() => setDenying(false)} onInput=${(e) => setComment(e.target.value)} /></label>
+      <label>Comment <input ref=${reason.field} value=${comment} maxlength="2000" readonly=${busy}
+        onKeyDown=${reason.onKeyDown} onInput=${(e) => setComment(e.target.value)} /></label>
       <p class="small soft" role="status">${facts === null && "Approve waits until what was said is checked."}
-        ${isDenying && html`<kbd>Enter</kbd> denies the call with this comment, <kbd>Escape</kbd> goes back.`}</p>
+        ${reason.isAsked && html`Say why, if you like: <kbd>Enter</kbd> denies the call, <kbd>Escape</kbd> goes back.`}
+        ${reason.isKept && (comment ? "The comment goes with your decision." : "No comment.")}</p>
       <div class="actions">
         <${Button} kind="primary" busy=${busy || facts === null} ...${keyed("a")} onClick=${approve}>Approve<//>
-        <${Button} kind="danger" busy=${busy} ...${keyed("d")} onClick=${deny}>Deny<//>
+        <${Button} kind="danger" busy=${busy} ...${keyed("d")} 
+          onClick=${reason.isAsked ? deny : reason.ask}>${reason.isAsked ? "Deny now" : "Deny"}<//>
         ${edited === null && html`<${Button} ...${keyed("e")} onClick=${edit}>Edit arguments<//>`}
       </div>`}
     ${isOpen && mayDecide && !isApproval && html`
@@ -133,11 +126,12 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
         <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Send<//></div>
       </form>`}
     ${error && html`<p class="note bad" role="alert">${error}</p>`}
-    ${doubts.length > 0 && html`<${Dialog} title="Approve this, too?" onClose=${() => setDoubts([])}>
+    ${doubts.length > 0 && html`<${Dialog} onClose=${() => setDoubts([])}
+      title=${`Approve it although ${doubts.length > 1 ? `there are ${doubts.length} warnings` : doubts[0]}?`}>
       <p>${interrupt.tool}${interrupt.user ?? user ? ` for ${interrupt.user ?? user}` : ""}:</p>
       <${Readable} value=${edited === null ? interrupt.arguments : JSON.parse(edited)} />
       ${asking && html`<p class="small soft">The user wrote:</p><pre class="text">${excerpt(asking, 300)}</pre>`}
-      <ul>${doubts.map((each) => html`<li><strong>${each}</strong></li>`)}</ul>
+      ${doubts.length > 1 && html`<ul>${doubts.map((each) => html`<li><strong>${each}</strong></li>`)}</ul>`}
       <p class="small soft">Once you approve it, ${interrupt.agent} calls ${interrupt.tool} at once. That cannot be
         taken back.</p>
       <div class="actions"><${Button} kind="primary" onClick=${approveNow}>Approve it<//>

@@ -1,5 +1,5 @@
 /** Keys that act on the page. */
-import { useLayoutEffect } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 /** Whether a key is meant for the page: pressed once, outside of fields, and no shortcut of the browser. */
 const isForPage = (event) =>
@@ -24,4 +24,22 @@ export function useKeys(acts) {
     addEventListener("keydown", onKeyDown);
     return () => removeEventListener("keydown", onKeyDown);
   });
+}
+
+/**
+ * The field for why something is refused: after `ask()` Enter sends (`isAsked`), after `note()` Enter only leaves it
+ * (`isKept`); Escape goes back.
+ */
+export function useReason(send) {
+  const field = useRef(null);
+  const [state, setState] = useState("");
+  const goTo = (next) => (setState(next), field.current.focus());
+  const onKeyDown = (event) => {
+    if (event.isComposing || event.repeat || !LEAVING.includes(event.key)) return;
+    if (state === "asked" && event.key === "Enter") return void send();
+    setState(event.key === "Enter" ? "kept" : "");
+    event.target.blur();
+  };
+  return { field, onKeyDown, ask: () => goTo("asked"), note: () => goTo(""), isAsked: state === "asked",
+    isKept: state === "kept", leave: () => (setState(""), setTimeout(() => field.current?.blur())) };
 }

@@ -8,7 +8,7 @@ import { place } from "../router.js";
 import { Button, Failure, Loaded } from "./basics.js";
 import { Export } from "./export.js";
 import { leave } from "./keys.js";
-import { useWork } from "./work.js";
+import { instead, useWork } from "./work.js";
 
 const LIMIT = 50;
 /** Who types no letter for this time may have typed all. */
@@ -137,28 +137,17 @@ const fieldsOf = (form) => JSON.stringify([...new FormData(form)]);
  * their fields. Then it is empty for the next one, and says what was made, until something is typed.
  */
 export function Sending({ children, label, send }) {
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, work } = useWork();
   const [made, setMade] = useState(null);
-  const submit = async (event) => {
-    event.preventDefault();
-    const form = event.currentTarget;
+  const submit = instead(({ currentTarget: form }) => work(async () => {
     const sent = fieldsOf(form);
     const name = form.elements.name.value;
-    setBusy(true);
-    setError(null);
     setMade(null);
-    try {
-      await send(new FormData(form));
-      if (fieldsOf(form) === sent) {
-        form.reset(); // else it is the next one already
-        setMade(name);
-      }
-    } catch (problem) {
-      setError(problem);
-    }
-    setBusy(false);
-  };
+    await send(new FormData(form));
+    if (fieldsOf(form) !== sent) return; // it is the next one already
+    form.reset();
+    setMade(name);
+  }));
   return html`<form class="form body" onSubmit=${submit} onInput=${() => setMade(null)}>${children}
     ${error && html`<${Failure} error=${error} />`}
     <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>${label}<//>

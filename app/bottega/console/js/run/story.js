@@ -2,15 +2,15 @@
 import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
-import { DIAGNOSIS_PLACES, RETRY_HINTS } from "../en.js";
+import { DIAGNOSIS_PLACES, OUTCOME_WORDS, RETRY_HINTS } from "../en.js";
 import { clock, count, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Copy, Link, Panel } from "../parts/basics.js";
-import { leave } from "../parts/keys.js";
+import { Button, Copy, Link, Panel, Time } from "../parts/basics.js";
+import { useKeys, useReason } from "../parts/keys.js";
 import { Markdown } from "../parts/markdown.js";
 import { useWork } from "../parts/work.js";
-import { may } from "../person.js";
+import { may, me } from "../person.js";
 import { alike, brokenVersion, diagnose } from "./diagnosis.js";
 import { isFinal } from "./state.js";
 
@@ -32,24 +32,43 @@ export const Answer = ({ run, answer, moves, isPlayed, onRated }) => html`<${Pan
   ${!moves && may("run") && html`<div class="body"><${Rating} key=${run.id} run=${run} onRated=${onRated} /></div>`}
     <//>`;
 
-/** Good or bad, with a comment. `run`: with its outcome; `onRated` gets the outcome once the server has it. */
-export function Rating({ run, onRated }) {
+/**
+ * Good or bad, with a comment, and what a person said before. `run`: with its outcome; `onRated` gets the outcome once
+ * the server has it. `byKey`: g and b rate, c comments.
+ */
+export function Rating({ run, onRated, byKey = false }) {
   const { value, source } = run.outcome;
-  const [comment, setComment] = useState("");
+  const [given, setGiven] = useState(null);
+  const isRead = source === "feedback" && !given && may("read") && !me.value?.user;
+  const before = useData(isRead ? url`/v1/runs/${run.id}/feedback` : null);
+  const said = given ?? before.data;
+  const [typed, setTyped] = useState(null);
+  const comment = typed ?? said?.comment ?? "";
   const { busy, error, work } = useWork();
+  const isBusy = busy !== "" || before.loading;
   const rated = source === "feedback" ? value : null;
   const rate = (outcome) => work(async () => {
-    const said = comment.trim() ? { comment: comment.trim() } : {};
-    await post(url`/v1/runs/${run.id}/feedback`, { outcome, ...said });
+    setGiven(await post(url`/v1/runs/${run.id}/feedback`, { outcome, comment: comment.trim() || null }));
+    setTyped(null);
+    reason.leave();
     await onRated?.(outcome);
   });
-  const choice = (outcome, name) => html`<${Button} busy=${busy} data-rate=${outcome} aria-pressed=${rated === outcome}
-    kind=${rated === outcome ? "primary" : ""} onClick=${() => rate(outcome)}>${name}<//>`;
+  const bad = () => rate("FAILURE");
+  const reason = useReason(() => isBusy || bad());
+  useKeys(byKey && !isBusy ? { g: () => rate("SUCCESS"), b: reason.ask, c: reason.note } : {});
+  const choice = (outcome, name, act) => html`<${Button} busy=${isBusy} aria-pressed=${rated === outcome}
+    kind=${rated === outcome ? "primary" : ""} onClick=${act}>${name}<//>`;
   return html`<div class="filters rating" role="group" aria-label="Rate it">
-    ${choice("SUCCESS", "Good")} ${choice("FAILURE", "Bad")}
-    <label class="grow">Comment <input value=${comment} maxlength="2000" readonly=${busy !== ""} onKeyDown=${leave}
-      placeholder="why; it is sent with the choice" onInput=${(e) => setComment(e.target.value)} /></label>
-    ${rated && html`<p class="small soft">Another rating replaces this one and its comment.</p>`}
+    ${choice("SUCCESS", "Good", () => rate("SUCCESS"))} ${choice("FAILURE", reason.isAsked ? "Bad: send" : "Bad",
+      reason.isAsked || typed?.trim() ? bad : reason.ask)}
+    <label class="grow">Comment <input ref=${reason.field} value=${comment} maxlength="2000" readonly=${isBusy}
+      onKeyDown=${reason.onKeyDown} placeholder="why; it is sent with the choice"
+      onInput=${(e) => setTyped(e.target.value)} /></label>
+    ${reason.isAsked && html`<p class="small soft">Say why, if you like: <kbd>Enter</kbd> rates it
+      bad, <kbd>Escape</kbd> goes back.</p>`}
+    ${rated && html`<p class="small soft">${said && html`Rated ${OUTCOME_WORDS[said.outcome]} by ${said.by}
+      ${" "}<${Time} at=${said.at} />${said.comment && html`: <q class="text">${said.comment}</q>`}. `}Another rating
+      replaces this one and its comment.</p>`}
     ${error && html`<p class="bad-text small" role="alert">${error.message}</p>`}</div>`;
 }
 
