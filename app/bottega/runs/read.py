@@ -19,6 +19,7 @@ from sqlalchemy import (
     DateTime,
     FromClause,
     Numeric,
+    RowMapping,
     ScalarSelect,
     Select,
     Subquery,
@@ -155,7 +156,7 @@ async def give_feedback(
     return dict(stored.mappings().one())
 
 
-async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
+async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> RowMapping:
     """Return the latest feedback on a run.
 
     Raises:
@@ -165,7 +166,7 @@ async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -
     if (row := found.mappings().one_or_none()) is None:
         await get(connection, tenant_id, run_id)
         raise NotFoundError(f"run {run_id} has no feedback")
-    return dict(row)
+    return row
 
 
 OutcomeValue = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]

@@ -9,7 +9,6 @@ import { Readable } from "./readable.js";
 import { ResultOf } from "./said.js";
 
 const LATEST = { order: "desc", limit: 200 };
-const SHOWN_RESULTS = 5;
 const UNCHECKED = { name: null, text: "what was said could not be read, so nobody compared it", isGrave: true };
 
 /** Read what was said before a call: `{said, text}`, the newest first; `text`: as `factsOf` takes it. */
@@ -52,9 +51,9 @@ export function useChecks(asked, others) {
 /** Arguments in one line. */
 export const worth = (given) => Object.values(given ?? {}).map(plain).join(" · ");
 
-/** What tools answered before a call. */
+/** What tools answered before a call: the last five. */
 export const Results = ({ of }) => of.length > 0 && html`<h3>What was looked up</h3>
-  ${of.slice(-SHOWN_RESULTS).map(({ name, arguments: given, status, result, error, seq }) => html`<div key=${seq}
+  ${of.slice(-5).map(({ name, arguments: given, status, result, error, seq }) => html`<div key=${seq}
     class="said tool-said looked-up" tabindex="0" role="group" aria-label=${`Result of ${name}`}>
     <${ResultOf} message=${{ name, status: status === "completed" ? "success" : "error" }} />
     <p class="small soft">${excerpt(worth(given), 100)}</p><${Readable} value=${error?.message ?? result} /></div>`)}`;

@@ -11,6 +11,7 @@ import { largeArguments } from "./approval_facts.js";
 import { Dialog } from "./dialog.js";
 import { useKeys, useReason } from "./keys.js";
 import { Readable } from "./readable.js";
+import { useWork } from "./work.js";
 
 /** Keyboard shortcuts work only after this time, so that a key meant for the item before does nothing. */
 const SETTLED_MS = 400;
@@ -34,8 +35,9 @@ const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="
  */
 export function Decision({ interrupt, user = interrupt.user, onDone, facts = [], asking = "", byKey = false,
   isThere = true }) {
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState(null);
+  const { busy: sending, error, work } = useWork();
+  const [isSent, setSent] = useState(false); // it stays busy until the page learns that nothing waits any more
+  const busy = isSent || sending !== "";
   const [comment, setComment] = useState("");
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
@@ -44,17 +46,11 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const field = useRef(null);
   useEffect(() => field.current?.focus(), [edited === null]);
 
-  const send = async (make) => {
-    setBusy(true);
-    setError(null);
-    try {
-      await post(url`/v1/interrupts/${interrupt.id}/resolve`, make());
-      onDone?.();
-    } catch (problem) {
-      setError(problem instanceof SyntaxError ? `This is not JSON: ${problem.message}` : problem.message);
-      setBusy(false); // after success it stays busy until the page learns that nothing waits any more
-    }
-  };
+  const send = (make) => work(async () => {
+    await post(url`/v1/interrupts/${interrupt.id}/resolve`, make());
+    setSent(true);
+    onDone?.();
+  });
   const said = comment ? { comment } : {};
   const changed = () => (edited === null ? {} : { arguments: JSON.parse(edited) });
   const approveNow = () => {
@@ -125,7 +121,8 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
           <${Value} value=${interrupt.schema} /></details>`}
         <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Send<//></div>
       </form>`}
-    ${error && html`<p class="note bad" role="alert">${error}</p>`}
+    ${error && html`<p class="note bad" role="alert">
+      ${error instanceof SyntaxError && "This is not JSON: "}${error.message}</p>`}
     ${doubts.length > 0 && html`<${Dialog} onClose=${() => setDoubts([])}
       title=${`Approve it although ${doubts.length > 1 ? `there are ${doubts.length} warnings` : doubts[0]}?`}>
       <p>${interrupt.tool}${interrupt.user ?? user ? ` for ${interrupt.user ?? user}` : ""}:</p>

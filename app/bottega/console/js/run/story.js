@@ -46,21 +46,20 @@ export function Rating({ run, onRated, byKey = false }) {
   const comment = typed ?? said?.comment ?? "";
   const { busy, error, work } = useWork();
   const isBusy = busy !== "" || before.loading;
-  const rated = source === "feedback" ? value : null;
+  const rated = source === "feedback" && value;
   const rate = (outcome) => work(async () => {
     setGiven(await post(url`/v1/runs/${run.id}/feedback`, { outcome, comment: comment.trim() || null }));
     setTyped(null);
     reason.leave();
     await onRated?.(outcome);
   });
-  const bad = () => rate("FAILURE");
-  const reason = useReason(() => isBusy || bad());
+  const reason = useReason(() => isBusy || rate("FAILURE"));
   useKeys(byKey && !isBusy ? { g: () => rate("SUCCESS"), b: reason.ask, c: reason.note } : {});
   const choice = (outcome, name, act) => html`<${Button} busy=${isBusy} aria-pressed=${rated === outcome}
     kind=${rated === outcome ? "primary" : ""} onClick=${act}>${name}<//>`;
   return html`<div class="filters rating" role="group" aria-label="Rate it">
     ${choice("SUCCESS", "Good", () => rate("SUCCESS"))} ${choice("FAILURE", reason.isAsked ? "Bad: send" : "Bad",
-      reason.isAsked || typed?.trim() ? bad : reason.ask)}
+      reason.isAsked || typed?.trim() ? () => rate("FAILURE") : reason.ask)}
     <label class="grow">Comment <input ref=${reason.field} value=${comment} maxlength="2000" readonly=${isBusy}
       onKeyDown=${reason.onKeyDown} placeholder="why; it is sent with the choice"
       onInput=${(e) => setTyped(e.target.value)} /></label>
