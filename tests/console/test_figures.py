@@ -1,5 +1,6 @@
 """The pages Health and Usage, with charts, in a real browser."""
 
+import re
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: 
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Export all versions of clerk").click()
     lines = (await (await download.value).path()).read_text().splitlines()
-    assert lines[0].startswith("name,runs,failed,judged_good,cost_of_a_run_usd")
+    assert lines[0].startswith("name,runs,failed,good,judged,cost_of_a_run_usd")
     assert {each.split(",")[0] for each in lines[1:]} == {"clerk@1", "clerk@2"}
     await page.get_by_role("combobox", name="Lines by").select_option("agent")
     await expect(page).to_have_url(f"{console.address}#/health?agent=clerk&by=agent")
@@ -123,6 +124,7 @@ async def test_usage_says_what_each_agent_and_version_costs(console: Console) ->
     page = await console.open("usage")
     usage = page.get_by_role("region", name="Usage by agent")
     await expect(usage.get_by_role("row").filter(has_text="clerk")).to_contain_text("210")
+    await expect(usage.get_by_role("row").last).to_contain_text(re.compile(r"Total\s*210"))
     await expect(page.get_by_role("img", name="Tokens")).to_be_visible()
     versions = page.get_by_role("region", name="Figures by version of clerk")
     rows = versions.get_by_role("row")

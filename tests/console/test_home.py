@@ -99,10 +99,20 @@ async def test_an_agent_that_went_badly_is_named_with_its_version(console: Conso
     client = console.server.client
     run = (await client.post("/v1/runs?wait=30", json={"agent": "clerk", "input": "?"})).json()
     assert run["version"] == 1
-    bad = await client.post(f"/v1/runs/{run['id']}/feedback", json={"outcome": "FAILURE"})
-    bad.raise_for_status()
+    bad = {"outcome": "FAILURE", "comment": "It names no date."}
+    (await client.post(f"/v1/runs/{run['id']}/feedback", json=bad)).raise_for_status()
     page = await console.open()
-    await expect(page.get_by_text("clerk version 1 went badly, by people")).to_be_visible()
+    told = page.get_by_text("clerk version 1 went badly, by people: It names no date.")
+    await expect(told).to_be_visible()
+    page = await console.open("health")
+    badly = page.get_by_role("region", name="What went badly")
+    for words in ("It names no date.", "clerk@1", "people"):
+        await expect(badly.get_by_role("row").nth(1)).to_contain_text(words)
+    await badly.get_by_role("link", name="clerk@1").click()
+    cell = page.get_by_role("row").nth(1).get_by_title("FAILURE: It names no date.")
+    await expect(cell).to_contain_text("bad (feedback)")
+    await page.get_by_role("link", name="?", exact=True).click()
+    await expect(page.get_by_text("It went badly, by people: It names no date.")).to_be_visible()
 
 
 async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(

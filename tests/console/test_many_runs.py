@@ -78,6 +78,7 @@ async def test_many_runs_are_cancelled_retried_and_saved(console: Console) -> No
     saved = await (await download.value).path()
     rows = list(csv.DictReader(io.StringIO(saved.read_text())))
     assert [each["question"] for each in rows] == ["two", "two", "one"]
+    assert [each["answer"] for each in rows] == ["Yes."] * 3
     go_on = asyncio.Event()
     console.model.script(*[gated(go_on, text("Late."))] * 2)
     for _ in range(2):

@@ -56,6 +56,13 @@ async def test_lessons_are_edited_pinned_and_removed(console: Console) -> None:
     await other.get_by_role("button", name="Remove").click()
     await other.get_by_role("group").get_by_role("button", name="Remove").click()
     await expect(page.locator("tbody tr")).to_have_count(1)
+    await console.server.owner.execute(
+        "UPDATE lessons SET for_all = true, agent = 'clerk' WHERE state = 'active'"
+    )
+    await page.get_by_label("User").fill("")
+    await page.get_by_label("User").press("Enter")
+    await expect(page.get_by_label("Lesson", exact=True)).to_have_value("Ask for the day.")
+    await expect(page.get_by_text("All runs of clerk get it")).to_be_visible()
     found = (await client.get("/v1/lessons?user=ada")).json()["items"]
     assert [(each["text"], each["state"], each["pinned"]) for each in found] == [
         ("Ask for the day.", "active", True),

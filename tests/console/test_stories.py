@@ -137,7 +137,8 @@ async def test_an_answer_is_rated_with_a_comment(console: Console) -> None:
     await good.click()
     await expect(good).to_have_attribute("aria-pressed", "true")
     seen = (await console.server.client.get(f"/v1/runs/{run}")).json()
-    assert seen["outcome"] == {"value": "SUCCESS", "source": "feedback"}
+    why = "Short and right."
+    assert seen["outcome"] == {"value": "SUCCESS", "source": "feedback", "reason": why}
     await page.reload()
     said = page.get_by_text("Rated good by key:")
     await expect(said).to_contain_text("Short and right.")

@@ -16,6 +16,7 @@ test("a few runs do not tell which version is better, many do", () => {
   assert.match(versionSentence(version(4, 2, 2), version(3, 0, 2)), /^Version 4 cannot be told from version 3 yet: 100 %/);
   assert.match(versionSentence(version(4, 90, 100), version(3, 50, 100)), /^Version 4 did better.*\+40 points/);
   assert.match(versionSentence(version(4, 50, 100), version(3, 90, 100)), /^Version 4 did worse.*−40 points/);
+  assert.match(versionSentence(version(4, 9, 10), version(3, 1, 10)), /Nobody drew lots between the versions: other/);
   assert.equal(versionSentence(version(4, 0, 0), version(3, 1, 1)), "Version 4 has no judged run yet.");
   assert.equal(versionSentence(version(4, 1, 1), version(3, 0, 0)), "Version 3 has no judged run yet.");
   const { difference, low, high } = differenceOf({ good: 9, runs: 10 }, { good: 5, runs: 10 });

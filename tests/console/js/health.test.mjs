@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
+import { badlyOf, groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
 import { holdersOf, modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
 import { slowSince } from "../../../app/bottega/console/js/health/slow.js";
 import { fromFirst } from "../../../app/bottega/console/js/parts/points.js";
@@ -21,9 +21,20 @@ test("failures of the same cause are one group, the largest first", () => {
   const slow = { code: "timeout", message: "the run took longer than its timeout_s of 3 s" };
   const lost = { code: "tool_policy", message: "no such tool" };
   const groups = groupsOf([run(1, lost), run(2, slow), run(3, { ...slow, message: slow.message.replace("3", "9") }, "b")]);
-  assert.deepEqual(groups.map((each) => [each.code, each.runs.length, each.agents]),
+  assert.deepEqual(groups.map((each) => [each.code, each.runs.length, each.by]),
     [["timeout", 2, ["b", "clerk"]], ["tool_policy", 1, ["clerk"]]]);
   assert.equal(groupsOf([{ id: 1, agent: "a", status: "timeout", error: null }])[0].code, "timeout");
+});
+
+test("runs that went badly are grouped by their reason and the version of the agent", () => {
+  const bad = (id, version, reason, source = "check") => ({ id, agent: "clerk", version,
+    outcome: { value: "FAILURE", source, reason } });
+  const lacks = 'the answer did not contain "Reference:"';
+  const groups = groupsOf([bad(1, 4, null, "feedback"), bad(2, 4, lacks), bad(3, 3, lacks),
+    bad(4, 4, lacks, "feedback")], badlyOf);
+  assert.deepEqual(groups.map((each) => [each.signature, each.code, each.runs.length, each.by]),
+    [[lacks, "clerk@4", 2, ["checks", "people"]], ["no reason given", "clerk@4", 1, ["people"]],
+      [lacks, "clerk@3", 1, ["checks"]]]);
 });
 
 test("runs that wait for a model are told with their agents and causes", () => {

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { causeOf, diagnose } from "../../../app/bottega/console/js/run/diagnosis.js";
+import { causeOf, diagnose, judgedOf } from "../../../app/bottega/console/js/run/diagnosis.js";
 import { marksOf } from "../../../app/bottega/console/js/run/marks.js";
 import { axis, idleTimes } from "../../../app/bottega/console/js/run/scale.js";
 import { RunState } from "../../../app/bottega/console/js/run/state.js";
@@ -53,6 +53,12 @@ test("live text replaces from its offset, in code points", () => {
 test("a sentence says how a run ended", () => {
   assert.equal(diagnose(stateOf(LOG), 0).text, "Completed after 5.0 s.");
   assert.equal(diagnose(stateOf(LOG.slice(0, 1)), 2000).text, "Waits in the queue for 2.0 s.");
+});
+
+test("a judgement says how a run went, who said so and why", () => {
+  const outcome = { value: "FAILURE", source: "check", reason: 'the answer did not contain "Reference:"' };
+  assert.equal(judgedOf(outcome), 'went badly, by checks: the answer did not contain "Reference:"');
+  assert.equal(judgedOf({ value: "PARTIAL", source: "feedback", reason: null }), "went partly well, by people");
 });
 
 test("a cause is the same words for the same error", () => {

@@ -26,7 +26,8 @@ export const ASKED = {
 export const CONVERSATION_STATES = { answering: "answers", waiting: "waits for you", failed: "failed", idle: "idle" };
 
 /** What a run was worth. */
-export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "–", UNKNOWN: "–" };
+export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "cancelled",
+  UNKNOWN: "not judged" };
 
 /** Who said what a run was worth. */
 export const LABEL_SOURCES = { feedback: "people", judge: "judges", check: "checks" };

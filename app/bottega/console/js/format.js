@@ -48,6 +48,7 @@ export function duration(ms) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+export const seconds = (value) => (value == null ? NONE : duration(1000 * value));
 export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
 
 export const dayOf = (at) => day.format(new Date(at));

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { LABEL_SOURCES } from "../en.js";
-import { count, duration, money } from "../format.js";
+import { count, money, seconds } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel } from "../parts/basics.js";
@@ -10,13 +10,12 @@ import { Chart } from "../parts/chart.js";
 import { Table } from "../parts/lists.js";
 import { SPANS, SpanChoice, spanOf, useOutcomes, useSpan, useSpanOfUsage, useTotals } from "../parts/series.js";
 import { Unpriced } from "../parts/unpriced.js";
-import { useVersions, VersionFigures } from "../parts/version_figures.js";
+import { GoodMeans, useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
 import { memorySentence, numberOf, percent, rateOf, tallyOf, versionSentence } from "./rates.js";
 
 const SOURCES = Object.keys(LABEL_SOURCES);
 const dollars = (amount) => money({ amount, currency: "USD" });
-const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const byWhom = (source) => `#By ${LABEL_SOURCES[source]}`;
 
 const Partial = ({ of }) => !of.complete && html`<p class="small soft body">Of the newest 20,000 judged runs.</p>`;
@@ -36,7 +35,8 @@ export function OutcomesOverTime({ agent, span }) {
     return html`${days.length > 1 && html`<${Chart} label="Share of good runs" series=${series} format=${percent} />`}
       <${Table} label="Good runs by day" head=${["Day (UTC)", ...sources.map(byWhom)]}>
       ${days.toReversed().map((day) => html`<tr key=${day}><td>${day}</td>${sources.map((source) => html`<td
-        class="right">${rateOf(of(day, source))}</td>`)}</tr>`)}<//><${Partial} of=${answer} />`;
+        class="right">${rateOf(of(day, source))}</td>`)}</tr>`)}<//><${GoodMeans} agent=${agent} /><${Partial}
+        of=${answer} />`;
   }}<//><//>`;
 }
 
@@ -76,17 +76,16 @@ export function MemoryHelp({ agent, span }) {
 function VersionHelp({ of: { found: totals, outcomes } }) {
   const [chosen, setChosen] = useState([null, null]);
   return html`<${Panel} title="Did a version help?"><${Loaded} from=${outcomes} what="outcomes">${({ items }) => {
-    const judged = new Set(items.map(({ key }) => numberOf(key)));
-    const ran = (totals.data?.items ?? []).filter(({ key, runs }) => runs && key.includes("@"))
-      .map(({ key }) => numberOf(key));
+    const judged = new Set(items.map(numberOf));
+    const ran = (totals.data?.items ?? []).filter(({ key, runs }) => runs && key.includes("@")).map(numberOf);
     const numbers = [...new Set([...judged, ...ran])].sort((a, b) => b - a);
     if (numbers.length < 2) return html`<${Empty} title="Only one version ran in this time." />`;
     const usual = [...numbers.filter((each) => judged.has(each)), ...numbers.filter((each) => !judged.has(each))]
       .slice(0, 2).sort((a, b) => b - a);
     const pair = chosen.map((each, place) => each ?? usual[place]);
     const [after, before] = pair.map((number) => ({ number,
-      ...tallyOf(items.filter(({ key }) => numberOf(key) === number)),
-      total: totals.data?.items.find(({ key, runs }) => runs && numberOf(key) === number) }));
+      ...tallyOf(items.filter((each) => numberOf(each) === number)),
+      total: totals.data?.items.find((each) => each.runs && numberOf(each) === number) }));
     const choice = (label, place) => html`<label class="inline">${label} <select value=${pair[place]}
       onChange=${(e) => setChosen(chosen.with(place, Number(e.target.value)))}>${numbers.map((each) => html`<option
         value=${each}>version ${each}</option>`)}</select></label>`;

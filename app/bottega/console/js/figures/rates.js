@@ -42,11 +42,12 @@ export function versionSentence(a, b) {
   if (!of) return `Version ${a.runs ? b.number : a.number} has no judged run yet.`;
   const verdict = verdictOf(of);
   return `Version ${a.number} ${VERSION_WORDS[verdict]} version ${b.number}${verdict === "open" ? " yet" : ""}: ${
-    rateOf(a)} of its judged runs went well, against ${rateOf(b)}. That is ${difference(of)}.`;
+    rateOf(a)} of its judged runs went well, against ${rateOf(b)}. That is ${difference(of)}. Nobody drew
+    lots between the versions: other questions or another time may explain a part of it.`.replace(/\s+/g, " ");
 }
 
 /** The version in a key such as "clerk@5". */
-export const numberOf = (key) => Number(key.split("@").at(-1));
+export const numberOf = ({ key }) => Number(key.split("@").at(-1));
 
 /**
  * Agents of which the newest judged version did worse than the one before: `[{agent, after, before}]`, both as in
@@ -57,8 +58,8 @@ export const numberOf = (key) => Number(key.split("@").at(-1));
 export function brokenOf(items) {
   return [...new Set(items.map(({ key }) => key.split("@")[0]))].flatMap((agent) => {
     const own = items.filter(({ key }) => key.startsWith(`${agent}@`));
-    const [after, before] = [...new Set(own.map(({ key }) => numberOf(key)))].sort((a, b) => b - a)
-      .map((number) => ({ number, ...tallyOf(own.filter(({ key }) => numberOf(key) === number)) }));
+    const [after, before] = [...new Set(own.map(numberOf))].sort((a, b) => b - a)
+      .map((number) => ({ number, ...tallyOf(own.filter((each) => numberOf(each) === number)) }));
     const of = before && differenceOf(after, before);
     return of && verdictOf(of) === "worse" ? [{ agent, after, before, of }] : [];
   }).sort((a, b) => a.of.difference - b.of.difference);

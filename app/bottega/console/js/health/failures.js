@@ -1,4 +1,5 @@
 /** Failed runs in groups of the same cause. Pure. */
+import { LABEL_SOURCES } from "../en.js";
 import { causeOf } from "../run/diagnosis.js";
 
 /** A cause without what differs from run to run: ids, numbers and quoted texts. */
@@ -9,22 +10,30 @@ export function signatureOf(error) {
     .replace(/(?<!HTTP )\b\d+(?:\.\d+)?/g, "…");
 }
 
+const failureOf = ({ agent, graph, status, error }) => ({ code: error?.code ?? status, signature: signatureOf(error),
+  by: agent ?? graph });
+
+/** What makes runs that went badly alike: the reason, and the version of the agent. */
+export const badlyOf = ({ agent, graph, version, outcome: { source, reason } }) => ({
+  code: `${agent ?? graph}${version ? `@${version}` : ""}`, signature: reason ?? "no reason given",
+  by: LABEL_SOURCES[source] ?? source });
+
 /**
- * Groups of failed runs with the same code and signature, the largest first.
+ * Groups of runs with the same code and signature, the largest first; `by`: the agents that failed, or who judged.
  *
  * @param {any[]} runs as of `GET /v1/runs`, the newest first
+ * @param {(run: any) => {code: string, signature: string, by: string}} [of] what makes runs alike
  */
-export function groupsOf(runs) {
+export function groupsOf(runs, of = failureOf) {
   const groups = new Map();
   for (const run of runs) {
-    const code = run.error?.code ?? run.status;
-    const signature = signatureOf(run.error);
+    const { code, signature, by } = of(run);
     const key = `${code} ${signature}`;
-    const group = groups.get(key) ?? { key, code, signature, runs: [], agents: new Set() };
+    const group = groups.get(key) ?? { key, code, signature, runs: [], by: new Set() };
     group.runs.push(run);
-    group.agents.add(run.agent ?? run.graph);
+    group.by.add(by);
     groups.set(key, group);
   }
-  return [...groups.values()].map((each) => ({ ...each, agents: [...each.agents].sort() }))
+  return [...groups.values()].map((each) => ({ ...each, by: [...each.by].sort() }))
     .sort((a, b) => b.runs.length - a.runs.length);
 }

@@ -1,6 +1,6 @@
 /** Which agents and models are slow now, by their own past. */
 import { get, withQuery } from "../api.js";
-import { clock, duration } from "../format.js";
+import { clock, seconds } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Link } from "../parts/basics.js";
@@ -11,7 +11,6 @@ const MINUTES_MS = 3_000_000, DAY_MS = 86_400_000;
 /** What is read how often: at other times each, so that few requests come at once. */
 const AGENTS_EVERY_MS = 70_000, MODELS_EVERY_MS = 75_000, DAY_EVERY_MS = 600_000;
 const MEDIANS = { agent: "duration_p50", model: "first_token_p50" };
-const seconds = (value) => duration(1000 * value);
 const at = (ms) => new Date(ms).toISOString();
 
 const useMinutes = (by, everyMs) => useData(`/v1/metrics/series#${by}`, { everyMs, from: async () => {

@@ -2,6 +2,7 @@
 import { useRef, useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
+import { OUTCOME_WORDS } from "../en.js";
 import { count, duration, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -11,11 +12,12 @@ import { may } from "../person.js";
 import { go } from "../router.js";
 import { Learnt } from "./learnt.js";
 
-const OUTCOMES = ["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"];
+const OUTCOMES = Object.entries(OUTCOME_WORDS).map(([value, words]) => html`<option value=${value} title=${value}>
+  ${words}</option>`);
 const TERMS = ["similarity", "recency", "success", "accesses", "domain"];
 const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
-export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
-  ${(value ?? "UNKNOWN").toLowerCase()}</span>`;
+export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}"
+  title=${value}>${OUTCOME_WORDS[value ?? "UNKNOWN"]}</span>`;
 
 /**
  * The texts of a form's fields by their names.
@@ -61,7 +63,7 @@ export function Episodes({ query }) {
       <label>Compare with their <select name="by"><option value="task">task</option><option
         value="result">result</option><option value="whole">whole</option></select></label>
       <label>That ended in <select name="outcome"><option value="">anything</option>
-        ${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>
+        ${OUTCOMES}</select></label>
       ${field("user", "User")} ${field("session_id", "Session")}
       <button class="button primary">Search</button>
     </form>
@@ -103,7 +105,7 @@ function Latest({ query, whose }) {
   const set = (outcome) => go(["memory"], { ...query, outcome }, { replace: true });
   return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select
     value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>
-      ${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
+      ${OUTCOMES}</select></label>`}>
     <${Pages} key=${path} path=${path} what="episodes" isSaved everyMs=${10_000}>${(items) => items.length
       ? html`<${Table} label="Episodes" head=${["Task", "Agent", "Outcome", "Result", "When"]}>
         ${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "episodes", each.id]}>

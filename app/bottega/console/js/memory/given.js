@@ -5,6 +5,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
 import { Table } from "../parts/lists.js";
+import { Worth } from "../parts/run_table.js";
 import { Source } from "../parts/source.js";
 import { isFinal } from "../run/state.js";
 import { Learnt } from "./learnt.js";
@@ -22,8 +23,7 @@ export function Given({ id }) {
   return html`<${Loaded} from=${run} what="the run">${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>
       <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status}
-        value=${shown.status} /> outcome ${shown.outcome.value.toLowerCase()}
-          ${shown.outcome.source && ` by ${shown.outcome.source}`}</p></div></div>
+        value=${shown.status} /> outcome <${Worth} of=${shown.outcome} /></p></div></div>
     <${Loaded} from=${learning} what="what was learnt">${(found) => html`
       ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}
         ${found.next_at && html`; tried again <${Time} at=${found.next_at} />`}</p>`}

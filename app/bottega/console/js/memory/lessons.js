@@ -19,8 +19,8 @@ export function Lessons({ query }) {
       ${field("user", "User")} ${field("session_id", "Session")}
       <label>State <select value=${state} onChange=${(e) => set({ state: e.target.value })}>
         <option>active</option><option>removed</option></select></label></form>
-    ${!(user || session_id) && html`<p class="note">These lessons belong to no user and no session. Name a user to see
-      what is learnt for this user.</p>`}
+    ${!(user || session_id) && html`<p class="note">These lessons belong to no user and no session, or all runs of their
+      agent get them. Name a user to see what is learnt for this user.</p>`}
     <${Panel} title="Lessons"><${Pages} key=${path} path=${path} what="lessons">${(items, reload) => items.length
       ? html`<${Table} label="Lessons" head=${HEAD}>${items.map((each) => html`<${Row} reload=${reload} lesson=${each}
         key=${`${each.id} ${each.text} ${each.pinned} ${each.for_all} ${each.state}`} />`)}<//>`

@@ -4,9 +4,9 @@ import { useMemo } from "preact/hooks";
 import { get, url, withQuery } from "../api.js";
 import { AgentFigures } from "../figures/outcomes.js";
 import { rateOf, tallyOf } from "../figures/rates.js";
-import { count, duration } from "../format.js";
+import { count, duration, seconds } from "../format.js";
 import { html } from "../html.js";
-import { groupsOf } from "../health/failures.js";
+import { badlyOf, groupsOf } from "../health/failures.js";
 import { slowestFirst } from "../health/slow.js";
 import { SlowNow } from "../health/slow_now.js";
 import { useData } from "../load.js";
@@ -18,6 +18,7 @@ import { titleOf } from "../parts/run_table.js";
 import { fromFirst } from "../parts/points.js";
 import { ServerState } from "../parts/server_state.js";
 import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals } from "../parts/series.js";
+import { dollars } from "../parts/version_figures.js";
 import { ModelWaits } from "../parts/waits.js";
 import { go } from "../router.js";
 import { didOf, failedTool, times } from "../run/diagnosis.js";
@@ -28,7 +29,6 @@ const MOST_FAILURES = 200;
 const MOST_CHANGED = 10;
 /** More lines than these are not told apart in a chart. */
 const MOST_LINES = 10;
-const seconds = (value) => (value == null ? "–" : duration(1000 * value));
 const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part && part < whole ? 1 : 0)} %` : "–");
 
 /** When versions of agents, or of one, were stored in a span: `[{at, text}]`. */
@@ -85,24 +85,31 @@ function Totals({ span, agent, slowest }) {
       note=${oldest && html`since <${Time} at=${oldest} />`} /><//>`}<//>`;
 }
 
-function Failures({ span, agent }) {
-  const path = withQuery("/v1/runs", { order: "desc", limit: MOST_FAILURES, agent });
-  const found = useData(path, { everyMs: EVERY_MS, from: async () => {
-    const about = { order: "desc", limit: MOST_FAILURES, agent, created_after: timesOf(span).from };
-    const lists = await Promise.all(["failed", "timeout"].map((status) =>
-      get(withQuery("/v1/runs", { status, ...about }))));
-    return lists.flatMap(({ items }) => items).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
+const FAILS = { title: "What fails", none: "No run failed in this time.", head: ["Cause", "Code", "#Runs", "Agents"],
+  lists: [{ status: "failed" }, { status: "timeout" }], like: ({ code }, agent) => ({ error_code: code, agent }) };
+const BADLY = { status: "completed", outcome: "FAILURE" };
+const WENT_BADLY = { title: "What went badly", none: "Nobody judged a run of this time as bad.", of: badlyOf,
+  head: ["Reason", "Agent and version", "#Runs", "Judged by"], lists: [BADLY],
+  like: ({ runs: [{ agent, version }] }) => ({ ...BADLY, agent, version }) };
+
+/** Runs of a span in groups; `lists`: what to read; `like`: the filters of a group's runs. */
+function Groups({ title, none, head, lists, of = undefined, like, span, agent }) {
+  const about = { order: "desc", limit: MOST_FAILURES, agent };
+  const found = useData(withQuery("/v1/runs", { ...about, ...lists[0] }), { everyMs: EVERY_MS, from: async () => {
+    const answers = await Promise.all(lists.map((each) => get(withQuery("/v1/runs", { ...each, ...about,
+      created_after: timesOf(span).from }))));
+    return answers.flatMap(({ items }) => items).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   } });
-  return html`<${Panel} title="What fails"><${Loaded} from=${found} what="failures">${(runs) => runs.length ? html`
-    <${Table} label="What fails" head=${["Cause", "Code", "#Runs", "Agents", "First", "Last", "Newest run"]}>
-      ${groupsOf(runs).map((each) => html`<tr key=${each.key}><td>${each.signature}
+  return html`<${Panel} title=${title}><${Loaded} from=${found} what="runs">${(runs) => runs.length ? html`
+    <${Table} label=${title} head=${[...head, "First", "Last", "Newest run"]}>
+      ${groupsOf(runs, of).map((each) => html`<tr key=${each.key}><td>${each.signature}
         ${each.code === "max_iterations" && html`<${ToolCause} run=${each.runs[0].id} />`}</td>
-        <td><${Link} path=${["runs"]} query=${{ error_code: each.code, agent }}><code>${each.code}</code><//></td>
-        <td class="right">${count(each.runs.length)}</td><td>${each.agents.join(", ")}</td>
+        <td><${Link} path=${["runs"]} query=${like(each, agent)}><code>${each.code}</code><//></td>
+        <td class="right">${count(each.runs.length)}</td><td>${each.by.join(", ")}</td>
         <td><${Time} at=${each.runs.at(-1).created_at} /></td><td><${Time} at=${each.runs[0].created_at} /></td>
         <td><${Link} path=${["runs", each.runs[0].id]}>${titleOf(each.runs[0], 40)}<//></td></tr>`)}<//>
-    ${runs.length >= MOST_FAILURES && html`<p class="small soft body">Of the newest ${MOST_FAILURES} of a status.</p>`}`
-    : html`<${Empty} title="No run failed in this time." />`}<//><//>`;
+    ${runs.length >= MOST_FAILURES && html`<p class="small soft body">Of the last ${MOST_FAILURES}
+      ${lists.length > 1 && " of a status"}.</p>`}` : html`<${Empty} title=${none} />`}<//><//>`;
 }
 
 /** Which tool kept failing in a run that used all its calls; its log alone tells. */
@@ -113,8 +120,6 @@ function ToolCause({ run }) {
   const cause = failedTool(state);
   return cause && html`<p class="small">In the newest run ${cause}</p>`;
 }
-
-const dollars = (value, tokens = 0) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
 
 /** All agents side by side. Those that ran as a part of other agents' runs only have tokens, but no time. */
 function Agents({ span, found }) {
@@ -192,7 +197,8 @@ function Charts({ span, by, agent }) {
     ${agent && html`<${AgentFigures} agent=${agent} span=${span} />`}
     ${by ? html`<${Apart} key=${by} ...${{ by, agent, span, first, marks }} />`
       : html`<${Together} ...${{ span, first, marks }} />`}
-    <${Failures} span=${span} agent=${agent} />${!agent && html`<${Agents} span=${span} found=${byAgent} />`}
+    ${[FAILS, WENT_BADLY].map((each) => html`<${Groups} key=${each.title} ...${each} span=${span} agent=${agent} />`)}
+    ${!agent && html`<${Agents} span=${span} found=${byAgent} />`}
     <${Providers} />`;
 }
 

@@ -2,7 +2,6 @@
 import { useEffect, useRef } from "preact/hooks";
 
 import { withQuery } from "../api.js";
-import { LABEL_SOURCES } from "../en.js";
 import { count, excerpt, money, tokens } from "../format.js";
 import { Broken } from "../health/broken.js";
 import { holdersOf, modelWaits, queueTrouble } from "../health/queue.js";
@@ -17,7 +16,7 @@ import { ModelWaits, waitingForModel } from "../parts/waits.js";
 import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
-import { causeOf } from "../run/diagnosis.js";
+import { causeOf, judgedOf } from "../run/diagnosis.js";
 import { NextSteps } from "../setup/next.js";
 
 const EVERY_MS = 5000, SCHEDULER_EVERY_MS = 10_000, COUNTS_EVERY_MS = 30_000, BAD_EVERY_MS = 60_000;
@@ -128,8 +127,7 @@ const byEnd = (a, b) => (a.ended_at < b.ended_at ? 1 : -1);
 
 /** What went wrong with a run that failed, or that somebody judged. */
 const whyOf = ({ error, agent, graph, version, outcome }) => (error ? causeOf(error)
-  : `${agent ?? graph}${version ? ` version ${version}` : ""} went badly, by ${
-    LABEL_SOURCES[outcome.source] ?? "its status"}`);
+  : `${agent ?? graph}${version ? ` version ${version}` : ""} ${excerpt(judgedOf(outcome), 160)}`);
 
 /**
  * Failed runs and those that went badly, newest first, together with those that failed alike. `hasMore`: there are

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { withQuery } from "../api.js";
-import { WAITS_FOR } from "../en.js";
+import { OUTCOME_WORDS, WAITS_FOR } from "../en.js";
 import { html } from "../html.js";
 import { Button, Empty, Panel } from "../parts/basics.js";
 import { Bulk } from "../parts/bulk.js";
@@ -11,12 +11,12 @@ import { RunTable } from "../parts/run_table.js";
 import { go } from "../router.js";
 
 const STATUSES = ["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"];
-const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED", "UNKNOWN"];
+const OUTCOMES = [...Object.entries(OUTCOME_WORDS), ["PARTIAL,FAILURE", "not good: partly or bad"]];
 const MORE = ["outcome", "error_code", "version", "waiting_for", "retrying", "rated"];
 const FILTERS = ["q", "status", "agent", "user", "session_id", ...MORE];
 
 /** Filters that take several values. */
-const SEVERAL = ["status", "agent"];
+const SEVERAL = ["status", "agent", "outcome"];
 
 export function Runs({ query }) {
   const wanted = Object.fromEntries(FILTERS.map((name) => [name, SEVERAL.includes(name) ? severalOf(query[name])
@@ -27,8 +27,8 @@ export function Runs({ query }) {
     onChange=${(text) => set({ [name]: text })} />`;
   const choice = (name, label, values) => html`<label>${label}
     <select value=${query[name] ?? ""} onChange=${(e) => set({ [name]: e.target.value })}>
-      <option value="">any</option>${values.map(([value, text = value]) => html`<option value=${value}>${text}
-        </option>`)}
+      <option value="">any</option>${values.map(([value, text = value]) => html`<option value=${value}
+        title=${value}>${text}</option>`)}
     </select></label>`;
   return html`
     <div class="head"><h1>Runs</h1></div>
@@ -42,7 +42,7 @@ export function Runs({ query }) {
     <details open=${MORE.some((name) => query[name])}>
       <summary>More filters</summary>
       <form class="filters" onSubmit=${(e) => e.preventDefault()}>
-        ${choice("outcome", "Outcome", OUTCOMES.map((each) => [each, each.toLowerCase()]))}
+        ${choice("outcome", "Outcome", OUTCOMES)}
         ${choice("rated", "Rated by a person", [["true", "yes"], ["false", "no"]])}
         ${choice("waiting_for", "Waits for", Object.entries(WAITS_FOR))}
         ${choice("retrying", "Tries a model again", [["true", "yes"], ["false", "no"]])}

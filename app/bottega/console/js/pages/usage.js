@@ -8,14 +8,13 @@ import { Chart } from "../parts/chart.js";
 import { Filter, Pages, Table } from "../parts/lists.js";
 import { hourOf, SpanChoice, spanOf, useSeries } from "../parts/series.js";
 import { Unpriced } from "../parts/unpriced.js";
-import { useVersions, VersionFigures } from "../parts/version_figures.js";
+import { dollars, useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
 
 const KINDS = ["agent", "model", "user", "session", "key", "batch", "metadata", "day"];
 const FILTERS = { agent: "Agent", model: "Model", user: "User", session_id: "Session",
   metadata: "Metadata (key:value)" };
 const EVERY_MS = 30_000;
-const dollars = (value) => `${Number(value.toPrecision(3))} USD`;
 /** What orders those that spent something: their tokens, since not each model has a price. */
 const spent = (each) => each.input + each.output;
 
@@ -31,7 +30,9 @@ function OverTime({ span, by }) {
     ${chart("Tokens", used, tokens)}</div>`;
 }
 
-function Sums({ by, items }) {
+/** `hasMore`: there are others, which are not shown. */
+function Sums({ by, items, hasMore }) {
+  const isInSeveral = by === "agent" || by === "model"; // so that the runs of all are not their sum
   const most = Math.max(1, ...items.map((each) => each.input + each.output));
   const part = (value) => `${(100 * value) / most}%`;
   const name = (each) => each[by] ?? `no ${by === "metadata" ? "such key" : by}`;
@@ -41,17 +42,26 @@ function Sums({ by, items }) {
     const [to, query] = (each[by] && path?.(each)) || [];
     return to ? html`<${Link} path=${to} query=${query}>${each[by]}<//>` : name(each);
   };
+  const sums = (list, unpriced = null) => {
+    const sum = (of) => list.reduce((all, each) => all + Number(of(each)), 0);
+    const runs = list.length > 1 && isInSeveral ? null : sum((each) => each.runs);
+    const cost = { ...list[0].cost, amount: sum((a) => a.cost.amount), complete: list.every((a) => a.cost.complete) };
+    return html`<td class="right">${tokens(sum((each) => each.input))}</td>
+      <td class="right">${tokens(sum((each) => each.output))}${list.some((each) => each.estimated) ? " ≈" : ""}</td>
+      <td class="right">${count(runs)}</td><td class="right">${money(cost)}${unpriced}</td>
+      <td class="right">${runs ? money({ ...cost, amount: cost.amount / runs }) : "–"}</td>`;
+  };
   const shown = by === "day" ? items : [...items].sort((a, b) => spent(b) - spent(a));
   return html`<${Table} label=${`Usage by ${by}`}
-    head=${[by[0].toUpperCase() + by.slice(1), "Tokens", "#In", "#Out", "#Runs", "#Cost"]}>
+    head=${[by[0].toUpperCase() + by.slice(1), "Tokens", "#In", "#Out", "#Runs", "#Cost", "#Cost of a run"]}>
     ${shown.map((each) => html`<tr key=${name(each)}><td>${named(each)}</td>
       <td class="wide-cell"><span class="stack" aria-hidden="true">
         <i class="bar model" style=${{ width: part(each.input) }}></i>
         <i class="bar tool-bar" style=${{ width: part(each.output) }}></i></span></td>
-      <td class="right">${tokens(each.input)}</td>
-        <td class="right">${tokens(each.output)}${each.estimated ? " ≈" : ""}</td>
-        <td class="right">${count(each.runs)}</td><td class="right">${money(each.cost)}
-          ${by === "model" && !each.cost.complete && html` <${Unpriced} models=${[each.model]} />`}</td></tr>`)}<//>
+      ${sums([each], by === "model" && !each.cost.complete && html` <${Unpriced} models=${[each.model]} />`)}</tr>`)}
+    <tr><td><strong>Total${hasMore ? " of those shown" : ""}</strong></td><td></td>${sums(items)}</tr><//>
+    <p class="small soft body">All runs that are over count, failed and cancelled ones too${isInSeveral
+      ? `; a run counts at each ${by} that it asked` : ""}.</p>
     <p class="legend small soft"><span><i class="bar model"></i>in</span><span><i class="bar tool-bar"></i>out</span>
       <span>≈ partly estimated</span><span>≥ some calls have no known price${by !== "model" && html`:
         ${" "}<${Link} path=${["usage"]} query=${{ by: "model" }}>which models<//>`}</span></p>`;
@@ -86,8 +96,8 @@ function Who({ query, span, set }) {
       ${Object.entries(FILTERS).map(([name, label]) => html`<${Filter} key=${name} label=${label}
         value=${query[name] ?? ""} onChange=${(text) => set({ [name]: text })} />`)}</form></div>
     ${by === "metadata" && !key ? html`<${Empty} title="Name a key, such as customer." />`
-      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS} isSaved>${(items) => items.length
-        ? html`<${Sums} by=${by} items=${items} />`
+      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS} isSaved>${(items, _, hasMore) =>
+        items.length ? html`<${Sums} by=${by} items=${items} hasMore=${hasMore} />`
         : html`<${Empty} title="No run like that has used tokens in this time." />`}<//>`}<//>`;
 }
 

@@ -1,7 +1,7 @@
 /** What is done with many runs at once: cancel, retry, save as a file. */
 import { useState } from "preact/hooks";
 
-import { newId, post, url } from "../api.js";
+import { newId, post, url, withQuery } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { isFinal } from "../run/state.js";
@@ -46,7 +46,7 @@ export function Bulk({ path, runs, onDone }) {
     ${asked(over, "Retry", "Run them again?", all(over, "started again", retry))}
     ${runs.length === 2 && html`<${Link} class="button small" path=${["runs", ...idsOf(runs).slice(0, 1), "compare"]}
       query=${{ with: idsOf(runs)[1] }}>Compare<//>`}
-    ${runs.length ? html`<${Export} key="chosen" name="runs" label=${`Export ${count(runs.length)}`} items=${runs}
-      columns=${RUN_COLUMNS} />` : html`<${Export} key="all" name="runs" path=${path} columns=${RUN_COLUMNS} />`}
+    <${Export} name="runs" columns=${RUN_COLUMNS} ...${runs.length ? { key: "chosen", items: runs,
+      label: `Export ${count(runs.length)}` } : { key: "all", path: withQuery(path, { view: "full" }) }} />
     <span class="small soft" role="status">${said}</span></div>`;
 }

@@ -13,7 +13,9 @@ export const RUN_COLUMNS = {
   session: (run) => run.session_id,
   status: (run) => run.status,
   cause: (run) => causeOf(run.error),
-  outcome: (run) => (run.outcome?.source ? run.outcome.value : ""),
+  outcome: (run) => run.outcome?.value,
+  outcome_source: (run) => run.outcome?.source,
+  outcome_reason: (run) => run.outcome?.reason,
   made: (run) => run.created_at,
   ended: (run) => run.ended_at,
   seconds: (run) => (run.started_at && run.ended_at
@@ -22,6 +24,7 @@ export const RUN_COLUMNS = {
   tokens_out: (run) => run.usage?.output,
   cost: (run) => knownAmount(run.usage?.cost),
   currency: (run) => run.usage?.cost?.currency,
+  answer: ({ output }) => output && (typeof output === "string" ? output : JSON.stringify(output)).slice(0, 300),
 };
 
 /** A field (RFC 4180). One that a spreadsheet would compute begins with an apostrophe. */

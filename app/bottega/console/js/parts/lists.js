@@ -50,14 +50,14 @@ export function usePages(path, { of = "items", isEnough = always, ...options } =
 }
 
 /**
- * A list by pages: `children` gets all items that were asked for, and a function that reads them again. `isOver`: of
+ * A list by pages: `children` gets all items asked for, what reads them again, and whether there are more. `isOver`: of
  * an item that does not change any more; the list is not read again by itself once all are so. `isSaved`: it can be
  * saved as a file.
  */
 export function Pages({ path, what, everyMs = 0, isOver = never, isSaved = false, children }) {
   const found = usePages(path, { everyMs, ended: ({ items }) => items.length > 0 && items.every(isOver) });
   return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items,
-    found.reload)}
+    found.reload, cursor !== null)}
     ${(cursor || (isSaved && items.length > 0)) && html`<div class="body actions">
       ${cursor && html`<${Button} onClick=${found.more}>Show more<//>`}
       ${isSaved && html`<${Export} name=${what} path=${path} />`}</div>`}`}<//>`;

@@ -10,8 +10,13 @@ const lasted = (run) =>
 
 /** @typedef {import("../api.js").Schemas["RunSummary"]} RunSummary */
 
-/** What a run was worth, if anybody said so, and who did. */
-export const worth = ({ value, source }) => (source ? `${OUTCOME_WORDS[value]} (${source})` : "–");
+/** What a run was worth, and what says so: a judgement, or its status. */
+export const worth = ({ value, source }) => (source || value === "FAILURE"
+  ? `${OUTCOME_WORDS[value]} (${source ?? "status"})` : "–");
+
+/** The same with the reason, which its title has as a whole. */
+export const Worth = ({ of }) => html`<span title=${[of.value, of.reason].filter(Boolean).join(": ")}>${worth(of)}
+  ${of.reason && html` <span class="why small">${excerpt(of.reason, 60)}</span>`}</span>`;
 
 /**
  * A run by what was asked; its id, which nobody remembers, only where nothing was.
@@ -49,7 +54,7 @@ export function RunTable({ runs, chosen, onChoose }) {
       <td><${RunStatus} status=${run.status} waitsFor=${run.waiting?.reason} />
         ${run.error && html` <span class="why small bad-text" title=${run.error.message}>${causeOf(run.error)}
           </span>`}</td>
-      <td>${worth(run.outcome)}</td>
+      <td><${Worth} of=${run.outcome} /></td>
       <td class="right">${lasted(run) ?? "–"}</td>
       <td class="right">${money(run.usage?.cost)}</td>
       <td><${Time} at=${run.created_at} /></td>

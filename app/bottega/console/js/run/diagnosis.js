@@ -1,5 +1,5 @@
 /** Why a run is as it is, in one sentence made from its log by rules. Pure. */
-import { HELD_BACK, LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
+import { HELD_BACK, LABEL_SOURCES, LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
 import { ago, count, duration, excerpt } from "../format.js";
 import { isFinal } from "./state.js";
 
@@ -33,6 +33,10 @@ export function causeOf(error) {
   if (error.code?.startsWith("model_")) return `model ${didOf(error)}`;
   return RUN_ERRORS[error.code] ?? excerpt(error.message ?? error.code, 90);
 }
+
+/** How a judged run went, who said so, and why. `outcome`: as of a run. */
+export const judgedOf = ({ value, source, reason }) => `went ${{ SUCCESS: "well", PARTIAL: "partly well" }[value]
+  ?? "badly"}, by ${LABEL_SOURCES[source] ?? "its status"}${reason ? `: ${reason}` : ""}`;
 
 /** What a model did to the call that failed last and was never answered, and how often; null: there is none. */
 function failedCall(state) {

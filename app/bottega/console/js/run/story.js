@@ -11,7 +11,7 @@ import { useKeys, useReason } from "../parts/keys.js";
 import { Markdown } from "../parts/markdown.js";
 import { useWork } from "../parts/work.js";
 import { may, me } from "../person.js";
-import { alike, brokenVersion, diagnose } from "./diagnosis.js";
+import { alike, brokenVersion, diagnose, judgedOf } from "./diagnosis.js";
 import { isFinal } from "./state.js";
 
 const LOOKED_AT = 100;
@@ -89,8 +89,7 @@ export function Diagnosis({ run, state, now }) {
       class="bad-text">But ${trouble}</strong>`}</p>
     ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
-    ${run.outcome.source === "check" && run.outcome.value !== "SUCCESS" && html`<p class="bad-text">By its check it
-      went badly${run.success_check?.reason && `: ${run.success_check.reason}`}.</p>`}
+    ${run.outcome.source && html`<p title=${run.outcome.value}>It ${judgedOf(run.outcome)}</p>`}
     ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
       since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed,
         error_code: run.error?.code }}>Show them<//></p>`}
