@@ -228,7 +228,7 @@ async def test_earlier_turns_of_a_session_count(console: Console) -> None:
 
 
 async def test_what_was_looked_up_stands_beside_the_call(console: Console) -> None:
-    """The run's page has the same warnings, and the second question says why it is asked."""
+    """Check that the run's page warns too, and that the second question says why it is asked."""
     order = {"type": "client", "name": "order", "description": "Reads an order."}
     await console.define(REFUND, {**order, "parameters": {"type": "object"}})
     client = console.server.client

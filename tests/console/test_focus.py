@@ -73,15 +73,18 @@ async def test_what_was_made_is_said_and_the_form_is_empty_for_the_next(console:
 
 @pytest.mark.deep
 async def test_what_is_typed_while_a_form_is_sent_stays(console: Console) -> None:
-    page = await console.open("operations/providers")
-    await page.get_by_label("Name", exact=True).fill("spare")
-    await page.get_by_label("Address").fill("https://api.example.com/v1")
-    held = await hold(page, "**/v1/providers", "POST")
-    await page.get_by_role("button", name="Save").click()
-    await page.get_by_label("Name", exact=True).fill("other")
+    await console.define()
+    page = await console.open("operations/schedules")
+    await page.get_by_label("Name").fill("mornings")
+    await page.get_by_label("Cron").fill("0 8 * * *")
+    await page.get_by_label("Agent").fill("clerk")
+    await page.get_by_label("Question").fill("?")
+    held = await hold(page, "**/v1/schedules", "POST")
+    await page.get_by_role("button", name="Create").click()
+    await page.get_by_label("Name").fill("evenings")
     await held.let_go()
-    await expect(page.get_by_role("row").filter(has_text="spare")).to_be_visible()
-    await expect(page.get_by_label("Name", exact=True)).to_have_value("other")
+    await expect(page.get_by_role("row").filter(has_text="mornings")).to_be_visible()
+    await expect(page.get_by_label("Name")).to_have_value("evenings")
 
 
 _IS_HIDDEN = """() => {

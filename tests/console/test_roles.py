@@ -43,7 +43,7 @@ BUTTONS = {
     ("agents/clerk", "Save"): ("builder", "admin"),
     ("graphs", "Create"): ("builder", "admin"),
     ("operations/secrets", "Save"): ("builder", "admin"),
-    ("operations/providers", "Save"): ("builder", "admin"),
+    ("operations/providers", "Connect a model"): ("builder", "admin"),
     ("operations/webhooks", "Make the next one"): ("admin",),
     ("memory/reports", "Run it now"): ("admin",),
     ("runs/OVER", "Retry"): ("runner", "builder", "admin"),

@@ -84,7 +84,7 @@ async def test_three_wrong_approvals_among_23_are_denied(console: Console) -> No
 
 @pytest.mark.deep
 async def test_twenty_answers_are_rated_by_keyboard(console: Console) -> None:
-    """A good one takes a key, and a bad one a second, because the field for its reason comes."""
+    """Check that a good one takes a key, and a bad one two, as its reason is asked for."""
     await console.define()
     client = console.server.client
     console.model.decide = lambda _: text("An answer.")

@@ -1,5 +1,5 @@
 /** Which agents and models are slow now, by their own past. */
-import { get, withQuery } from "../api.js";
+import { get, url, withQuery } from "../api.js";
 import { clock, seconds } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -13,7 +13,7 @@ const AGENTS_EVERY_MS = 70_000, MODELS_EVERY_MS = 75_000, DAY_EVERY_MS = 600_000
 const MEDIANS = { agent: "duration_p50", model: "first_token_p50" };
 const at = (ms) => new Date(ms).toISOString();
 
-const useMinutes = (by, everyMs) => useData(`/v1/metrics/series#${by}`, { everyMs, from: async () => {
+const useMinutes = (by, everyMs) => useData(url`/v1/metrics/series#${by}`, { everyMs, from: async () => {
   const about = { by, step: "1m", from: at(Date.now() - MINUTES_MS) };
   const [medians, runs] = await Promise.all([MEDIANS[by], "runs"].map((metric) =>
     get(withQuery("/v1/metrics/series", { metric, ...about }))));
@@ -21,7 +21,7 @@ const useMinutes = (by, everyMs) => useData(`/v1/metrics/series#${by}`, { everyM
   return medians.series.map(({ key, points }) => ({ key, points: points.map((each, place) => ({ ...each,
     runs: numbers.get(key)?.[place]?.value ?? 0 })) }));
 } });
-const useDay = (by) => useData(`/v1/metrics/totals#${by}`, { everyMs: DAY_EVERY_MS, from: () => get(withQuery(
+const useDay = (by) => useData(url`/v1/metrics/totals#${by}`, { everyMs: DAY_EVERY_MS, from: () => get(withQuery(
   "/v1/metrics/totals", { by, from: at(Date.now() - DAY_MS), to: at(Date.now() - MINUTES_MS) })) });
 
 /** Those that are slow: `[{by, key, since, now, before}]`, models first. */
@@ -39,8 +39,9 @@ function useSlow() {
 export function SlowNow() {
   const slow = useSlow();
   return slow.length > 0 && html`<div class="note bad" role="alert"><strong>Slow now</strong>
-    <ul>${slow.map(({ by, key, since, now, before }) => html`<li key=${`${by} ${key}`}>${by === "agent" ? "Runs" : "Calls"} of <${Link}
-      path=${["health"]} query=${by === "agent" ? { agent: key, span: "1h" } : { by: "model", span: "1h" }}>${key}<//>
+    <ul>${slow.map(({ by, key, since, now, before }) => html`<li key=${`${by} ${key}`}>
+      ${by === "agent" ? "Runs" : "Calls"} of <${Link} path=${["health"]} query=${{ span: "1h",
+        ...(by === "agent" ? { agent: key } : { by }) }}>${key}<//>
       ${" "}take <strong class="bad-text">${seconds(now)}</strong>
       ${by === "model" && " to begin an answer"} ${since ? `since ${clock(since)}` : "for almost an hour or longer"}
       ${" "}(${seconds(before)} before).</li>`)}</ul></div>`;

@@ -8,7 +8,6 @@ import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
 import { Act, Confirmed, Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
-import { EvidenceTable } from "./evidence.js";
 
 const STATES = ["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"];
 const TONES = { CANDIDATE: "wait", VALIDATED: "ok", IN_REVIEW: "bad", DEPRECATED: "quiet" };
@@ -90,4 +89,17 @@ function Sources({ evidence }) {
   return html`<div class="body">${lists.map(([title, ids]) => html`<p><strong>
     ${title}:</strong> ${ids.slice(0, 20).map((id) => html`<${Link} path=${["memory", "episodes", id]}
       class="mono small">${plain(id).slice(0, 8)}…<//> `)}</p>`)}</div>`;
+}
+
+function EvidenceTable({ points, more }) {
+  if (!points.length) return html`<${Empty} title="No application has been judged yet." />`;
+  const rate = (good, n) => (n ? `${count(good)} of ${count(n)}` : "–");
+  return html`<div class="body">
+    <${Table} label="Evidence over time" head=${["When", "#Went well with it", "#Without it (control)", "#p-value"]}>
+      ${points.map((each, i) =>
+        html`<tr key=${i}><td><${Time} at=${each.at} /></td><td class="right">${rate(each.given_good, each.given)}</td>
+          <td class="right">${rate(each.others_good, each.others)}</td>
+          <td class="right">${each.p_value.toPrecision(2)}</td></tr>`)}<//>
+    ${more && html`<p class="small soft">Older applications than the 500 counted are left out.</p>`}
+  </div>`;
 }

@@ -1,19 +1,16 @@
 /** Servers of models, and whether they answer. */
-import { useState } from "preact/hooks";
-
 import { call, url } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { usePostOnce } from "../once.js";
 import { Button, Empty, Link, Panel } from "../parts/basics.js";
-import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
+import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { ServerState } from "../parts/server_state.js";
 import { go } from "../router.js";
+import { isOpen } from "../setup/model.js";
 import { ProviderForm } from "./provider_form.js";
 
-const STATES_EVERY_MS = 5000;
-const DIALECTS = ["chat", "responses", "anthropic", "gemini"];
+const STATES_EVERY_MS = 5000, PROVIDERS_EVERY_MS = 10_000;
 
 /** The tenant's own server that a model without a price may be of; null: the operator's servers answer it. */
 const serverOf = (providers, model) => providers.find(({ owner, models }) => owner === "tenant"
@@ -23,8 +20,7 @@ const serverOf = (providers, model) => providers.find(({ owner, models }) => own
 const NoServer = ({ model }) => html`<div class="note" role="status"><p>This page cannot set the price of
     ${" "}<code>${model}</code>: its server is set up by the environment of this service. Its operator adds the price,
     in US dollars for a million tokens, to the server's <code>prices</code> in <code>BOTTEGA_PROVIDERS</code>:</p>
-  <pre class="value" tabindex="0">${`"prices": {"${model}": {"input": 1, "output": 2}}`}</pre>
-  <p>Or add the model's server below, and its price there.</p></div>`;
+  <p>Or connect the model's server above, and set its price there.</p></div>`;
 
 /** The form of the provider that the address names, or of that of a model. */
 function Wanted({ query: { of, model }, providers, onDone }) {
@@ -35,18 +31,11 @@ function Wanted({ query: { of, model }, providers, onDone }) {
 
 /** `query`: `of`, a provider to change; `model`, one whose price is wanted. */
 export function Providers({ query }) {
-  const [postOnce] = usePostOnce();
   const show = (change) => go(["operations", "providers"], change, { replace: true });
-  const [version, setVersion] = useState(0);
   const states = useData("/v1/provider-health", { everyMs: STATES_EVERY_MS });
-  const make = async (form) => {
-    const { name, base_url, dialect, secret, models } = Object.fromEntries(form);
-    const listed = models.split(/[\s,]+/).filter(Boolean);
-    await postOnce("/v1/providers", { name, base_url, dialect, ...(secret && { key: { secret } }), ...(listed.length
-      && { models: listed }) });
-    setVersion((n) => n + 1);
-  };
-  return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers?view=full" what="providers">
+  return html`<${Panel} title="Providers" actions=${html`<${Button} kind="small" needs="define"
+    onClick=${() => (isOpen.value = true)}>Connect a model<//>`}>
+    <${Pages} everyMs=${PROVIDERS_EVERY_MS} path="/v1/providers?view=full" what="providers">
     ${(providers, reload) => html`${providers.length
       ? html`<${Table} label="Providers" 
         head=${["Name", "Address", "Dialect", "Key", "Limits", "Prices", "Of", "Now", ""]}>
@@ -62,13 +51,7 @@ export function Providers({ query }) {
           <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`}
             act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no provider but the server's own." />`}
-      <${Wanted} ...${{ query, providers }} onDone=${() => (show({}), reload())} />`}<//><//>
-    <${Panel} title="Add a provider" needs="define"><${Sending} label="Save" send=${make}>
-      <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required
-        placeholder="https://api.example.com/v1" /></label>
-      <label>Dialect <select name="dialect">${DIALECTS.map((each) => html`<option>${each}</option>`)}</select></label>
-      <label>Name of the secret with its key (see Secrets) <input name="secret" /></label>
-        <label>Models, if only these <input name="models" /></label><//><//>`;
+      <${Wanted} ...${{ query, providers }} onDone=${() => (show({}), reload())} />`}<//><//>`;
 }
 
 /** The models whose price is set, such as "qwen: 0.2 in, 0.6 out"; else public list prices count. */

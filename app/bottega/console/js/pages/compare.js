@@ -1,18 +1,18 @@
 /** Two runs side by side: figures, outputs, and what each agent received. */
 import { useState } from "preact/hooks";
 
-import { url, withQuery } from "../api.js";
-import { AgentDifference } from "../compare/agent.js";
-import { Choice } from "../compare/choice.js";
+import { get, url, withQuery } from "../api.js";
 import { Differences } from "../compare/figures.js";
-import { rowsOfTexts } from "../compare/rows.js";
+import { rowsOf, rowsOfTexts } from "../compare/rows.js";
 import { Sides } from "../compare/sides.js";
-import { plain } from "../format.js";
+import { linesOf } from "../compare/talk_lines.js";
+import { plain, shortId } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
-import { usePages } from "../parts/lists.js";
-import { worth } from "../parts/run_table.js";
+import { Pages, usePages } from "../parts/lists.js";
+import { titleOf, worth } from "../parts/run_table.js";
+import { Source } from "../parts/source.js";
 import { go } from "../router.js";
 import { isFinal } from "../run/state.js";
 
@@ -88,3 +88,116 @@ const Side = ({ name, run }) => html`<section class="panel side" aria-label=${na
   <p class="small soft"><span class="mono">${run.id}</span> <${Copy} text=${run.id} label="Copy id" /> made <${Time}
     at=${run.created_at} /></p>
 </section>`;
+
+const version = ({ before, after }) =>
+  before === after ? `version ${after ?? "–"}` : `version ${before ?? "–"} → ${after ?? "–"}`;
+
+/** `before` and `after`: ids of the runs; `isAsked`: the runs' first agent. */
+const AgentDifference = ({ of, before, after, isAsked }) =>
+  html`<${Panel} title=${of.agent} actions=${html`<span class="small soft">${version(of.version)}</span>`}>
+  <div class="compared">
+    <div><${Differences} of=${of} label=${`Figures of ${of.agent}`} />
+      <${Received} agent=${of.agent} items=${of.received} more=${of.received_more} /></div>
+    <div class="body"><${Output} agent=${of.agent} output=${of.output} /></div>
+  </div>
+  <${Talk} agent=${of.agent} before=${before} after=${after} isOpen=${isAsked} />
+<//>`;
+
+function Output({ agent, output }) {
+  const { before, after, diff, truncated } = output;
+  if (before === null && after === null) return html`<${Empty} title="No answer in either run." />`;
+  return html`
+    <h3>Answer ${before === after && !truncated && html`<span class="small soft">the same in both</span>`}</h3>
+    ${truncated && html`<p class="note small">Only its beginning is shown and compared.</p>`}
+    ${diff
+      ? html`<${Sides} rows=${rowsOf(diff)} label=${`Difference of the answers of ${agent}`} />`
+      : html`<pre class="value" tabindex="0" role="region" aria-label=${`Answer of ${agent} in both runs`}>
+        ${after ?? before}</pre>`}
+    ${diff && html`<details><summary class="small">Both answers in full</summary>
+      <div class="sides"><${Whole} name="Before" agent=${agent} text=${before} />
+        <${Whole} name="After" agent=${agent} text=${after} /></div></details>`}`;
+}
+
+const Whole = ({ name, agent, text }) => html`<div><h4 class="small soft">${name}</h4>
+  <pre class="value" tabindex="0" role="region" aria-label=${`${name}: the answer of ${agent}`}>${text ?? "–"}</pre>
+    </div>`;
+
+const at = ({ version: number, times }) => (side) =>
+  number[side] === null ? "–" : `version ${number[side]}${times[side] > 1 ? `, ${times[side]} times` : ""}`;
+
+const compared = ({ is_same, version: { before, after } }) =>
+  is_same ? "same" : before === null ? "only after" : after === null ? "only before" : "differs";
+
+const Received = ({ agent, items, more }) => items.length === 0 ? null : html`
+  <div class="scroll" tabindex="0" role="region" aria-label=${`What ${agent} received`}><table class="table">
+    <thead><tr><th scope="col">Received from</th><th scope="col">Before</th><th scope="col">After</th>
+      <th scope="col">Text</th></tr></thead>
+    <tbody>${items.map((each) =>
+      html`<tr key=${each.source}><th scope="row"><${Source} of=${each.source} /></th><td>${at(each)("before")}</td>
+        <td>${at(each)("after")}</td>
+      <td>${compared(each)}</td></tr>`)}</tbody></table></div>
+  ${more && html`<p class="small soft">There are more than 100 sources.</p>`}`;
+
+/** Beside the answers of models, a run's end and its waits come, whatever was asked for. */
+const LATEST = { types: "llm.completed", order: "desc", limit: 20 };
+
+/** The prompt of the last model call of an agent, and its answer, as lines; "": it made no call. */
+async function readTalk(id, agent) {
+  const { items } = await get(withQuery(url`/v1/runs/${id}/events`, { agents: agent, ...LATEST }));
+  const last = items.find(({ type }) => type === "llm.completed");
+  if (!last) return "";
+  const about = { task_id: last.task_id, call: last.data.call };
+  const prompt = await get(withQuery(url`/v1/runs/${id}/prompt`, about));
+  return linesOf([...prompt.messages, { role: "assistant", origin: "model", ...last.data.message }]);
+}
+
+/** `before` and `after`: ids of the runs. It is read once it is opened; `isOpen`: at first. */
+function Talk({ agent, before, after, isOpen: opens }) {
+  const [isOpen, setOpen] = useState(opens);
+  const found = useData(isOpen ? `${before} ${after} ${agent}` : null, {
+    from: () => Promise.all([before, after].map((id) => readTalk(id, agent))) });
+  return html`<details class="talk" open=${isOpen} onToggle=${(e) => setOpen(e.currentTarget.open)}>
+    <summary>Prompts, tool calls and arguments of ${agent}</summary>
+    ${isOpen && html`<${Loaded} from=${found} what="what was said">${([old, now]) => old || now
+      ? html`${old === now && html`<p class="small soft">The same in both.</p>`}<${Sides} rows=${rowsOfTexts(old, now)}
+        label=${`What ${agent} was told, called and said`} />`
+      : html`<${Empty} title="It called no model in either run." />`}<//>`}</details>`;
+}
+
+const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
+
+/** How another run relates to this one; those that repeat each other come first. */
+const relation = (run, each) =>
+  each.id === run.retry_of ? "this run repeats it" : each.retry_of === run.id ? "repeats this run" : "";
+
+function Choice({ run, onChoose }) {
+  const source = useData(run.retry_of && url`/v1/runs/${run.retry_of}`);
+  const [id, setId] = useState("");
+  const choose = (event) => {
+    event.preventDefault();
+    onChoose(id);
+  };
+  const alike = (each) => each.id !== run.id && each.id !== run.retry_of && each.agent === run.agent
+    && each.graph === run.graph;
+  return html`<${Panel} title=${`Compare ${shortId(run.id)} with`}>
+    <${Pages} path=${withQuery("/v1/runs", { agent: run.agent, order: "desc" })} what="runs">${(items) => {
+      const others = items.filter(alike).sort((a, b) => Number(!!relation(run, b)) - Number(!!relation(run, a)));
+      const all = [...(source.data ? [source.data] : []), ...others];
+      return all.length === 0
+        ? html`<${Empty} title="There is no other run of it among the latest.">
+          <p>Run it again, or enter the id of any run.</p><//>`
+        : html`<ul class="rows">${all.map((each) => html`<li key=${each.id}><div class="actions">
+            <${Button} kind="small" onClick=${() => onChoose(each.id)}
+              aria-label=${`Compare with ${each.id}`}>Compare<//>
+            <span>${titleOf(each, 80)}</span> <${Status} value=${each.status} /> <span class="small soft">
+              ${[worth(each.outcome), each.version && `version ${each.version}`].filter(Boolean).join(" · ")} · made
+              ${" "}<${Time} at=${each.created_at} /></span>
+            ${relation(run, each) && html`<strong class="small">${relation(run, each)}</strong>`}</div></li>`)}</ul>`;
+    }}<//>
+    <form class="body filters" onSubmit=${choose}>
+      <label class="grow">Id of a
+        run <input class="mono" value=${id} onInput=${(e) => setId(e.target.value.trim().toLowerCase())} /></label>
+      <button class="button" disabled=${!UUID.test(id) || id === run.id}>Compare</button>
+    </form>
+  <//>`;
+}

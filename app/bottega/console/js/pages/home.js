@@ -1,9 +1,9 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
 import { useEffect, useRef } from "preact/hooks";
 
-import { withQuery } from "../api.js";
-import { count, excerpt, money, tokens } from "../format.js";
-import { Broken } from "../health/broken.js";
+import { get, url, withQuery } from "../api.js";
+import { brokenOf } from "../figures/rates.js";
+import { clock, count, excerpt, money, tokens } from "../format.js";
 import { holdersOf, modelWaits, queueTrouble } from "../health/queue.js";
 import { SlowNow } from "../health/slow_now.js";
 import { html } from "../html.js";
@@ -12,6 +12,7 @@ import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { pending } from "../parts/pending.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
+import { timesOf } from "../parts/series.js";
 import { ModelWaits, waitingForModel } from "../parts/waits.js";
 import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
@@ -20,7 +21,7 @@ import { causeOf, judgedOf } from "../run/diagnosis.js";
 import { NextSteps } from "../setup/next.js";
 
 const EVERY_MS = 5000, SCHEDULER_EVERY_MS = 10_000, COUNTS_EVERY_MS = 30_000, BAD_EVERY_MS = 60_000;
-const DAY_MS = 86_400_000;
+const BROKEN_EVERY_MS = 65_000, DAY_MS = 86_400_000;
 /** What the demo calls its own agents, and the team that it starts first. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
   input: "Build a todo app." } };
@@ -157,4 +158,22 @@ function Demo() {
   const start = () => work(() => follow(postOnce("/v1/runs", DEMO.run), ({ id }) => ["runs", id]));
   return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>
     ${error && html`<${Failure} error=${error} />`}`;
+}
+
+function Broken() {
+  const found = useData("/v1/metrics/outcomes", { everyMs: BROKEN_EVERY_MS,
+    from: (path) => get(withQuery(path, { by: "version", ...timesOf("7d") })) });
+  return brokenOf(found.data?.items ?? []).map((each) => html`<${One} key=${each.agent} ...${each} />`);
+}
+
+/** "clerk version 5: 0 of 21 good, version 4: 101 of 104; stored 06:43." Nothing, once a newer version is stored. */
+function One({ agent, after, before }) {
+  const versions = useData(url`/v1/agents/${agent}/versions?order=desc&limit=1`);
+  const newest = versions.data?.items[0];
+  if (versions.loading || (newest && newest.version !== after.number)) return null; // of a graph there is none
+  return html`<p class="note bad" role="alert"><strong>${agent} version ${after.number}: ${count(after.good)} of ${
+    count(after.runs)} good, version ${before.number}: ${count(before.good)} of ${count(before.runs)}</strong>${newest
+    && `; stored ${clock(newest.created_at)}`}. <${Link} path=${["health"]} query=${{ agent, span: "7d" }}>Both versions
+    in figures<//>${newest && html` <${Link} path=${["agents", agent]} query=${{ tab: "versions" }}>What changed<//>`}
+  </p>`;
 }

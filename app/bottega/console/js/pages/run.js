@@ -3,31 +3,29 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, ROOT, url } from "../api.js";
 import { LINK_STATES, RETRY_HELP } from "../en.js";
-import { count, duration, excerpt, money, tokens } from "../format.js";
+import { count, duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import {
-  Button, Copy, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs, Time,
-} from "../parts/basics.js";
+import { Button, Copy, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs,
+  Time } from "../parts/basics.js";
 import { useChecks, useOthers } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { Unpriced } from "../parts/unpriced.js";
 import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
+import { follow, go, useTitle } from "../router.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
 import { EventList } from "../run/events.js";
 import { Flows } from "../run/flows.js";
 import { Graph, skippedOf } from "../run/graph.js";
 import { Playback } from "../run/playback.js";
 import { isFinal } from "../run/state.js";
-import { Steer } from "../run/steer.js";
 import { Answer, Diagnosis, Question, textOf } from "../run/story.js";
 import { TaskDetail } from "../run/task.js";
 import { Timeline } from "../run/timeline.js";
 import { useRunState } from "../run/use_run.js";
-import { follow, go, useTitle } from "../router.js";
 
 const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
 
@@ -243,5 +241,34 @@ function Changed({ run, onClose }) {
       <div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start<//>
         <${Button} onClick=${onClose}>Cancel<//></div>
     </form>
+  <//>`;
+}
+
+function Steer({ run, state, moves }) {
+  const [postOnce] = usePostOnce();
+  const [text, setText] = useState("");
+  const [sent, setSent] = useState({});
+  const { busy, error, work } = useWork();
+  const takes = moves && run.mode !== "dag" && may("run");
+  // A message that was just sent comes into the log a little later.
+  const known = new Set(state.messages.map((each) => each.id));
+  const coming = Object.keys(sent).filter((id) => !known.has(id)).map((id) => ({ id, delivered: false }));
+  const messages = [...state.messages, ...coming];
+  if (!takes && !messages.length) return null;
+  const send = instead(() => work(async () => {
+    const { message_id: id } = await postOnce(url`/v1/runs/${run.id}/messages`, { content: text.trim() });
+    setSent((old) => ({ ...old, [id]: text.trim() }));
+    setText((now) => (now === text ? "" : now)); // what was typed meanwhile stays
+  }));
+  return html`<${Panel} title="Messages during the run">
+    ${messages.length > 0 && html`<ul class="rows">${messages.map((each) => html`<li key=${each.id}>
+      <pre class="text">${plain(each.content) || sent[each.id] || "A message"}</pre>
+      <p class="small soft">${each.delivered ? `read by ${run.agent}`
+        : "not read yet: it comes before the next model call"}</p></li>`)}</ul>`}
+    ${takes && html`<form class="body filters" onSubmit=${send}>
+      <label class="grow">Tell ${run.agent} something <input value=${text} onInput=${(e) => setText(e.target.value)} />
+        </label>
+      <${Button} type="submit" busy=${busy} disabled=${!text.trim()}>Tell it<//></form>`}
+    ${error && html`<p class="bad-text small" role="alert">${error.message}</p>`}
   <//>`;
 }

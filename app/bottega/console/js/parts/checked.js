@@ -39,7 +39,7 @@ export function useOthers(everyMs) {
 /** What is known of a call, among it `facts` and `asking` for `Decision`. `others`: of `useOthers`. */
 export function useChecks(asked, others) {
   const from = () => Promise.all([readTalk(asked), readResults(asked)]);
-  const talk = useData(`what was before ${asked.id}`, { from });
+  const talk = useData(url`what was before ${asked.id}`, { from });
   const [{ said, text }, results] = talk.data ?? [{ said: [], text: null }, []];
   const isLost = talk.error && !talk.retries && !talk.data;
   const facts = others && (talk.data || isLost)

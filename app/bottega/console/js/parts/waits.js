@@ -10,6 +10,6 @@ export const waitingForModel = (agent) => ({ waiting_for: "model", agent });
 export function ModelWaits({ scheduler, agent }) {
   const waits = modelWaits(scheduler.data?.waiting ?? [], agent);
   return waits && html`<p class="note bad" role="alert">${waits.text} Of these runs the first waits since <${Time}
-    at=${waits.since} />. <${Link} path=${["runs"]} query=${waitingForModel(agent)}>Runs that wait for a model<//> <${Link}
-    path=${["operations", "providers"]}>Model servers<//></p>`;
+    at=${waits.since} />. <${Link} path=${["runs"]} query=${waitingForModel(agent)}>Runs that wait for a model<//>
+    ${" "}<${Link} path=${["operations", "providers"]}>Model servers<//></p>`;
 }
