@@ -101,6 +101,9 @@ async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     users.append(await current(page, but=users))
     await page.keyboard.press("k")
     await expect(page.locator(".inbox .chosen")).to_contain_text(users[0])
+    for place in (2, 0):  # anywhere in a row
+        await page.locator(".inbox li").nth(place).click()
+        await expect(page.locator(".inbox li").nth(place)).to_have_class("chosen")
     await takes_keys(page)
     await page.keyboard.press("a")
     await page.keyboard.press("a")  # an impatient one decides nothing more
