@@ -123,12 +123,12 @@ async def test_a_condition_is_edited_and_a_skipped_node_says_why(console: Consol
     run = (await console.server.client.post("/v1/runs?wait=30", json=body)).json()
     assert run["stop_reason"] == "no_output"
     page = await console.open(f"runs/{run['id']}")
-    told = 'second was skipped: first → second is taken only if output eq "no".'
+    told = 'second and third were skipped: first → second is taken only if output eq "no"; '
     await expect(page.get_by_text(told)).to_be_visible()
     await expect(page.locator(".head")).to_contain_text(re.compile(r"version 2.*model default/"))
     await page.get_by_role("tab", name="Graph").click()
     await expect(page.get_by_text("the condition on first does not hold")).to_be_visible()
-    await expect(page.locator(".canvas .edge.untaken")).to_have_count(1)
+    await expect(page.locator(".canvas .edge.untaken")).to_have_count(2)
     await expect(page.locator(".canvas .edge-label")).to_have_text('output eq "no"')
     await expect(page.get_by_role("button", name="second: skipped")).to_be_visible()
 
