@@ -295,7 +295,7 @@ def _lease(
     models: "ModelServices",
 ) -> "tuple[WorkerLease, queue.RunClaimer]":
     """Return the lease, which reports this worker's runs, and the claimer of runs."""
-    from bottega.engine.claim import ClaimReader
+    from bottega.engine.claim import ClaimedRun, ClaimReader
     from bottega.engine.workers import WorkerLease
 
     settings, pool = service.settings, service.database.pool
@@ -303,7 +303,15 @@ def _lease(
     def places() -> int:  # a run that awaits other runs needs no place
         return settings.worker_concurrency + runtime.children.resting()
 
-    claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), executor.execute, places)
+    async def execute(run: ClaimedRun) -> bool:
+        service.listener.need(is_needed=True)  # its run must learn of changed secrets at once
+        return await executor.execute(run)
+
+    def listen(is_next: bool) -> None:
+        needed = is_next or service.serving or bool(executor.under_way())
+        service.listener.need(is_needed=needed)
+
+    claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), execute, places)
     lease = WorkerLease(
         worker_id,
         executor,
@@ -311,7 +319,7 @@ def _lease(
         places=places,
         load=lambda: runtime.load(len(executor.under_way())).with_models(models.calls()),
         begin=lambda: claimer.notice(None),
-        listen=lambda is_next: service.listener.need(is_needed=is_next or service.serving),
+        listen=listen,
     )
     return lease, claimer
 

@@ -155,7 +155,8 @@ class Database:
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.
-        pool_turns, engine_turns: turns of the tenants on the two.
+        turns: turns of the tenants for statements that may take long.
+        commits: turns of the tenants for short statements, which wait for their commits.
         patience_s: longest wait for a connection, in seconds.
         trust: state shared by all connections to this database.
         storage: state of the database's disk.
@@ -165,8 +166,8 @@ class Database:
     limits: Mapping[str, int | None]
     engine: AsyncEngine
     pool: asyncpg.Pool
-    pool_turns: TenantTurns
-    engine_turns: TenantTurns
+    turns: TenantTurns
+    commits: TenantTurns
     patience_s: float
     trust: ConnectionGeneration
     storage: Storage = field(default_factory=Storage)
@@ -178,7 +179,7 @@ class Database:
         Raises:
             TimeoutError: the wait for a turn or a connection was too long.
         """
-        async with self.engine_turns.turn(tenant_id), self.engine.begin() as connection:
+        async with self.turns.turn(tenant_id), self.engine.begin() as connection:
             await act_as(connection, tenant_id)
             yield connection
 
@@ -190,7 +191,7 @@ class Database:
         Raises:
             TimeoutError: the wait was too long.
         """
-        return self.pool_turns.turn(tenant_id)
+        return self.turns.turn(tenant_id)
 
     async def has_room(self) -> bool:
         """Return true if the disk has space; after a failed write, make a test write."""
@@ -313,7 +314,7 @@ async def open_database(
             :class:`PooledSession`.
         pool_size: most connections of the pool.
         engine_size: most connections of the engine; ``None``: ``pool_size``. A tenant may use half
-            of the engine's and two thirds of the pool's at a time, but at least one.
+            of them at a time, and two thirds of the pool's for short statements.
         idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
 
@@ -344,8 +345,9 @@ async def open_database(
         trust.pool = trust.signals.pool = pool
         metrics.refreshers[engine] = partial(count_connections, engine, pool)
         try:
-            turns = [TenantTurns(each, patience_s) for each in (pool_size * 2 // 3, of_engine // 2)]
-            yield Database(url, limits, engine, pool, turns[0], turns[1], patience_s, trust)
+            few = TenantTurns(max(of_engine // 2, min(2, pool_size - 1)), patience_s)
+            many = TenantTurns(pool_size * 2 // 3, patience_s)
+            yield Database(url, limits, engine, pool, few, many, patience_s, trust)
         finally:
             await trust.signals.sent()
             trust.signals.pool = None

@@ -2,7 +2,7 @@
 
 A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
 connection of the database, even if the connection does not listen on its channel. For the same
-reason, a worker does not listen while no signal would name it: its subscribers poll.
+reason, an idle worker does not listen while no signal would name it: its subscribers poll.
 
 A wake-up tells other processes that a run has news. :class:`Notifier` sends wake-ups, and
 :class:`WakeupFeed` receives them. They are only hints; the log has the facts.

@@ -92,7 +92,7 @@ async def start_run(
                     driver = await driver_of(tx)
                     return await submitting.submit(driver, service.pins, tenant, new, once, limits)
             async with (
-                database.turn(tenant),
+                database.commits.turn(tenant),
                 database.pool.acquire(timeout=database.patience_s) as connection,
             ):
                 return await submitting.submit(connection, service.pins, tenant, new, once, limits)

@@ -10,7 +10,7 @@ END $$;
 
 -- Return the (at most four) workers that get the next runs, in order. A worker is filled to half of
 -- its places (by its last report) before the next worker, because it stores steps of runs together.
--- Only these workers listen, because PostgreSQL wakes all listening sessions at each NOTIFY.
+-- No other idle worker listens, because PostgreSQL wakes all listening sessions at each NOTIFY.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_workers(p_except uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, is_common boolean)
