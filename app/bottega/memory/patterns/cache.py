@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -19,7 +18,7 @@ import asyncpg
 from cachetools import LRUCache
 
 from bottega import metrics
-from bottega.clock import Clock, monotonic
+from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.events.listener import NotifyListener
@@ -44,8 +43,6 @@ from bottega.memory.patterns.store import (
 
 MOST_KEPT = 100_000
 """Most patterns in all matchers of a process; the least recently used matcher is dropped first."""
-_BELIEVED_S = 2.0
-"""Seconds for which a matcher is used after reading while this process does not listen."""
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
 _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 
@@ -61,11 +58,6 @@ _apart = ThreadPoolExecutor(2, "patterns")
 """Threads for long searches; each tenant has one search at a time."""
 
 
-class _Known(NamedTuple):
-    matcher: Matcher
-    read_at: float
-
-
 @dataclass(frozen=True)
 class PatternCache:
     """The patterns of all tenants. :meth:`store` changes them, in a transaction of the tenant."""
@@ -73,9 +65,9 @@ class PatternCache:
     pool: asyncpg.Pool
     listener: NotifyListener
     clock: Clock
-    _matchers: LRUCache[UUID, _Known] = field(
+    _matchers: LRUCache[UUID, Matcher] = field(
         default_factory=lambda: LRUCache(
-            MOST_KEPT, lambda known: min(MOST_KEPT, 1 + len(known.matcher))
+            MOST_KEPT, lambda matcher: min(MOST_KEPT, 1 + len(matcher))
         )
     )
     _loading: set[UUID] = field(default_factory=set)  # tenants without a change since loading began
@@ -215,19 +207,15 @@ class PatternCache:
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
-            known = self._matchers.get(tenant_id)
-            if known is not None and (
-                self.listener.hears(CHANNEL) or monotonic() - known.read_at < _BELIEVED_S
-            ):
+            if tenant_id in self._matchers and self.listener.hears(CHANNEL):
                 metrics.cache_hits.labels("matchers").inc()
-                return known.matcher
+                return self._matchers[tenant_id]
             self._loading.add(tenant_id)
-            read_at = monotonic()
             async with acting_as(self.pool, tenant_id) as connection:
                 found = await connection.fetch(_LIVE, tenant_id)
             matcher = await asyncio.to_thread(lambda: Matcher(map(from_row, found)))
             if tenant_id in self._loading:
-                self._matchers[tenant_id] = _Known(matcher, read_at)
+                self._matchers[tenant_id] = matcher
             return matcher
 
     async def validate(
