@@ -48,8 +48,11 @@ def create_app(
     async def completions(request: Request) -> ASGIApp:
         try:
             body = from_json(await request.body())
-        except ValueError as invalid:
-            return Response(error(str(invalid)), 400, media_type="application/json")
+            if not all("role" in each for each in body["messages"]):
+                raise ValueError("a message has no role")
+        except (ValueError, TypeError, LookupError) as invalid:
+            message = f"this is no request for chat completions: {invalid}"
+            return Response(error(message), 400, media_type="application/json")
         answer = decide(body)
         await asyncio.sleep(latency_s)
         return response(answer, body, token_delay_s) if isinstance(answer, Answer) else answer
