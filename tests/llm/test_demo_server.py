@@ -65,8 +65,20 @@ async def test_usage_is_sent_only_on_request(model: FakeModel, http: httpx2.Asyn
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("content", [b"{oops", b"\xff\xfe", b"[" * 5000])
-async def test_text_that_is_no_json_is_refused_in_openai_form(
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{oops",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b"1",
+        b"{}",
+        b'{"messages": 1}',
+        b'{"messages": [1]}',
+        b'{"messages": [{}]}',
+    ],
+)
+async def test_what_is_no_chat_is_refused_in_openai_form(
     model: FakeModel, http: httpx2.AsyncClient, content: bytes
 ) -> None:
     answer = await http.post("/chat/completions", content=content)
