@@ -1,19 +1,25 @@
 """Focus after a button has acted, which people see or hear."""
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
 from tests.console.conftest import Console
 from tests.console.held import hold
 
 
-async def test_a_button_at_work_keeps_the_focus_and_acts_once(console: Console) -> None:
-    await console.define()
+async def filled(console: Console) -> Page:
+    """Open the schedules, and fill the form of a new one."""
     page = await console.open("operations/schedules")
     await page.get_by_label("Name").fill("mornings")
     await page.get_by_label("Cron").fill("0 8 * * *")
     await page.get_by_label("Agent").fill("clerk")
     await page.get_by_label("Question").fill("?")
+    return page
+
+
+async def test_a_button_at_work_keeps_the_focus_and_acts_once(console: Console) -> None:
+    await console.define()
+    page = await filled(console)
     held = await hold(page, "**/v1/schedules", "POST")
     make = page.get_by_role("button", name="Create")
     await make.press("Enter")
@@ -54,12 +60,8 @@ async def test_a_question_has_the_focus_while_it_is_asked(console: Console) -> N
 @pytest.mark.deep
 async def test_what_was_made_is_said_and_the_form_is_empty_for_the_next(console: Console) -> None:
     await console.define()
-    page = await console.open("operations/schedules")
+    page = await filled(console)
     name = page.get_by_label("Name")
-    await name.fill("mornings")
-    await page.get_by_label("Cron").fill("0 8 * * *")
-    await page.get_by_label("Agent").fill("clerk")
-    await page.get_by_label("Question").fill("?")
     held = await hold(page, "**/v1/schedules", "POST")
     await page.get_by_role("button", name="Create").click()
     await held.let_go()
@@ -74,11 +76,7 @@ async def test_what_was_made_is_said_and_the_form_is_empty_for_the_next(console:
 @pytest.mark.deep
 async def test_what_is_typed_while_a_form_is_sent_stays(console: Console) -> None:
     await console.define()
-    page = await console.open("operations/schedules")
-    await page.get_by_label("Name").fill("mornings")
-    await page.get_by_label("Cron").fill("0 8 * * *")
-    await page.get_by_label("Agent").fill("clerk")
-    await page.get_by_label("Question").fill("?")
+    page = await filled(console)
     held = await hold(page, "**/v1/schedules", "POST")
     await page.get_by_role("button", name="Create").click()
     await page.get_by_label("Name").fill("evenings")
