@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,6 +13,8 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
+from bottega.container import open_service
+from bottega.db.signals import DUE
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import FencedError
 from bottega.settings import Settings
@@ -23,9 +26,12 @@ from tests.flows.test_resume import final
 from tests.processes import command
 from tests.service import running
 from tests.steps import append
+from tests.team import define, start
 from tests.waiting import until
 
 TAKEOVER_S = 1.5
+_REPORTED = "SELECT seen_at FROM workers WHERE cardinality(runs) > 0"
+"""Time of the last report of a run under way."""
 
 BUSY = """
 import time
@@ -225,3 +231,30 @@ async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, databas
             await store("warning", "llm.started")
         page = (await bottega.client.get(f"/v1/runs/{run_id}/events")).json()["items"]
     assert [event["type"] for event in page[2:]] == ["warning", "warning"]
+
+
+async def test_a_worker_listens_while_it_holds_runs_or_gets_the_next(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(update={"openai_base_url": model.base_url, "lease_s": 1.0})
+    finish = asyncio.Event()
+    model.script(gated(finish, text("done")))
+    async with (
+        running(configured, database_url) as api,
+        open_service(configured, database_url, api=False, worker=True) as worker,
+    ):
+        listens = partial(worker.listener.hears, DUE)
+        await until(listens)
+        for number in range(4):  # they get the next runs, and do not claim them
+            await report(api.owner, UUID(int=number))
+        await until(lambda: not listens())
+        await define(api.client)
+        run_id = await start(api.client)
+        await model.received(1)
+        await until(listens)
+        first = await until(lambda: api.owner.fetchval(_REPORTED))
+        await until(lambda: api.owner.fetchval(_REPORTED), lambda at: at > first)
+        assert listens()
+        finish.set()
+        assert (await api.watch(run_id))[-1]["type"] == "run.completed"
+        await until(lambda: not listens())
