@@ -1,4 +1,4 @@
-"""The agent: a system message, a history, tools, hooks.
+"""The agent class and its factory. An agent has a system message, a history, tools and hooks.
 
 The constructor checks the types of its arguments at run time, because many programs use no type
 checker.
@@ -65,10 +65,10 @@ _PARTS: Mapping[str, tuple[_Fits, str]] = {
 
 
 def refuse_wrong_parts(**parts: object) -> None:
-    """Check the types of an agent's arguments, given by name; ``None`` is always accepted.
+    """Check the types of an agent's constructor arguments; accept ``None`` for each argument.
 
     Raises:
-        TypeError: an argument has a wrong type. The text says what to write.
+        TypeError: an argument has a wrong type. The error text names the right type.
     """
     for name, value in parts.items():
         fits, what = _PARTS[name]
@@ -81,7 +81,8 @@ def refuse_no_tool(value: object) -> None:
     """Check that a value is a tool, or a class of tools.
 
     Raises:
-        TypeError: the value is neither. The text says how to make it a tool.
+        TypeError: the value is neither a tool nor a class of tools. The error text says how to
+            write a tool.
     """
     if not (
         isinstance(value, ToolBase) or (isinstance(value, type) and issubclass(value, ToolBase))
@@ -103,24 +104,25 @@ _claiming = threading.Lock()
 
 
 class BaseAgent:
-    """An agent: calls a model, and the tools that the model asks for, until it has an answer.
+    """Agent that calls a model, and the tools that the model requests, until the model answers.
 
     Args:
-        provider: client of the model; ``None``: the client set by :func:`set_default_provider`.
+        provider: client of the model; by default the client set by :func:`set_default_provider`.
         agent_name: defaults to the class's name.
         description: the agent's abilities. The model of a parent agent reads this text.
         max_iterations: limit of model calls per query.
         tool_policy: tool calls required before an answer is accepted.
         exit_on_success: names of tools whose success ends the query with their result.
-        agent_comment: true: the model reads the tool results and then answers; false: the tool
-            results are the answer.
+        agent_comment: if true, the model reads the tool results and then answers; if false, the
+            tool results are the answer.
         on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the
             rest, ``fail`` fails the query, ``accept`` takes the text as the answer.
-        params: parameters of the agent's model calls; ``None``: the model's defaults.
-        tool_choice_scope: model calls of a query to which ``params.tool_choice`` applies:
-            ``first`` or ``all``.
-        output_schema: JSON Schema of the agent's answers. The agent sends an invalid answer back
-            to the model at most twice. Then the query fails with ``output_invalid``.
+        params: parameters of the agent's model calls; by default the model's own values.
+        tool_choice_scope: the model calls of a query that use ``params.tool_choice``: ``first`` or
+            ``all``.
+        output_schema: JSON Schema of the agent's answers. The agent sends an invalid answer back to
+            the model at most twice. After a third invalid answer the query fails with
+            ``output_invalid``.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -128,13 +130,14 @@ class BaseAgent:
 
     Attributes:
         conversation_history: the live history; starts with the system message.
-        first_history: the history before the first query; ``None`` until that query begins.
+        first_history: the history before the first query, or ``None`` until the first query begins.
         hooks: hooks by event. An event without hooks has no entry.
-        memory_graph, agent_id: the shared memory, and the agent's name in it; ``None`` if the agent
-            has no shared memory.
+        memory_graph, agent_id: the shared memory and the agent's name there, or ``None`` if the
+            agent has no shared memory.
         output: the validated schema of the agent's answers.
-        recall: adds publications of indirect ancestors; needs ``memory_graph`` and ``agent_id``.
-        memory: selects the messages of the history that a prompt has. Copies of the agent have no
+        recall: adds publications of indirect ancestors to the prompt; needs ``memory_graph`` and
+            ``agent_id``.
+        memory: selects the messages of the history for each prompt. Copies of the agent have no
             memory.
         usage: usage of all queries, sub-agents included.
     """
@@ -241,7 +244,8 @@ class BaseAgent:
         """Add another agent as a tool; see :class:`SubAgentWrapper`.
 
         Raises:
-            CycleError: ``agent`` is this agent, or has it as a direct or indirect sub-agent.
+            CycleError: ``agent`` is this agent, or has this agent as a direct or indirect
+                sub-agent.
         """
         if path := agent.path_to(self):
             names = [member.agent_id or member.agent_name for member in (self, *path)]
@@ -255,7 +259,7 @@ class BaseAgent:
         return [agent for agent in agents if isinstance(agent, BaseAgent)]
 
     def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
-        """Return the path of sub-agents from this agent to ``other``; ``[]``: no path."""
+        """Return the path of sub-agents from this agent to ``other``, or ``[]`` without a path."""
         passed = set() if passed is None else passed
         if self is other:
             return [self]
@@ -302,7 +306,7 @@ class BaseAgent:
         """Run :meth:`execute_query_async` in a new event loop.
 
         Raises:
-            RuntimeError: called inside a running event loop.
+            RuntimeError: an event loop already runs in this thread.
         """
         try:
             asyncio.get_running_loop()
@@ -320,20 +324,20 @@ class BaseAgent:
         recorder: Recorder | None = None,
         caller: Caller | None = None,
     ) -> AssistantResponse:
-        """Answer a query. An agent runs one query at a time; its copies run side by side.
+        """Answer a query. An agent runs one query at a time; copies of an agent run concurrently.
 
         Args:
             query: a text, or messages of one or several turns. The last message is a
                 ``HumanMessage``, or the result of a tool call after the last ``HumanMessage``.
             recorder: observes the query; a sub-agent uses its parent's recorder.
-            caller: tenant, end user and session of the query; tools read them in their
-                :class:`ToolContext`. ``None``: the recorder's caller.
+            caller: tenant, end user and session of the query; tools read the caller in their
+                :class:`ToolContext`. The default is the recorder's caller.
 
         Raises:
-            AgentBusyError: another query of this agent is not over.
-            InvalidQueryError: the query is neither a text nor messages of this form.
-            NoProviderError: the agent has no provider and no default is set.
-            HookContractError, HistoryError: a bug in code around the agent.
+            AgentBusyError: another query of this agent is still running.
+            InvalidQueryError: the query is neither a text nor a list of messages of the form above.
+            NoProviderError: the agent has no provider, and the program has set no default provider.
+            HookContractError, HistoryError: a hook or other code around the agent has a bug.
             Exception: any error of the recorder, except ``ModelError``.
         """
         given, messages = split_turns(query_messages(query))
@@ -358,17 +362,16 @@ class BaseAgent:
         most_waiting: int = 100,
         caller: Caller | None = None,
     ) -> AsyncGenerator[QueryEvent, None]:
-        """Answer a query, and yield its events while it runs; the last is ``QueryAnswered``.
+        """Answer a query and yield its events while it runs; the last event is ``QueryAnswered``.
 
-        The query starts when the reader asks for the first event, and waits for a slow reader.
-        Closing the generator cancels the query. ``aclose()`` closes it, and so does ``break`` out
-        of ``async for`` if nothing else refers to the generator.
+        The query starts when the reader requests the first event. The query waits for a slow
+        reader. Closing the generator cancels the query. ``aclose()`` closes the generator, and so
+        does ``break`` in ``async for`` if the program has no other reference to the generator.
 
         Args:
-            query: as for :meth:`execute_query_async`. Reading the events raises the errors of that
-                method.
-            most_waiting: number of unread events at which the query waits, at least 1.
-            caller: as for :meth:`execute_query_async`.
+            query: see :meth:`execute_query_async`. The generator raises the errors of that method.
+            most_waiting: number of unread events (at least 1) at which the query pauses.
+            caller: see :meth:`execute_query_async`.
 
         Raises:
             InvalidInputError: ``most_waiting`` is below 1.
@@ -387,7 +390,7 @@ class BaseAgent:
         """Mark the agent as busy during one query.
 
         Raises:
-            AgentBusyError: another query of this agent is not over.
+            AgentBusyError: another query of this agent is still running.
         """
         with _claiming:  # queries may come from several threads
             if self._is_busy:
@@ -440,7 +443,7 @@ class AgentFactory:
         self._graph: SharedMemoryGraph | None = None
 
     def with_memory_graph(self, graph: SharedMemoryGraph) -> Self:
-        """Set the shared memory of all agents created from now on."""
+        """Set the shared memory of all agents that the factory creates later."""
         self._graph = graph
         return self
 
@@ -479,8 +482,8 @@ class AgentFactory:
         """Create an agent with its sub-agents.
 
         Args:
-            subagents: agents, or registered names; a new agent is created for each name.
-            subagent_config: constructor arguments by name, for those new sub-agents.
+            subagents: agents, or registered names. The factory creates a new agent for each name.
+            subagent_config: constructor arguments of these new sub-agents, by registered name.
             overrides: constructor arguments of the agent itself.
 
         Raises:
@@ -568,7 +571,7 @@ def refuse_circle(
     """Check that no agent is its own sub-agent, or a sub-agent of an agent with the same id.
 
     Raises:
-        CycleError: such an agent exists.
+        CycleError: an agent is its own sub-agent, or has the id of an agent above it.
     """
     checked = set() if checked is None else checked
     line = (*above, agent)

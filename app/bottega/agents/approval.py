@@ -1,4 +1,4 @@
-"""Tool calls that wait for people: for an approval, an answer, or a client's result. Pure."""
+"""Tool calls that wait for a person's approval or answer, or for a client's result. Pure."""
 
 import json
 import re
@@ -22,10 +22,10 @@ class Approval:
     """A rule for the calls of a tool.
 
     Attributes:
-        when: condition on the arguments; ``None``: every call needs an approval.
-        why: the reason that people read; ``None``: they read the condition.
-        confirm_above: threshold by feature. A person who approves a call must confirm the approval
-            once more if an argument exceeds its threshold.
+        when: condition on the arguments. Without a condition, every call needs an approval.
+        why: the reason that people read, by default the condition.
+        confirm_above: threshold by the path of an argument. If an argument exceeds its threshold, a
+            person must confirm the approval once more.
     """
 
     when: Condition | None = None
@@ -33,9 +33,10 @@ class Approval:
     confirm_above: Mapping[str, float] | None = None
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return the reason why a call needs an approval; ``None``: the call needs none.
+        """Return the reason why a call needs an approval, or ``None`` if the call needs none.
 
-        A call also needs an approval if the condition cannot compare an argument's type of value.
+        A call also needs an approval if the condition cannot compare an argument because of its
+        type.
         """
         if self.when is None:
             return self.why or "always"
@@ -87,7 +88,7 @@ def _check_thresholds(thresholds: Any) -> None:
 
 
 def approval_of(approval: Any, why: str | None = None) -> Approval | None:
-    """Convert a valid rule from JSON; ``None``: the rule is ``never``."""
+    """Convert a valid rule from JSON; return ``None`` for the rule ``never``."""
     if approval in (None, "never"):
         return None
     if approval == "always":
@@ -110,7 +111,7 @@ def _value(arguments: Mapping[str, Any], feature: str) -> Any:
 
 
 EXPIRES_S = 604_800.0
-"""Seconds after which a call that nobody decided on is denied."""
+"""Seconds after which a call without a decision is denied."""
 EDITED = "(arguments edited by a person)"
 
 Kind = Literal["approval", "question", "client_tool"]
@@ -118,18 +119,18 @@ Kind = Literal["approval", "question", "client_tool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """A request to people that a tool call or a graph's node waits for.
+    """Request to people. A tool call or a graph's node waits for the answer.
 
     Attributes:
-        question: text that people read; only of the kind ``question``.
+        question: text that people read, if the kind is ``question``.
         schema: JSON Schema of the answer, or of the arguments that people may edit.
         reason: why an approval is needed.
         confirm_above: see :class:`Approval`.
-        server: the MCP server that asks; ``None``: the agent asks.
-        node: the node of a graph that asks; ``None``: a tool call asks.
+        server: the MCP server that asks, or ``None`` if the agent asks.
+        node: the node of a graph that asks, or ``None`` if a tool call asks.
         who: group of people who may answer a node: ``run``, ``approve`` or ``user``.
-        number: number of the question among those that the running tool asks, from 1; 0: the tool
-            does not run yet.
+        number: number of the question within the running tool, from 1. The number is 0 before the
+            tool runs.
     """
 
     kind: Kind
@@ -157,12 +158,12 @@ class Resolution:
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """The arguments as a person edited them; ``None``: nobody edited them."""
+        """The arguments that a person edited, or ``None`` if nobody edited them."""
         edited = self.said.get("arguments")
         return dict(edited) if isinstance(edited, Mapping) else None
 
     def result(self, call: ToolCall) -> ToolResult | None:
-        """Return the call's result; ``None``: people approved the call, so the tool must run."""
+        """Return the call's result, or ``None`` if people approved the call: the tool must run."""
         said = self.said
         if said.get("decision") == "approve":
             return None
@@ -175,7 +176,7 @@ class Resolution:
 
 
 def as_edited(result: ToolResult) -> ToolResult:
-    """Add to a result a note for the model: a person has edited the arguments of the call."""
+    """Add a note for the model to a result: a person has edited the arguments of the call."""
     if result.error is not None:
         return result.model_copy(update={"error": f"{EDITED}\n{result.error}"})
     return result.model_copy(update={"result": f"{EDITED}\n{result.text}"})

@@ -53,14 +53,14 @@ class ToolArguments:
 
     Args:
         what: description of the tool in error texts.
-        known: values by name, to resolve types that are written as text, in addition to the names
-            of the tool's module.
+        known: values by name. Types that are written as text may use these names and the names of
+            the tool's module.
 
     Attributes:
         schema: JSON Schema of the arguments; its type is ``object``.
 
     Raises:
-        TypeError: a type has no JSON Schema; the text names the argument.
+        TypeError: a type has no JSON Schema; the error text names the argument.
     """
 
     def __init__(self, what: str, fields: Fields, known: Names) -> None:
@@ -119,7 +119,7 @@ def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # a lone surrogate, or an object from a hook
+    except PydanticSerializationError:  # there is a lone surrogate, or an object from a hook
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 
@@ -134,8 +134,8 @@ class CallableArguments:
         known: see :class:`ToolArguments`.
 
     Raises:
-        TypeError: the callable's parameters are unknown, or a model cannot fill one of them. The
-            text names the parameter.
+        TypeError: the callable's parameters are unknown, or a model cannot fill a parameter. The
+            error text names the parameter.
     """
 
     def __init__(self, what: str, function: Callable[..., Any], known: Names) -> None:
@@ -213,7 +213,7 @@ class _Hints:
 
 
 def names_near(target: Any, frame: FrameType) -> Names:
-    """Return the local names of ``frame`` if a function defines the tool, else no names."""
+    """Return the local names of ``frame`` if a function defines the tool, otherwise no names."""
     code = target if inspect.isclass(target) else _code_of(target)
     return frame.f_locals if "<locals>" in getattr(code, "__qualname__", "") else {}
 
@@ -252,7 +252,7 @@ def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
         known: local names.
 
     Raises:
-        TypeError: ``written`` is not a type, or a name in it has no value yet.
+        TypeError: ``written`` is not a type, or a name in ``written`` has no value yet.
     """
     holder = SimpleNamespace(__annotations__={"it": written})
     try:
@@ -297,10 +297,10 @@ def instances_of(what: str, cls: type[Any], known: Names) -> TypeAdapter[Any]:
 
 
 def refuse_arguments(what: str, function: Callable[..., Any], known: Names) -> list[str]:
-    """Return the names of the parameters of ``execute`` that take the context.
+    """Return the names of the parameters of ``execute`` that accept the context.
 
     Raises:
-        TypeError: ``execute`` has other parameters.
+        TypeError: ``execute`` has a parameter of another type.
     """
     found = []
     hint_of = _Hints(what, function, known)
@@ -315,7 +315,7 @@ def refuse_arguments(what: str, function: Callable[..., Any], known: Names) -> l
 
 
 def is_context(hint: Any) -> bool:
-    """Return true for the type :class:`ToolContext`, optional or not."""
+    """Return true for the types ``ToolContext`` and ``ToolContext | None``."""
     if get_origin(hint) is Annotated:
         return is_context(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -324,7 +324,7 @@ def is_context(hint: Any) -> bool:
 
 
 def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
-    """Return the current context as the argument for each of these parameters."""
+    """Return the current context as the value of each parameter, by the parameter's name."""
     if not parameters:
         return {}
     context = current_context.get() or ToolContext()  # called outside of a query
@@ -373,7 +373,7 @@ def _adapt_typed_dicts(hint: Any, known: Names) -> None:
             try:
                 inner = get_type_hints(hint, localns=dict(known), include_extras=True)
             except (NameError, TypeError):
-                continue  # Pydantic reports the problem later
+                continue  # Pydantic reports the wrong type later
             todo += inner.values()
             if is_dict and type(hint).__module__ == "typing":
                 _adapt(hint, inner)
@@ -413,7 +413,7 @@ def as_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an object of a type that Pydantic does not know to types that Pydantic knows."""
+    """Convert an object of a type that Pydantic does not support to types that it supports."""
     kind: Any = type(value)
     if isinstance(value, memoryview):
         return bytes(value)
@@ -436,7 +436,7 @@ def _plain(value: Any) -> Any:
 
 
 def listed(function: Callable[[], Any]) -> Any:
-    """Call a function and return its value; read an iterator into a list.
+    """Call a function and return its value; convert an iterator to a list.
 
     Reading stops when the tool call is cancelled.
     """

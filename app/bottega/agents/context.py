@@ -16,18 +16,18 @@ MOST_ANNOTATION_BYTES = 8192
 
 
 class QueryScopePort(Protocol):
-    """Work that a query started, and that must end with the query."""
+    """Work that a query started and that must stop when the query ends."""
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Stop the work after the query ended, or failed with ``error``; wait for its end."""
+        """Stop the work after the query ended or failed with ``error``; wait for the work's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The run, tenant, end user and session of a query and its sub-agents; ``None``: unknown.
+    """The run, tenant, end user and session of a query. An unknown field is ``None``.
 
     Attributes:
-        run_id: the run; set by the service, or by a program that has ids of runs.
+        run_id: id of the run. The service sets it, or a program that has its own ids of runs.
         tenant: name of the tenant.
         user: the name that the tenant's product uses for the end user.
         session_id: the session, or conversation.
@@ -55,11 +55,11 @@ class CancelScope:
         return self._over.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep in a tool's thread; return true as soon as the call is over, else false."""
+        """Sleep in a tool's thread; return true as soon as the call is over, otherwise false."""
         return self._over.wait(seconds)
 
     def cancel(self) -> None:
-        """Set the flag: the call is over. This does not stop the query."""
+        """Set the flag, because the call is over. This method does not stop the query."""
         self._over.set()
 
 
@@ -73,7 +73,7 @@ class ToolContext:
     Attributes:
         agent: name of the agent that calls the tool.
         caller: run, tenant, end user and session of the query.
-        task_id: id of the sub-agent's task; ``None`` for the root agent, or if there is no run.
+        task_id: id of the sub-agent's task, or ``None`` for the root agent and outside a run.
         tool_call_id: the call's id from the model.
         cancel: flag that is set when the call is over.
         annotations: metadata that :meth:`annotate` collected.
@@ -88,22 +88,22 @@ class ToolContext:
 
     @property
     def run_id(self) -> UUID | None:
-        """The run; ``None``: unknown, as in a program without the service."""
+        """Id of the run, or ``None`` if it is unknown, as in a program without the service."""
         return self.caller.run_id
 
     @property
     def tenant(self) -> str | None:
-        """Name of the tenant; ``None``: unknown."""
+        """Name of the tenant, or ``None`` if it is unknown."""
         return self.caller.tenant
 
     @property
     def user(self) -> str | None:
-        """The end user; ``None``: unknown."""
+        """Name of the end user, or ``None`` if it is unknown."""
         return self.caller.user
 
     @property
     def session_id(self) -> str | None:
-        """The session; ``None``: the run belongs to no session."""
+        """Id of the session, or ``None`` if the run belongs to no session."""
         return self.caller.session_id
 
     def annotate(self, **metadata: Any) -> None:
@@ -112,16 +112,17 @@ class ToolContext:
         The metadata is dropped if the tool's result is an error.
 
         Raises:
-            InvalidInputError: JSON cannot hold a value, or all values exceed 8,192 bytes.
+            InvalidInputError: JSON cannot represent a value, or all values together exceed 8,192
+                bytes.
         """
         self.annotations.update(annotated(self.annotations, metadata))
 
 
 def annotated(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge new annotations into known ones; return JSON values.
+    """Merge new annotations into earlier annotations; return JSON values.
 
     Raises:
-        InvalidInputError: JSON cannot hold a value, or the result is too long.
+        InvalidInputError: JSON cannot represent a value, or the result is too long.
     """
     try:
         encoded = to_json({**known, **more})

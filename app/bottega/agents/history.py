@@ -116,10 +116,10 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
 
 
 def without_calls(message: AssistantMessage) -> AssistantMessage:
-    """Return the message without its tool calls, for a history that has no answers to them."""
+    """Return the message without its tool calls, for a history that has no answers to the calls."""
     if not message.tool_calls:
         return message
-    # Without the state, too, because the state refers to the calls.
+    # Drop the state too, because the state refers to the calls.
     return message.model_copy(update={"tool_calls": (), "state": {}})
 
 
@@ -150,7 +150,7 @@ DEMAND_TITLES = {
     "constraints": "Constraints:",
     "success_criteria": "Success criteria:",
 }
-"""Titles in the prompt for the fields of a request that have demands."""
+"""Title in the prompt for each field of a request that has demands."""
 
 _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
     "system": SystemMessage,
@@ -183,11 +183,10 @@ def user_message(content: Content) -> StandardMessage:
 
 
 def demands_message(request: Mapping[str, Any]) -> SystemMessage | None:
-    """Return a message with the demands of a request, word for word; ``None``: no demands.
+    """Return a message with the exact demands of a request, or ``None`` if it has no demands.
 
     Args:
-        request: has the demands in lists of texts: ``goals``, ``constraints``,
-            ``success_criteria``.
+        request: object with lists of texts: ``goals``, ``constraints``, ``success_criteria``.
     """
     blocks = [
         "\n".join([title, *(f"- {text}" for text in texts)])

@@ -51,17 +51,17 @@ class HookDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The state of a query, as hooks see it. The event decides which fields are set.
+    """The state of a query for hooks. The event determines which fields are set.
 
-    A hook's functions must change ``agent`` of this object, never an agent that they captured. A
-    stateless sub-agent runs on a copy, and the copy has the same hooks.
+    A hook's functions must change ``status.agent``, never an agent from an outer scope. A stateless
+    sub-agent runs on a copy of the agent, and the copy has the same hooks.
 
     Attributes:
         iteration: 1-based; 0 at QUERY_START.
-        deferred: injected messages that must wait until the tool calls are answered; ``None``: the
-            history accepts messages at once.
+        deferred: injected messages that must wait until the tool calls are answered, or ``None`` if
+            the history accepts messages at once.
         replayed: true if a resumed run replays the event's model call, tool call or query end from
-            an earlier attempt. The hook may have run for the event in that attempt.
+            an earlier attempt. The hook may have run for this event in the earlier attempt.
         annotations: metadata that :meth:`annotate` collected in this query.
     """
 
@@ -80,7 +80,8 @@ class AgentStatus:
         """Add metadata to the agent's publication in its graph at the end of the query.
 
         Raises:
-            InvalidInputError: JSON cannot hold a value, or all values exceed 8,192 bytes.
+            InvalidInputError: JSON cannot represent a value, or all values together exceed 8,192
+                bytes.
         """
         self.annotations.update(annotated(self.annotations, metadata))
 
@@ -95,10 +96,10 @@ class EventContract:
     """The values and decisions that an event allows.
 
     Attributes:
-        input_type: type of the event's value; ``None``: no value.
+        input_type: type of the event's value, or ``None`` if the event has no value.
         output_type: type of a replacement value.
         retry: true if RETRY is allowed.
-        stop_type: type of the value with STOP; ``None``: STOP is not allowed.
+        stop_type: type of the value of a STOP decision, or ``None`` if STOP is not allowed.
         status_field: field of :class:`AgentStatus` that contains the current value.
         optional: true if the value may be ``None``.
     """
@@ -159,13 +160,14 @@ class _Step:
 
 
 class Hook:
-    """Actions at an event, built with a fluent API; ``agent.on(event)`` returns a new hook.
+    """Hook on an event: a list of actions. ``agent.on(event)`` returns a new hook.
 
     Every callable may be sync or async. The actions of a hook run in the order in which they were
     added.
 
     Attributes:
-        plugin: name of the entry point that added the hook; ``None`` for the program's own hooks.
+        plugin: name of the entry point that added the hook, or ``None`` for the program's own
+            hooks.
     """
 
     def __init__(self, event: AgentEvent) -> None:
@@ -175,7 +177,7 @@ class Hook:
         self._steps: list[_Step] = []
 
     def when(self, condition: Condition) -> Self:
-        """Run the hook only if ``condition(status)`` is true; several conditions must all hold."""
+        """Run the hook only if ``condition(status)`` is true; all conditions must be true."""
         self._conditions.append(condition)
         return self
 
@@ -211,8 +213,8 @@ class Hook:
     def inject_at(self, position: Position, factory: MessageFactory) -> Self:
         """Add an action: insert the message ``factory(status)`` at an index of the history.
 
-        The index works as in ``list.insert``. If it is between answers to tool calls, the message
-        goes after those answers.
+        The index works as in ``list.insert``. If the index is between answers to tool calls, the
+        message goes after these answers.
         """
 
         async def effect(status: AgentStatus) -> None:
@@ -252,7 +254,7 @@ class Hook:
 
 
 async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> HookOutcome:
-    """Run an event's hooks in order; each hook gets the value of the hook before it.
+    """Run an event's hooks in order; each hook gets the value that the previous hook returned.
 
     An exception in a hook becomes FAIL with the exception's text.
 

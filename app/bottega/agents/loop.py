@@ -38,10 +38,10 @@ from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
-    """Return the new messages of users, and all new messages: of users and of the parent agent.
+    """Return two lists: the new messages of users, and these with the parent agent's messages.
 
     Args:
-        answered: true if the query has an answer, which becomes final unless a message has come.
+        answered: true if the query has an answer that becomes final unless a new message arrives.
     """
     inbox, task = query.recorder.inbox, query.task
     of_users = [] if inbox is None else list(inbox.due(query, answered=answered))
@@ -88,7 +88,7 @@ class QueryLoop:
         """Run the query.
 
         Raises:
-            HookContractError, HistoryError: a bug in code around the agent.
+            HookContractError, HistoryError: a hook or other code around the agent has a bug.
             asyncio.CancelledError: the query was cancelled; the hooks of QUERY_END have run.
             Exception: any error of the recorder.
         """
@@ -136,7 +136,7 @@ class QueryLoop:
         return ended
 
     async def _abandoned(self, error: BaseException) -> None:
-        """Run the hooks of QUERY_END for a query without a response; log their errors."""
+        """Run the hooks of QUERY_END for a query without a response; log the hooks' errors."""
         cancelled = isinstance(error, asyncio.CancelledError)
         text = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
         try:
@@ -157,11 +157,11 @@ class QueryLoop:
 
     @property
     def _is_last(self) -> bool:
-        """True in the last allowed iteration; a user's message restarts the count."""
+        """True in the last allowed iteration; a user's message restarts the count of iterations."""
         return self.query.iteration - self._heard_at >= self.agent.max_iterations
 
     def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
-        """Return true if messages came; then append ``said`` and these messages to the history."""
+        """Append ``said`` and new messages to the history; return false without new messages."""
         query = self.query
         if self._pending.kept:
             return False
@@ -174,7 +174,7 @@ class QueryLoop:
         return True
 
     def _is_told_more(self, answer: FinalAnswer) -> bool:
-        """Return true if messages came before the answer is final; the query then continues."""
+        """Return true if messages arrived before the answer is final; the query then continues."""
         self._pending = PendingAnswer()  # a hook may have ended the query during a continuation
         own = [without_calls(answer.message)] if answer.reason in _SAID else []
         return self._hear(*own, *answer.deferred, answered=True)
@@ -258,7 +258,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """Refresh the tools: the agent's tools, and its memory's tools that have other names."""
+        """Refresh the query's tools: the agent's tools, and the memory's tools with other names."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools
@@ -272,7 +272,7 @@ class QueryLoop:
             self._schemas = tuple(tool.schema for tool in self._tools)
 
     def _check_history(self) -> None:
-        """Check the messages added since the last check, or all if older messages were changed."""
+        """Check the messages added since the last check, or all messages if older ones changed."""
         history, good = self.agent.conversation_history, self._good
         check_history(history, len(good) if history[: len(good)] == good else 0)
         self._good = list(history)
@@ -307,7 +307,7 @@ class QueryLoop:
         return message
 
     def _keeps_tool_choice(self) -> bool:
-        """Return true if ``tool_choice`` applies to this call; without tools it never applies."""
+        """Return true if ``tool_choice`` applies to this call; a call without tools ignores it."""
         is_first = self.query.model_calls == self.query.earlier_calls + 1
         return bool(self._schemas) and (is_first or self.agent.tool_choice_scope == "all")
 
@@ -328,7 +328,7 @@ class QueryLoop:
         return FinalAnswer(message, reason, deferred)
 
     async def _objection(self, text: str) -> Objection | None:
-        """Return the reason why an answer is rejected; ``None``: the answer is accepted."""
+        """Return the reason why an answer is rejected, or ``None`` if the answer is accepted."""
         query, agent = self.query, self.agent
         if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
             return Objection("tool_policy", missing, missing, is_final=self._is_last)
@@ -377,7 +377,7 @@ class QueryLoop:
         raise QueryFailed(ending.text, ending.code, str(ending), content)
 
     def _whole(self, message: AssistantMessage) -> AssistantMessage:
-        """Join the parts of an answer; remove them, and the requests to go on, from the history."""
+        """Join an answer's parts; remove the parts and requests to continue from the history."""
         pending, self._pending = self._pending, PendingAnswer()
         if pending.kept:
             kept = set(map(id, pending.kept))

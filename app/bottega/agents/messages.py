@@ -1,7 +1,7 @@
 """Messages of a conversation, tool calls and their results, and usage.
 
-Messages, calls and results are frozen: a change makes a copy. So the encoding that is cached on a
-message stays valid for later model calls.
+Messages, calls and results are frozen, and a change makes a copy. Therefore a message's cached
+encoding stays valid for later model calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ _ZERO = Decimal(0)
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Tokens of model calls, and their cost. ``+`` makes a new object; no object ever changes.
+    """Tokens and cost of model calls. ``+`` makes a new object; no object ever changes.
 
     The class is not ``frozen``, because each model call makes several objects, and ``frozen``
     doubles the time to make one.
@@ -44,11 +44,11 @@ class Usage:
         cached: input tokens that the server read from its cache.
         reasoning: output tokens of the model's reasoning.
         estimated: true if a number is an estimate, because the server did not report the number.
-        cost: in US dollars; ``None``: no token has a known price.
-        part_unpriced: true if ``cost`` omits tokens whose price is unknown.
-        written: input tokens that the server put into its cache; only the price of a single call
-            needs them, so a sum of usages has 0.
-        is_own: true if a tenant owns the model server; a sum of usages has false.
+        cost: cost in US dollars, or ``None`` if no token has a known price.
+        part_unpriced: true if ``cost`` omits tokens without a known price.
+        written: input tokens that the server wrote to its cache. Only the price of a single call
+            needs this number, so a sum of usages has 0.
+        is_own: true if a tenant owns the model server; false in a sum of usages.
     """
 
     input: int = 0
@@ -73,7 +73,7 @@ class Usage:
         return usage
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON; the amount of the cost is a decimal in a string."""
+        """Return the fields as JSON. The cost is a string with a decimal number."""
         return {
             "input": self.input,
             "output": self.output,
@@ -127,7 +127,7 @@ class AgentUsage(Usage):
 
     @property
     def tokens(self) -> Usage:
-        """The tokens and their cost, without the numbers of calls."""
+        """Tokens and cost, without the numbers of model calls and tool calls."""
         return Usage(
             self.input,
             self.output,
@@ -188,7 +188,7 @@ class ToolResult(BaseModel):
     """The answer to one :class:`ToolCall`.
 
     Attributes:
-        error_type: kind of the error: a code, or the class of an exception.
+        error_type: an error code, or the name of an exception's class.
         error_status: HTTP status of a server that refused the call.
         parts: images and other content in addition to ``result``.
         annotations: metadata for the agent's publication; see :class:`ToolContext`.
@@ -219,7 +219,7 @@ class Message(BaseModel):
 
     Attributes:
         content: the text; if there are ``parts``, the joined texts of the parts.
-        parts: the whole content, in order, if some of it is not text; otherwise empty.
+        parts: the whole content in order, if a part is not text; otherwise empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -229,7 +229,7 @@ class Message(BaseModel):
     timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
-    # A slot, because a private attribute of Pydantic costs time for each new message.
+    # This is a slot, because a private attribute of Pydantic costs time for each new message.
     __slots__ = ("_encoded",)
 
     @classmethod
@@ -238,7 +238,7 @@ class Message(BaseModel):
         return cls(content=text_of(parts), parts=parts, **fields)
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
-        """Return the wire form of this message in ``dialect``; computed once, then cached."""
+        """Return this message's wire form in ``dialect``; compute the form once, then cache it."""
         try:  # not by self._encoded, because Pydantic searches slowly for a missing attribute
             cached: tuple[str, T] = object.__getattribute__(self, "_encoded")
         except AttributeError:  # this message was never encoded; a copy loses the cached form
@@ -256,7 +256,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """True for messages of one query: shared memory, working memory, a request's demands."""
+        """True for messages that serve one query: shared memory, working memory, demands."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 
@@ -268,9 +268,9 @@ class AssistantMessage(Message):
     """A model's answer.
 
     Attributes:
-        state: opaque data that the server wants back with the message, such as encrypted
-            reasoning. Only the provider reads it. Copies keep it; a message that a hook makes has
-            no state.
+        state: opaque data that the server wants back with the message, such as encrypted reasoning.
+            Only the provider reads the state. Copies of the message have the same state; a message
+            from a hook has no state.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -280,7 +280,7 @@ class AssistantMessage(Message):
 
 
 class ToolMessage(Message):
-    """The answer to one tool call; ``content`` is the text for the model."""
+    """The answer to one tool call, with the text for the model as ``content``."""
 
     role: Literal["tool"] = "tool"
     tool_results: tuple[ToolResult, ...] = ()
@@ -306,7 +306,7 @@ class AssistantResponse(BaseModel):
         content: the accepted answer; after a failure the partial text, which may be empty.
         output_json: the accepted answer as parsed JSON, if the agent has an output schema.
         tool_results: results of the query's tool calls, in order.
-        error: text of the failure; ``None`` on success.
+        error: text of the failure, or ``None`` on success.
         error_code: stable code of the failure: ``max_iterations``, ``tool_policy``,
             ``hook_failed``, ``output_invalid``, ``model_length``, ``model_empty``,
             ``model_refused``, ``model_filtered``, or the code of the
@@ -329,7 +329,7 @@ class AssistantResponse(BaseModel):
 
     @property
     def is_answer(self) -> bool:
-        """True for success, and for partial text at ``max_iterations``: the run is completed."""
+        """True if the run is completed: success, or partial text at ``max_iterations``."""
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))
 
 

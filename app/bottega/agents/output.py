@@ -29,7 +29,7 @@ class _Problem(Protocol):
 
 
 class AnswerSchema(Protocol):
-    """The schema of an answer; ``bottega.json_schema.output`` has the class."""
+    """Port to the schema of an answer, which ``bottega.json_schema.output`` implements."""
 
     schema: dict[str, Any]
 
@@ -92,11 +92,11 @@ class OutputCheck:
         return message.model_copy(update={"content": text, "state": {}})
 
     async def accepts(self, text: str) -> bool:
-        """Return true if a text fits the schema; do not count a misfit as a rejected answer."""
+        """Return true if a text fits the schema; do not count a wrong text as a rejected answer."""
         return not await self._problems(text)
 
     async def objection(self, text: str) -> Objection | None:
-        """Return the reason to reject an answer; ``None``: the answer fits the schema."""
+        """Return the reason to reject an answer, or ``None`` if the answer fits the schema."""
         problems = await self._problems(text)
         if not problems:
             return None
@@ -120,9 +120,9 @@ class ToolRequirement:
     """A tool that a query must call.
 
     Attributes:
-        min_calls: least number of calls.
+        min_calls: minimum number of calls.
         require_success: if true, only successful calls count.
-        error_message: text that the model reads if a call is missing; ``None``: a built-in text.
+        error_message: text that the model reads if a call is missing; by default a built-in text.
     """
 
     tool_name: str
@@ -132,7 +132,7 @@ class ToolRequirement:
 
 
 def unmet(policy: Iterable[ToolRequirement], results: Sequence[ToolResult]) -> str | None:
-    """Return a text with one line per unmet requirement; ``None`` if all are met."""
+    """Return a text with one line per unmet requirement, or ``None`` if all are met."""
     lines = []
     for requirement in policy:
         count = sum(
@@ -163,7 +163,7 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
     """Return whether an answer passes a check, and the reason if it fails.
 
     Args:
-        check: of a type in :data:`ALONE`.
+        check: a check whose type is in :data:`ALONE`.
     """
     match check["type"]:
         case "equals" if isinstance(check["value"], str):
@@ -178,7 +178,7 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
 
 
 async def unmet_check(checks: Sequence[Check], text: str) -> str | None:
-    """Return the reason of the first check that an answer fails; ``None``: it passes all checks."""
+    """Return the reason of the first failed check, or ``None`` if the answer passes all checks."""
     for check in checks:
         passed, reason = await decide_alone(check, text)
         if not passed:

@@ -24,14 +24,14 @@ ToolChoice = Literal["required", "none"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class ModelParams:
-    """Parameters of a model call; ``None``: the model's own default.
+    """Parameters of a model call. For a parameter that is ``None``, the model uses its default.
 
-    Equal parameters give equal requests, so providers may use them as a cache key.
+    Equal parameters give equal requests, so providers may use the parameters as a cache key.
 
     Attributes:
         max_output_tokens: limit of output tokens; a budget may set a lower limit.
         stop: texts that end the answer.
-        tool_choice: ``required``: the model must call a tool; ``none``: it must not.
+        tool_choice: ``required`` if the model must call a tool, ``none`` if it must not.
         extra_body: further fields of the request, under the server's own names.
     """
 
@@ -52,7 +52,8 @@ class ModelParams:
         """Build parameters from JSON; null means the default.
 
         Raises:
-            InvalidInputError: ``unknown_param``, or ``tool_choice`` has another form.
+            InvalidInputError: a parameter is unknown (``unknown_param``), or ``tool_choice`` has a
+                wrong form.
         """
         values = {name: value for name, value in given.items() if value is not None}
         if unknown := sorted(values.keys() - PARAMETERS):

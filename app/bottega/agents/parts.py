@@ -38,13 +38,13 @@ class Part:
     """A part of a message's content, with exactly one source.
 
     Attributes:
-        text: the text; only parts of the type ``text`` have it.
+        text: the text of a part of the type ``text``.
         url: address that the model's server fetches.
         data: the bytes; needs ``media_type``.
         file: id of a stored file; :attr:`ModelOptions.files` loads it.
         media_type: such as ``image/png``; optional with ``url`` and ``file``.
         name: file name, for the model.
-        size_tokens: estimate of the part's tokens in a prompt, made when its file was stored.
+        size_tokens: estimate of the part's tokens in a prompt, computed when the file was stored.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -82,7 +82,7 @@ class Part:
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that are set. They are JSON values, except ``data``."""
+        """Return the fields that are set. All values except ``data`` are JSON values."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -104,7 +104,7 @@ def text_of(parts: Iterable[Part]) -> str:
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of stored content; if it has no text, the types of its parts in brackets."""
+    """Return the text of stored content; without a text, the types of the parts in brackets."""
     if isinstance(content, str):
         return content
     said = [part["text"] for part in content if part["type"] == "text"]
@@ -134,8 +134,10 @@ Raises:
 """
 
 MOST_FILE_TOKENS = 10_000_000
-"""Most tokens of an estimate or of a report: no prompt is that long, but a file may claim a huge
-page count, and a server any number."""
+"""Maximum tokens of an estimate or of a server's report.
+
+No prompt is that long, but a file may claim a huge page count, and a server may report any number.
+"""
 
 
 def content_tokens(

@@ -1,7 +1,8 @@
 """Port to a model: :class:`LLMProvider`, which calls the model, and the options of a call.
 
 An ``LLMProvider`` is a client of model servers; ``bottega.llm`` has the implementations. A
-*provider definition* is the stored description of a server, from which a client is made.
+*provider definition* is the stored description of a server. The service makes a client from the
+definition.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ class ToolSchema:
 
     Attributes:
         parameters: JSON Schema of an object.
-        encodings: cache of the provider: the encoded schema by dialect.
+        encodings: the provider's cache of the encoded schema, by dialect.
     """
 
     name: str
@@ -36,7 +37,7 @@ class ToolSchema:
 
 
 class ModelTarget(NamedTuple):
-    """The provider definition and the model that one try of a model call uses, by name."""
+    """Names of the provider definition and the model for one try of a model call."""
 
     provider: str
     model: str
@@ -63,8 +64,8 @@ class Permit:
     """Reservation of tokens for one model call.
 
     Attributes:
-        most: tokens that the call may produce; ``None``: no bound.
-        is_open: false once the reservation is returned.
+        most: maximum number of output tokens of the call, or ``None`` for no limit.
+        is_open: false after the reservation was returned.
     """
 
     most: int | None = None
@@ -76,24 +77,25 @@ class ModelOptions:
     """Options of one model call.
 
     Attributes:
-        model: name of the model; ``None``: the provider's default.
+        model: name of the model; by default the provider's default model.
         on_try: called before each try by a provider that has several models.
         on_failed_try: called after each failed try, before the next try.
-        on_lost: called with the usage of a request whose answer broke off or was cancelled.
-        failing: failed tries of this call in earlier attempts of the run. They count against the
-            time for which the provider retries.
+        on_lost: called with the usage of a request after its answer broke off or was cancelled.
+        failing: failed tries of this call in earlier attempts of the run. The provider's time limit
+            for retries includes the time since the first of these tries.
         on_warning: called with a code and a text if the provider must change or drop something.
-        max_output_tokens: limit of output tokens, from a budget; ``None``: no limit. If ``params``
-            has a limit too, the smaller limit applies.
-        params: parameters of the model; ``None``: the model's defaults.
+        max_output_tokens: limit of output tokens from a budget, or ``None`` for no limit. If
+            ``params`` has a limit too, the smaller limit applies.
+        params: parameters of the model; by default the model's own values.
         output_schema: JSON Schema of the answer. The provider sends the schema in the server's
-            form, and returns the answer's JSON as the message's text. The caller validates it.
-        asked: the user message that began the query; ``None``: the newest user message. The
-            provider puts the query's context messages into the turn of this message, so that the
-            prompts of all calls of the query begin alike.
-        files: loads stored files; ``None``: no message has a stored file.
-        permit: the caller's reservation of tokens; ``None``: the provider reserves them in its own
-            account, if it has an account.
+            form, and returns the answer's JSON as the message's text. The caller validates the
+            JSON.
+        asked: the user message that began the query; by default the newest user message. The
+            provider puts the query's context messages into this message's turn. Then the prompts of
+            all calls of the query have the same beginning.
+        files: loads stored files, or ``None`` if no message has a stored file.
+        permit: the caller's reservation of tokens. Without a reservation, the provider reserves the
+            tokens in its own account, if it has an account.
     """
 
     model: str | None = None
@@ -120,8 +122,8 @@ class ModelPrices(Protocol):
 class LLMProvider(Protocol):
     """A client of model servers: it returns a model's next message.
 
-    ``messages`` is the agent's live history. It does not change during a call, but changes after
-    the call, so the provider must not keep it.
+    ``messages`` is the agent's live history. The list does not change during a call, but changes
+    after the call, so the provider must not store the list.
 
     Raises:
         ModelError: the call and all retries failed.
@@ -138,7 +140,7 @@ class LLMProvider(Protocol):
 
 
 async def prices_of(provider: object | None) -> ModelPrices | None:
-    """Return the prices of a provider's default model; ``None``: unknown."""
+    """Return the prices of a provider's default model, or ``None`` if they are unknown."""
     find = getattr(provider, "prices", None)
     return None if find is None else await find()
 

@@ -56,7 +56,7 @@ OnLength = Literal["continue", "fail", "accept"]
 
 
 class FinalAnswer(NamedTuple):
-    """Decision after an iteration of the loop: end with this answer.
+    """Decision after an iteration of the loop: the query ends with this answer.
 
     Attributes:
         reason: the response's ``stop_reason``.
@@ -69,7 +69,7 @@ class FinalAnswer(NamedTuple):
 
 
 class RunAgain(NamedTuple):
-    """Decision after an iteration of the loop: call the model with the current history."""
+    """Decision after an iteration of the loop: the loop calls the model again."""
 
 
 RUN_AGAIN = RunAgain()
@@ -123,7 +123,7 @@ writes no spaces between words."""
 
 
 def ending_of(message: AssistantMessage) -> Ending | None:
-    """Return why an answer is incomplete; ``None``: it is complete, or it calls tools."""
+    """Return why an answer is incomplete, or ``None`` if it is complete or calls tools."""
     reason = str(message.metadata.get("finish_reason"))
     if reason.startswith("content_filter"):
         return Ending.FILTER
@@ -144,8 +144,8 @@ class PendingAnswer:
     """An answer that may take several model calls: at most one continuation and one retry.
 
     Attributes:
-        kept: messages that the history has only until the answer is complete: parts of the answer,
-            and requests to go on. The caller removes them.
+        kept: messages that the caller removes from the history when the answer is complete: parts
+            of the answer, and requests to continue.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """Return messages that ask the model to go on; ``[]`` if the answer cannot be completed."""
+        """Return messages that ask the model to continue, or ``[]`` if it cannot continue."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [
@@ -188,7 +188,7 @@ def continued(text: str, more: str) -> str:
     """Join a cut-off text and its continuation, which may repeat some or all of the text.
 
     A repeated part counts as an overlap if it is the whole text, or if it begins with a word and
-    has at least five letters. A shorter repetition may be chance (``Bana`` and ``na``).
+    has at least five letters. A shorter repetition may be a coincidence, as in ``Bana`` and ``na``.
     """
     begun, said = more.lstrip(), text.strip()
     if begun.startswith(said):
@@ -196,7 +196,7 @@ def continued(text: str, more: str) -> str:
         return margin + begun if len(begun.rstrip()) > len(said) else text
     if said.startswith(begun.rstrip()) and len(_LETTER.findall(begun)) >= _OVERLAP_LETTERS:
         return text
-    # Bounded, because the search in 4,000 characters already takes some milliseconds.
+    # The search is limited, because a search in 4,000 characters already takes some milliseconds.
     for start in _WORD.finditer(text, max(0, len(text) - 4_000)):
         rest = text[start.start() :]
         if begun.startswith(rest) and len(_LETTER.findall(rest)) >= _OVERLAP_LETTERS:
@@ -265,7 +265,7 @@ class BackgroundTask(Protocol):
         """
 
     def spent(self, usage: Usage) -> None:
-        """Charge the usage of a model call, replayed or not."""
+        """Charge the usage of a model call; also called for replayed calls."""
 
     def on_text(self, query: "Query", text: str) -> None:
         """Receive a text delta of a query."""
@@ -274,15 +274,16 @@ class BackgroundTask(Protocol):
         """Return new messages for a query's next model call.
 
         Args:
-            answered: true if the query has an answer, which becomes final unless a message comes.
+            answered: true if the query has an answer that becomes final unless a new message
+                arrives.
         """
 
 
 class PromptMemory(Protocol):
     """The working memory of one agent: it selects the messages of a prompt.
 
-    Without a memory the prompt is the whole history. The copies of an agent do not have its memory.
-    The history itself is never shortened.
+    Without a memory the prompt is the whole history. A copy of an agent has no working memory. The
+    history itself is never shortened.
     """
 
     @property
@@ -308,7 +309,8 @@ class InboxPort(Protocol):
         """Return the messages to put into the history now, before the next model call.
 
         Args:
-            answered: true if the query has an answer, which becomes final unless a message comes.
+            answered: true if the query has an answer that becomes final unless a new message
+                arrives.
         """
 
 
@@ -316,7 +318,7 @@ class RecallPort(Protocol):
     """The part of :class:`Recall` that a query needs."""
 
     async def inject(self, query: "Query") -> Sequence[tuple[MemoryItem, float | None]]:
-        """Insert recalled publications into the history; return each with its cosine, if known."""
+        """Insert recalled publications into the history; return each publication and its cosine."""
 
 
 class QueriedAgent(AgentState, Protocol):
@@ -346,23 +348,24 @@ class Query:
 
     Attributes:
         agent: the agent that runs the query; for a stateless sub-agent, the copy.
-        messages: the query's own messages in the history, with messages that came during the query.
-        parent: the query whose tool call started this query; ``None`` for the root.
+        messages: the query's own messages in the history, including messages that arrived during
+            the query.
+        parent: the query whose tool call started this query, or ``None`` for the root.
         path: position in the tree, the same in every replay; empty for the root.
         iteration: 1-based; 0 before the first iteration.
-        model_calls: number of model calls begun, in this try and earlier tries at the task.
-        earlier_calls: number of model calls in earlier tries at the task.
-        tries: number of this try at the task, from 1.
+        model_calls: number of model calls that this try and earlier tries of the task started.
+        earlier_calls: number of model calls in earlier tries of the task.
+        tries: number of this try of the task, from 1.
         usage: usage so far, sub-agents included.
-        tool_call: the parent's tool call that this query answers; ``None`` for the root.
+        tool_call: the parent's tool call that this query answers, or ``None`` for the root.
         memory_pulled: true once shared memory was pulled for this query.
         escaped: the exception that ended the query without a response, if any.
-        task: the asynchronous task that the query belongs to, directly or through its parent;
-            ``None``: the caller waits for the query.
-        scope: set by tools that start work in parallel to the query.
-        composed: sizes of a shortened prompt: its ``tokens``; ``shrunk``, the number of tool
-            results replaced by a summary; ``left``, the number of messages left out. ``None``: the
-            prompt is the whole history.
+        task: the asynchronous task that the query belongs to, directly or through its parent, or
+            ``None`` if the caller waits for the query.
+        scope: the parallel work of the query. A tool that starts such work sets the scope.
+        composed: sizes of a shortened prompt, or ``None`` if the prompt is the whole history.
+            ``tokens`` is the size of the prompt, ``shrunk`` the number of tool results replaced by
+            a summary, and ``left`` the number of omitted messages.
         annotations: metadata from hooks for the agent's publication.
     """
 
@@ -399,11 +402,11 @@ class Query:
 
 
 Invoke = Callable[[Permit | None], Awaitable[AssistantMessage]]
-"""Function that makes a model call with its reservation of tokens; ``None``: no reservation."""
+"""Function that makes a model call with a reservation of tokens, or with ``None``."""
 
 
 def options_of(query: Query) -> ModelOptions:
-    """Return the options of a query's model calls; their callbacks report to its recorder."""
+    """Return the options of a query's model calls; the callbacks report to the query's recorder."""
     agent, recorder = query.agent, query.recorder
     return ModelOptions(
         on_try=partial(recorder.model_try_began, query),
@@ -424,34 +427,34 @@ class QueryObserver:
     """
 
     def query_started(self, query: Query) -> None:
-        """Note a query's start: its messages are in the history, but no model call was made yet."""
+        """Record a query's start: the history has its messages, but no model call was made yet."""
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
-        """Note a query's end, successful or not; not called after a cancellation."""
+        """Record the end of a query that succeeded or failed; not called after a cancellation."""
 
     def query_escaped(self, query: Query, error: BaseException) -> None:
-        """Note that an exception or a cancellation ended a query without a response."""
+        """Record that an exception or a cancellation ended a query without a response."""
 
     def delta_listener(self, query: Query) -> OnDelta | None:
         """Return a listener for the text deltas of the current model call, if any."""
         return None
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
-        """Note which model the current model call tries now; a retry may use the same model."""
+        """Record the model that the current call tries now; a retry may use the same model."""
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
-        """Note a failed try of the current model call, before the next try."""
+        """Record a failed try of the current model call, before the next try."""
 
 
 class Recorder(QueryObserver):
-    """Makes the calls of queries, and may record and replay them; this base class only makes them.
+    """Executor of queries' calls. Subclasses may record and replay calls; this class does neither.
 
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
-        files: loads the run's stored files; ``None``: there are none.
-        screen: checks a call of a sub-agent in mode ``sync``. It returns the text for the
+        files: loads the run's stored files, or ``None`` if the run has no files.
+        screen: checks a call of a sub-agent in mode ``sync``. The check returns the text for the
             sub-agent, or a result that replaces the call.
-        inbox: messages of users for the root agent; ``None``: users cannot send messages.
+        inbox: messages of users for the root agent, or ``None`` if users cannot send messages.
         caller: run, tenant, end user and session of the query.
     """
 
@@ -462,12 +465,12 @@ class Recorder(QueryObserver):
     caller: Caller = Caller()
 
     def task_id(self, query: Query) -> UUID | None:
-        """Return the id of a sub-agent's task; ``None`` for the root agent, or without a run."""
+        """Return the id of a sub-agent's task, or ``None`` for the root agent and outside a run."""
         run_id = self.caller.run_id
         return None if run_id is None or not query.path else task_id_at(run_id, query.path)
 
     async def remember(self, query: Query) -> None:
-        """Give a query's agent memory of earlier runs, before its first model call."""
+        """Add memory of earlier runs to a query's agent before the first model call."""
 
     def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
         """Return true if an earlier attempt recorded the event's model call, tool call or end."""
@@ -496,7 +499,7 @@ class Recorder(QueryObserver):
             query.task.spent(usage)
 
     async def wait_turn(self, query: Query) -> None:
-        """Wait, after an answer was recorded and counted, until the query may go on."""
+        """Wait until the query may continue; called after an answer was recorded and counted."""
 
     async def tool_call(
         self,
@@ -505,7 +508,7 @@ class Recorder(QueryObserver):
         tool: ToolBase | None,
         execute: Callable[[], Awaitable[ToolResult]],
     ) -> ToolResult:
-        """Execute a tool call by ``await execute()``, or replay it.
+        """Execute a tool call by ``await execute()``, or replay the call.
 
         Args:
             tool: ``None`` if the agent has no tool of that name.
@@ -513,33 +516,35 @@ class Recorder(QueryObserver):
         return await execute()
 
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
-        """Wait until people have decided on a tool call. Override it to ask people."""
+        """Wait until people have decided on a tool call. Subclasses override this method."""
         text = "nobody can be asked, because the query's recorder has no method decision()"
         return Resolution({"decision": "deny", "comment": text})
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
-        """Record the predecessors' publications put into the history, in this order."""
+        """Record the predecessors' publications that were added to the history, in this order."""
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
-        """Record recalled publications put into the history, each with its cosine (-1 to 1)."""
+        """Record recalled publications added to the history, with their cosines (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the agents whose publications an earlier attempt read; ``None``: no attempt."""
+        """Return the agents whose publications an earlier attempt read; without one, ``None``."""
         return None
 
     def version_of(self, query: Query) -> int | None:
-        """Return the version for the query's publication; ``None``: the next version."""
+        """Return the version for the query's publication, or ``None`` for the next version."""
         return None
 
     def published_at(self, query: Query) -> datetime | None:
-        """Return the time of an earlier attempt's publication; ``None``: not published yet."""
+        """Return the time of an earlier attempt's publication, or ``None`` without one."""
         return None
 
     def published(self, query: Query, publication: Publication) -> None:
         """Record the publication of the query's accepted answer to the graph."""
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
-        """Record that the last answer is rejected: it goes back to the model, or the query fails.
+        """Record that the last answer is rejected.
+
+        The model then answers again, or the query fails.
 
         Args:
             code: ``tool_policy`` or ``output_invalid``.
@@ -556,7 +561,7 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
         fields: the event's fields of :class:`AgentStatus`.
 
     Raises:
-        QueryFailed: a hook decided FAIL, or raised.
+        QueryFailed: a hook decided FAIL, or raised an exception.
         HookContractError: a hook's decision or value breaks the event's contract.
     """
     hooks = query.agent.hooks.get(event)
@@ -614,7 +619,7 @@ next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
 
 
 def take_next_query(agent: object) -> Query | None:
-    """Return the query prepared for ``agent``; ``None``: no query, or it has already started."""
+    """Return the query prepared for ``agent``, or ``None`` if no prepared query waits to start."""
     query = next_query.get()
     if query is None or query.agent is not agent or query.messages:
         return None

@@ -1,4 +1,4 @@
-"""Shared memory of a query: other agents' publications in its history, and its own publication."""
+"""Shared memory of a query: other agents' publications in the history, and its own publication."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
 AWARENESS = "orchestrator_awareness"
 
 _SHORT = 8
-# Lower-case letters of other scripts, and the letters a to f that they look like.
+# Lower-case letters of other scripts, each with the similar letter from a to f.
 _LOOK_ALIKES = tuple(zip("αаɑεеєσсᴄԁдɗβьвƀƒғϝꞙ", "aaaeeecccdddbbbbffff", strict=True))
 _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "0123456789abcdef"}
 
@@ -57,7 +57,7 @@ def inject_shared_memory(query: Query) -> None:
 
 
 def shared_message(item: MemoryItem) -> SystemMessage:
-    """Render a publication for a prompt; a fence marks it as data, not instructions."""
+    """Render a publication for a prompt, in a fence that marks it as data, not instructions."""
     mark = fence(item.content)
     return SystemMessage(
         content=(
@@ -81,8 +81,8 @@ def fence(content: str) -> str:
 def unheld(digest: str, content: str) -> str:
     """Return the shortest prefix of ``digest`` that does not occur in ``content``.
 
-    The search ignores case, and treats variants and look-alikes of a letter as that letter. It
-    skips characters that are not hexadecimal digits.
+    The search ignores case, and treats variants and look-alikes of a letter as that letter. The
+    search skips characters that are not hexadecimal digits.
     """
     plain = content
     if not plain.isascii():
@@ -104,11 +104,12 @@ async def publish_answer(
     before: Iterable[StandardMessage],
     withheld: Iterable[StandardMessage],
 ) -> None:
-    """Publish an accepted answer, unless it is empty or the agent is not a node of its graph.
+    """Publish an accepted answer, unless it is empty or the agent is not a node of the graph.
 
     Args:
         before: the history before the query.
-        withheld: messages of the query to leave out: rejected answers, and the answer itself.
+        withheld: messages of the query that the publication omits: rejected answers, and the answer
+            itself.
     """
     agent = query.agent
     graph, agent_id = agent.memory_graph, agent.agent_id
@@ -132,7 +133,7 @@ async def publish_answer(
 
 
 def _metadata(query: Query) -> dict[str, Any]:
-    """Merge annotations: of tools, in the order of their calls, then of hooks; later values win."""
+    """Merge the annotations of tools (in call order), then of hooks; later values win."""
     metadata: dict[str, Any] = {}
     for result in query.tool_results:
         if result.status is ToolStatus.SUCCESS:
@@ -156,7 +157,7 @@ def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
 def awareness_message(
     graph: SharedMemoryGraph, tool_names: Mapping[str, str]
 ) -> SystemMessage | None:
-    """Render the dependencies between sub-agents; ``None``: no dependencies.
+    """Render the dependencies between sub-agents, or return ``None`` if there are none.
 
     Args:
         tool_names: tool name by the sub-agent's name in the graph.
@@ -201,7 +202,7 @@ class RecallEmbedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A publication's vector: one row of a batch that may still be computed."""
+    """A publication's vector: one row of a batch, which may not be computed yet."""
 
     content: str
     batch: "asyncio.Task[Vectors]"
@@ -222,10 +223,10 @@ class Recall:
     publication, so each publication is embedded once.
 
     Args:
-        embedder: makes the vectors of publications, and of queries unless it has a separate method
-            ``embed_queries``.
+        embedder: computes the vectors of publications and queries. If it has a method
+            ``embed_queries``, that method computes the vectors of queries.
         k: maximum number of publications per query.
-        floor: least cosine of a publication with the query; a lower cosine occurs by chance.
+        floor: minimum cosine of a publication with the query. A lower cosine may be a coincidence.
 
     Raises:
         InvalidInputError: ``k`` is below 1.
@@ -242,13 +243,13 @@ class Recall:
     async def inject(self, query: Query) -> list[Recalled]:
         """Insert the most similar publications after the direct predecessors' publications.
 
-        Await it right after :func:`inject_shared_memory`, so that both functions see the same
-        publications. The search omits sources that the agent reads directly. If the embedder fails,
-        the method inserts nothing and records a warning.
+        Await this method right after :func:`inject_shared_memory`, so that both functions see the
+        same publications. The search omits sources that the agent reads directly. If the embedder
+        fails, the method inserts nothing and records a warning.
 
         Returns:
-            The inserted publications. They have the graph's order, so that tiny differences of
-            scores do not change the prompt.
+            The inserted publications in the graph's order, so that tiny differences of scores do
+            not change the prompt.
         """
         graph, agent_id = query.agent.memory_graph, query.agent.agent_id
         if graph is None or agent_id is None:
@@ -274,7 +275,7 @@ class Recall:
         return recalled
 
     async def _scores(self, text: str, items: Sequence[MemoryItem]) -> list[float]:
-        # Shielded, because other queries may wait for the same batch.
+        # The batch is shielded, because other queries may wait for the same batch.
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
         queries = getattr(self.embedder, "embed_queries", self.embedder.embed)
         [wanted] = _checked(await queries([text]), 1)
@@ -324,13 +325,16 @@ class AncestorRecall:
 
 
 def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> list[Recalled]:
-    """Return the ``k`` items with the highest finite scores, highest first; ties keep order."""
+    """Return the ``k`` items with the highest finite scores, highest first.
+
+    Items with equal scores keep their order.
+    """
     scored = [pair for pair in zip(items, scores, strict=True) if isfinite(pair[1])]
     return sorted(scored, key=lambda pair: -pair[1])[:k]
 
 
 def recalled_message(item: MemoryItem, score: float | None = None) -> SystemMessage:
-    """Render a recalled publication like a predecessor's; mark the message in its metadata."""
+    """Render a recalled publication like a predecessor's one; mark the message's metadata."""
     message = shared_message(item)
     marks: dict[str, Any] = {RECALLED: True}
     if score is not None:
@@ -343,7 +347,7 @@ def _text(query: Query) -> str:
 
 
 def _after_shared(history: Sequence[StandardMessage]) -> int:
-    """Return the index after the shared context, or else after the system message."""
+    """Return the index after the shared context if it exists, or after the system message."""
     place = 1 if history and isinstance(history[0], SystemMessage) else 0
     for index, message in enumerate(history):
         if isinstance(message, SystemMessage) and not message.metadata.keys().isdisjoint(

@@ -31,7 +31,7 @@ class QueryEvent:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(QueryEvent):
-    """A piece of a model's text; the pieces of one model call make up its message.
+    """A piece of a model's text; the pieces of one model call form the call's message.
 
     The message may be a rejected answer, or a text before tool calls. The accepted answer is in
     :class:`QueryAnswered`.
@@ -46,7 +46,7 @@ class TextDelta(QueryEvent):
 
 @dataclass(frozen=True, slots=True)
 class TextRestarted(QueryEvent):
-    """A model call that had sent text failed and is retried: discard the text of that call."""
+    """A model call sent text, failed and is retried: the reader must discard the call's text."""
 
     model_call: int
 
@@ -82,7 +82,7 @@ class SubAgentEnded(QueryEvent):
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswered(QueryEvent):
-    """The last event: the query's response, whose ``error`` is set if the query failed."""
+    """The last event: the query's response. The response's ``error`` is set if the query failed."""
 
     response: AssistantResponse
 
@@ -90,15 +90,15 @@ class QueryAnswered(QueryEvent):
 async def events_of(
     name: str, start: Callable[[Recorder], Coroutine[Any, Any, AssistantResponse]], most: int
 ) -> AsyncGenerator[QueryEvent, None]:
-    """Run a query and yield its events; cancel it when the generator is closed.
+    """Run a query and yield its events; cancel the query when the generator is closed.
 
     Args:
         name: name of the queried agent.
         start: function that starts the query with a recorder.
-        most: number of unread events at which the query waits.
+        most: number of unread events at which the query pauses.
 
     Raises:
-        Exception: any error of the query that is not a response.
+        Exception: any error that ends the query without a response.
     """
     events = _Events(most)
     query = asyncio.create_task(start(_EventRecorder(events)))
@@ -112,7 +112,7 @@ async def events_of(
             query.cancel()
             await asyncio.wait([query])
         if not query.cancelled():
-            query.exception()  # retrieved, so that asyncio does not log it
+            query.exception()  # retrieve the error, so that asyncio does not log it
 
 
 class _Events:
@@ -141,7 +141,7 @@ class _Events:
         self._any.set()
 
     async def take(self) -> QueryEvent | None:
-        """Return the next event; ``None`` after the last."""
+        """Return the next event, or ``None`` after the last event."""
         while not self._waiting:
             if self._is_over:
                 return None
@@ -155,8 +155,9 @@ class _Events:
 class _EventRecorder(Recorder):
     """Recorder that turns its observations into events.
 
-    It waits for room in the queue before each model call, tool call and piece of text. It adds
-    starts and ends of sub-agents, and failed tries, without waiting, because they are few per call.
+    The recorder waits for room in the queue before each model call, tool call and piece of text. It
+    does not wait for room for starts and ends of sub-agents and for failed tries, because these
+    events are few per call.
     """
 
     def __init__(self, events: _Events) -> None:

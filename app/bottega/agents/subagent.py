@@ -16,7 +16,7 @@ from bottega.agents.tools import ToolBase, error_result, raised, refused_argumen
 AGENT_FAILED = "agent_failed"
 """Error code of a failed agent whose error has no code."""
 MAX_DEPTH = 3
-"""Limit of nested sub-agents below the root."""
+"""Maximum number of levels of sub-agents below the root."""
 
 
 class _Arguments(BaseModel):
@@ -27,7 +27,7 @@ class _Arguments(BaseModel):
 
 
 def question_of(arguments: Mapping[str, Any]) -> str:
-    """Return the text of a sub-agent's query for a call's arguments."""
+    """Return the text of a sub-agent's query from a call's arguments."""
     text: str = arguments["query"]
     if context := arguments.get("context"):
         text = f"{text}\n\nContext:\n{context}"
@@ -44,7 +44,7 @@ class CallableAgent(QueriedAgent, Protocol):
         """Return a copy with its own history and tools."""
 
     def fresh_copy(self, made: "FreshCopies") -> "CallableAgent":
-        """Return a copy with the history before its first query."""
+        """Return a copy with the history from before the first query."""
 
     async def execute_query_async(self, query: QueryInput) -> AssistantResponse:
         """Answer a query."""
@@ -57,9 +57,9 @@ FreshCopies = dict[CallableAgent, CallableAgent]
 class SubAgentWrapper(ToolBase):
     """A tool that queries an agent.
 
-    Stateless: each call runs on a copy of the agent with its own history, so calls run
-    concurrently. Stateful: all calls use the same agent, one at a time. The agent's history grows
-    with each call, so earlier calls influence later answers.
+    A stateless tool runs each call on a copy of the agent with its own history, so calls run
+    concurrently. A stateful tool uses the same agent for all calls, one call at a time. The agent's
+    history grows with each call, so earlier calls influence later answers.
 
     Args:
         name: the tool's name for the model.

@@ -23,7 +23,8 @@ _idle: list["SimpleQueue[Job]"] = []  # inboxes of idle threads
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Call ``function`` in a thread, with the caller's context variables.
 
-    A cancellation returns at once. The function then runs to its end, and its result is dropped.
+    After a cancellation this coroutine returns at once. The function runs to its end, and its
+    result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -76,6 +77,6 @@ def _succeed(future: "asyncio.Future[T]", result: T) -> None:
 
 def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
     if not future.done():
-        if isinstance(error, StopIteration):  # a future refuses it
+        if isinstance(error, StopIteration):  # a future refuses this type
             error = RuntimeError(f"StopIteration: {error}")
         future.set_exception(error)

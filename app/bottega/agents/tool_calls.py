@@ -1,4 +1,4 @@
-"""Execution of the tool calls of one message, by tools that may ignore their cancellation."""
+"""Execution of one message's tool calls, even of tools that ignore their cancellation."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ from bottega.agents.tools import ToolBase, error_result, in_json, raised
 from bottega.errors import FencedError, HistoryError, HookContractError
 
 GRACE_S = 5.0
-"""Seconds that a cancelled tool has to end. Then the call ends without waiting for the tool."""
+"""Seconds that a cancelled tool may take to end. Then the call ends without the tool."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 async def abandonable(tool: ToolBase, call: ToolCall) -> object:
     """Execute a call in a new task, within the tool's timeout.
 
-    A tool that does not end within ``GRACE_S`` after its timeout or a cancellation is abandoned:
-    nothing waits for it any more.
+    A tool that does not end within ``GRACE_S`` after its timeout or a cancellation is abandoned: no
+    code waits for the tool any more.
 
     Raises:
         asyncio.CancelledError: the caller is cancelled, or the tool cancelled itself.
@@ -65,7 +65,10 @@ async def abandonable(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _outcome(tool: ToolBase, call: ToolCall) -> object:
-    """Return the result or the error. SystemExit is not raised: it would stop the event loop."""
+    """Return the tool's result or error.
+
+    SystemExit is not raised, because it would stop the event loop.
+    """
     try:
         return await tool.execute(call)
     except (Exception, SystemExit) as error:
@@ -73,7 +76,7 @@ async def _outcome(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _stop_call(task: "asyncio.Task[object]", tool: ToolBase) -> None:
-    """Cancel a tool's task, and wait at most ``GRACE_S`` for its end."""
+    """Cancel a tool's task, and wait at most ``GRACE_S`` until the task ends."""
     task.cancel()
     loop = asyncio.get_running_loop()
     until = loop.time() + GRACE_S
@@ -126,8 +129,8 @@ class _Calls:
     """The running calls of one message.
 
     Attributes:
-        deferred: per call, the messages that its hooks injected.
-        appended: the answers already in the history.
+        deferred: the messages that hooks injected, per call.
+        appended: the answers that are already in the history.
     """
 
     def __init__(self, query: Query, message: AssistantMessage, tools: Toolbox) -> None:
@@ -304,17 +307,17 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
 
 
 def must_escape(tool: ToolBase, error: BaseException) -> bool:
-    """Return true for errors that end the query: outdated attempt, bug in a hook, sub-query."""
+    """Return true for errors that end the query: outdated attempts, bugs, a sub-query's errors."""
     return isinstance(tool, SubAgentWrapper) or isinstance(
         error, FencedError | HookContractError | HistoryError
     )
 
 
 def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
-    """Return, for each call of a message, the indexes of the calls that must end before it starts.
+    """Return the indexes of the calls that must end first, for each call of a message.
 
-    A sub-agent waits for its ancestors in the graph. A stateful sub-agent also waits for the
-    previous call to itself, so that its history grows in the order of the calls.
+    A sub-agent waits for its ancestors in the graph. A stateful sub-agent also waits for its own
+    previous call, so that its history grows in the order of the calls.
     """
     places: dict[SubAgentWrapper, list[int]] = {}
     for index, tool in enumerate(tools):
@@ -324,7 +327,7 @@ def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
         tool: [index for other in places if _leads_to(other, tool) for index in places[other]]
         for tool in places
     }
-    last: dict[int, int] = {}  # by the agent's id(), because several tools may have one agent
+    last: dict[int, int] = {}  # the key is id(agent), because several tools may have one agent
     waits: list[list[int]] = []
     for index, tool in enumerate(tools):
         others: list[int] = []
@@ -349,7 +352,7 @@ def _leads_to(first: SubAgentWrapper, then: SubAgentWrapper) -> bool:
 
 
 async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all tasks; if a task fails or the caller is cancelled, stop the other tasks first.
+    """Wait for all tasks. If a task fails or the caller is cancelled, stop the other tasks.
 
     Raises:
         Exception: the error of the first failed task in order. ``QueryFailed`` is raised only if
@@ -378,7 +381,7 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
         try:
             await asyncio.wait(running)
         except asyncio.CancelledError:
-            continue  # a second cancellation does not end the wait: no task may go on running
+            continue  # a second cancellation does not end the wait, because every task must stop
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it
@@ -387,7 +390,7 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
 def after_tools(agent: QueriedAgent, results: Sequence[ToolResult]) -> NextStep:
     """Return a loop's next step after tool results.
 
-    If a result is an error, the query goes on, so that the model can correct the call.
+    If a result is an error, the query continues, so that the model can correct the call.
     """
     if any(result.status is ToolStatus.ERROR for result in results):
         return RUN_AGAIN

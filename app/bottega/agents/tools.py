@@ -63,23 +63,24 @@ class ApprovalPort(Protocol):
 
     @property
     def confirm_above(self) -> Mapping[str, float] | None:
-        """Threshold by argument, see :class:`Approval`; ``None``: no thresholds."""
+        """Threshold by argument (see :class:`Approval`), or ``None`` if there are no thresholds."""
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return the reason why a call needs an approval; ``None``: the call needs none."""
+        """Return the reason why a call needs an approval, or ``None`` if the call needs none."""
 
 
 class ToolBase(ABC):
     """A tool. Subclasses set ``name`` and ``description``; :func:`tool` sets them from arguments.
 
     Attributes:
-        timeout_s: limit of one call in seconds; ``None``: only the run's deadline applies.
+        timeout_s: time limit of one call in seconds, or ``None`` if only the run's deadline
+            applies.
         idempotent: true if a call interrupted by a crash may be repeated.
         local: true if the tool has no effect outside the run, so that no step must be stored before
             a call.
         subagents: agents that the tool calls.
-        approval: rule for the calls that a person must approve; ``None``: no call.
-        expires_s: seconds that people have to decide.
+        approval: rule for the calls that a person must approve, or ``None`` for no call.
+        expires_s: seconds within which people must decide.
     """
 
     name: str
@@ -92,11 +93,11 @@ class ToolBase(ABC):
     expires_s: float = EXPIRES_S
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return the request whose answer replaces :meth:`execute`; ``None``: execute the call."""
+        """Return the request whose answer replaces :meth:`execute`, or ``None`` to run the call."""
         return None
 
     def needed_approval(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return the approval that the call needs before it is executed; ``None``: none."""
+        """Return the approval that the call needs before execution, or ``None`` for no approval."""
         if self.approval is None:
             return None
         reason = self.approval.reason(tool_call.arguments)
@@ -130,10 +131,10 @@ class ToolBase(ABC):
 def error_result(
     call: ToolCall, error: str, error_type: str | None = None, status: int | None = None
 ) -> ToolResult:
-    """Return an ERROR answer to ``call``, with a long text shortened.
+    """Return an ERROR answer to ``call``; a long text is shortened.
 
     Args:
-        error_type: a code, or the class of an exception; ``None``: unknown.
+        error_type: an error code, the name of an exception's class, or ``None`` if unknown.
         status: HTTP status from the server that refused the call.
     """
     return ToolResult(
@@ -159,13 +160,13 @@ def refused_arguments(call: ToolCall, error: ValidationError) -> ToolResult:
 
 
 def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> ToolResult:
-    """Return a SUCCESS answer to ``call``; ``value`` is converted to JSON types.
+    """Return a SUCCESS answer to ``call``, with ``value`` converted to JSON types.
 
     Args:
         parts: images and other content in addition to ``value``.
 
     Raises:
-        TypeError: a part of ``value`` has no form in JSON.
+        TypeError: JSON cannot represent a part of ``value``.
         ValueError: ``value`` contains itself.
     """
     return ToolResult(
@@ -174,7 +175,7 @@ def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> To
 
 
 def in_json(result: ToolResult) -> ToolResult:
-    """Convert the value of a ``ToolResult`` that a tool returned to JSON's types.
+    """Convert the value of a tool's ``ToolResult`` to JSON types.
 
     Raises:
         TypeError, ValueError: see :func:`success_result`.
@@ -184,7 +185,7 @@ def in_json(result: ToolResult) -> ToolResult:
 
 
 def explain(error: ValidationError) -> str:
-    """Return an error text about a call's arguments, for the model."""
+    """Return an error text for the model about a call's wrong arguments."""
     problems = (
         f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}"
         for item in error.errors(include_url=False, include_context=False, include_input=False)
@@ -224,7 +225,7 @@ class FunctionTool(ToolBase):
     """A function, or another callable, as a tool; calling the tool object calls the function.
 
     Args:
-        known: names to resolve types that are written as text.
+        known: values by name; types that are written as text may use these names.
     """
 
     def __init__(
@@ -262,9 +263,9 @@ class FunctionTool(ToolBase):
 class ClassTool(ToolBase):
     """Base of the classes that :func:`tool` makes from a class with typed fields.
 
-    The constructor takes the arguments of the decorated class. Each call copies the instance, sets
-    the fields on the copy and runs ``execute``. For a dataclass or Pydantic model, each call makes
-    a new instance from the arguments.
+    The constructor accepts the arguments of the decorated class. Each call copies the instance,
+    sets the fields on the copy and runs ``execute``. For a dataclass or Pydantic model, each call
+    makes a new instance from the arguments.
     """
 
     _target: ClassVar[type[Any]]
@@ -315,7 +316,8 @@ def tool(
 
     Raises:
         TypeError: the type of a parameter is missing or has no JSON Schema, a callable's parameters
-            are unknown or variadic, or a class has no ``execute``. The text names the problem.
+            are unknown or variadic, or a class has no ``execute``. The error text describes the
+            problem.
     """
 
     def decorate(target: Any) -> Any:
