@@ -387,11 +387,7 @@ class BaseAgent:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Mark the agent as busy during one query.
-
-        Raises:
-            AgentBusyError: another query of this agent is still running.
-        """
+        """Mark the agent as busy during one query, or raise AgentBusyError."""
         with _claiming:  # queries may come from several threads
             if self._is_busy:
                 raise AgentBusyError(self.agent_id or self.agent_name)
@@ -417,8 +413,6 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """A registered agent class with its options."""
-
     cls: Callable[..., BaseAgent]
     subagent_name: str | None = None
     subagent_description: str | None = None

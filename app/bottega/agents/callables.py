@@ -189,8 +189,6 @@ def _parameters(what: str, function: Callable[..., Any]) -> Iterator[inspect.Par
 
 
 class _Hints:
-    """The types of a callable's parameters."""
-
     def __init__(self, what: str, function: Callable[..., Any], known: Names) -> None:
         self._what = what
         self._known = known

@@ -178,7 +178,6 @@ def query_of(value: str | Sequence[Mapping[str, Any]]) -> str | list[StandardMes
 
 
 def user_message(content: Content) -> StandardMessage:
-    """Return a user's message."""
     return _message(HumanMessage, content)
 
 

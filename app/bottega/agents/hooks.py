@@ -87,7 +87,6 @@ class AgentStatus:
 
     @property
     def conversation_history(self) -> list[StandardMessage]:
-        """The live history of ``agent``."""
         return self.agent.conversation_history
 
 
@@ -146,8 +145,6 @@ Transformer = Callable[[Any, AgentStatus], Any]
 
 @dataclass(frozen=True, slots=True)
 class HookOutcome:
-    """Result of an event's hooks: a decision and its value."""
-
     decision: HookDecision
     value: Any = None
 

@@ -188,7 +188,6 @@ class QueryLoop:
         return RUN_AGAIN
 
     async def _step(self) -> NextStep:
-        """Run one iteration."""
         query, agent = self.query, self.agent
         if agent.memory_graph is not None and not query.memory_pulled:
             inject_shared_memory(query)

@@ -63,7 +63,6 @@ class Usage:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build usage from the result of :meth:`to_dict`."""
         usage = cls(**{name: value for name, value in data.items() if name != "cost"})
         if (cost := data.get("cost")) is None:
             return usage
@@ -104,7 +103,6 @@ class Usage:
 
     @property
     def is_priced(self) -> bool:
-        """True if ``cost`` includes all tokens."""
         if self.cost is None:
             return not (self.input or self.output)
         return not self.part_unpriced
@@ -145,7 +143,6 @@ class AgentUsage(Usage):
         return data
 
     def plus(self, tokens: Usage, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
-        """Return this usage with more tokens and calls."""
         return AgentUsage(
             self.input + tokens.input,
             self.output + tokens.output,

@@ -70,7 +70,6 @@ class ModelParams:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parameters that are set, as JSON."""
         values = {name: getattr(self, name) for name in self.names_set}
         if self.stop is not None:
             values["stop"] = list(self.stop)
@@ -80,7 +79,6 @@ class ModelParams:
 
     @property
     def names_set(self) -> tuple[str, ...]:
-        """Names of the parameters that are set."""
         return tuple(name for name in PARAMETERS if getattr(self, name) is not None)
 
     def without_tool_choice(self) -> Self:

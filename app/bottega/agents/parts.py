@@ -78,7 +78,6 @@ class Part:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build a part from the result of :meth:`to_dict`."""
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +98,6 @@ class Part:
 
 
 def text_of(parts: Iterable[Part]) -> str:
-    """Join the texts of parts, each on its own lines."""
     return "\n".join(part.text for part in parts if part.text is not None)
 
 
@@ -118,8 +116,6 @@ def parts_tokens(parts: Sequence[Part]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A loaded file."""
-
     data: bytes
     media_type: str
     name: str | None = None

@@ -136,7 +136,6 @@ def ending_of(message: AssistantMessage) -> Ending | None:
 
 
 def stop_reason_of(code: str) -> str:
-    """Return the ``stop_reason`` for an error code."""
     return next((ending for ending, known in _CODES.items() if known == code), "error")
 
 

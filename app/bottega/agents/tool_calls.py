@@ -263,7 +263,6 @@ class _Calls:
 
 
 def context_of(query: Query, call: ToolCall) -> ToolContext:
-    """Return the context of a tool call of a query."""
     recorder = query.recorder
     name = query.agent.agent_id or query.agent.agent_name
     return ToolContext(name, recorder.caller, recorder.task_id(query), call.id)

@@ -148,14 +148,12 @@ def error_result(
 
 
 def raised(call: ToolCall, error: BaseException) -> ToolResult:
-    """Return an ERROR answer about an exception of the tool."""
     name = type(error).__name__
     kind = error.code if isinstance(error, BottegaError) else name
     return error_result(call, f"{name}: {error}", kind)
 
 
 def refused_arguments(call: ToolCall, error: ValidationError) -> ToolResult:
-    """Return an ERROR answer about arguments that do not fit the tool's schema."""
     return error_result(call, explain(error), "invalid_arguments")
 
 

@@ -1,1 +1,1 @@
-"""JSON Schemas of users: bounded in cost, checked, and applied to arguments and answers. Pure."""
+"""Users' JSON Schemas: limits of cost, validation, and use for arguments and answers. Pure."""

@@ -1,4 +1,4 @@
-"""Schemas of tools' arguments, for models and for checks of the arguments. Pure."""
+"""Schemas of tools' arguments, for models and for validation of the arguments. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ class ArgumentSchema:
     """A JSON Schema (2020-12) of an object, ready to check arguments.
 
     Attributes:
-        schema: the schema that the model sees. Unless it sets ``additionalProperties``, unknown
-            arguments are refused.
-        patterns: the schema's patterns by JSON Pointer, not checked yet.
+        schema: the schema for the model. Unless the schema sets ``additionalProperties``, a check
+            refuses unknown arguments.
+        patterns: the schema's patterns by JSON Pointer, before their check.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
@@ -50,10 +50,11 @@ class ArgumentSchema:
         return self._checked.unchecked
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check a call's arguments; :meth:`CheckedSchema.problems` says how long this takes.
+        """Check a call's arguments. For the time it takes, see :meth:`CheckedSchema.problems`.
 
         Raises:
-            InvalidInputError: the arguments are invalid; the text lists the problems for the model.
+            InvalidInputError: the arguments are invalid; the error text lists the violations for
+                the model.
         """
         if problems := self._checked.problems(arguments):
             raise InvalidInputError(f"invalid arguments: {'; '.join(map(str, problems))}")
@@ -69,10 +70,10 @@ MAX_DEPTH = 64
 
 
 def shown_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema in the form that models need, with the type ``object``.
+    """Return a tool's schema in the form for models, with the type ``object``.
 
     Raises:
-        InvalidInputError: the schema is too large or too deep, or not of an object.
+        InvalidInputError: the schema is too large, too deep, or does not describe an object.
     """
     if depth_of(schema) > MAX_DEPTH:
         raise InvalidInputError(f"the schema is nested deeper than {MAX_DEPTH} levels")

@@ -1,4 +1,4 @@
-"""Models whose JSON Schemas describe each field by the string below it.
+"""Models whose JSON Schemas describe each field by the string below the field.
 
 Fields with the same meaning in all bodies are described here, once.
 """
@@ -148,17 +148,18 @@ SHARED_PARAMETERS: Mapping[str, str] = {
     "accept": "`text/event-stream`: answer with a stream, like `stream_run_events`.",
     "last-event-id": "Number of the last event that the client has; the stream continues after it.",
 }
-"""Descriptions of parameters that have no description of their own."""
+"""Descriptions of parameters that do not have their own description."""
 
 
 class DescribedModel(BaseModel):
-    """A model whose JSON Schema describes each field by the string below it.
+    """A model whose JSON Schema describes each field by the string below the field.
 
-    Pydantic's `use_attribute_docstrings` would parse each class at import, which doubles the time
-    of a start. This class parses each file once, when a document is made.
+    Pydantic's `use_attribute_docstrings` would parse each class at import, which doubles the start
+    time. This class parses each file once, when the service makes a document.
 
     Attributes:
-        shows: request body whose fields this answer repeats, with the body's descriptions.
+        shows: request body whose fields this answer repeats; the fields have the body's
+            descriptions.
     """
 
     shows: ClassVar[type[BaseModel] | None] = None
@@ -181,7 +182,7 @@ class DescribedModel(BaseModel):
 
 @functools.cache
 def _field_texts(model: type) -> Mapping[str, str]:
-    """Return the strings below a model's fields, by field; including those of base classes."""
+    """Return the strings below the fields of a model and its base classes, by field."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("bottega."):

@@ -14,10 +14,10 @@ from bottega.json_schema.schema import Bounds, CheckedSchema, Problem, schema_ca
 from bottega.json_schema.values import is_finite
 
 MAX_BYTES = 65_536
-"""Most bytes of a schema as JSON."""
+"""Maximum size of a schema as JSON, in bytes."""
 BOUNDS = Bounds(depth=32, values=3000, work=50_000_000)
 MAX_ANSWER = 1_000_000
-"""Most characters of an answer."""
+"""Maximum number of characters of an answer."""
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*+(?:[A-Za-z][\w+.-]*+)?+")
 
@@ -27,7 +27,7 @@ class OutputSchema:
 
     Attributes:
         schema: the schema, unchanged.
-        patterns: the schema's patterns by JSON Pointer, not checked yet.
+        patterns: the schema's patterns by JSON Pointer, before their check.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
@@ -41,11 +41,11 @@ class OutputSchema:
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of patterns that are not checked: only other engines support them."""
+        """JSON Pointers of unchecked patterns, which only other engines support."""
         return self._checked.unchecked
 
     def problems(self, value: Any) -> list[Problem]:
-        """Return the first violations of a parsed answer; ``[]``: it is valid."""
+        """Return the first violations of a parsed answer, or ``[]`` if the answer is valid."""
         return self._checked.problems(value)
 
     def json_in(self, text: str) -> str:
@@ -59,7 +59,7 @@ class OutputSchema:
         return text
 
     def read(self, text: str) -> tuple[Any, list[Problem]]:
-        """Parse an answer, see :meth:`json_in`; return it with its violations."""
+        """Parse an answer (see :meth:`json_in`); return the value and its violations."""
         if len(text) > MAX_ANSWER:
             return None, [Problem((), f"it is longer than {MAX_ANSWER} characters")]
         try:
@@ -77,7 +77,7 @@ def _cached(text: str) -> OutputSchema:
 
 
 def check_length(schema: Mapping[str, Any]) -> None:
-    """Check the length of a schema; this is quick.
+    """Check the length of a schema; the check is quick.
 
     Raises:
         InvalidInputError: the schema is too long.
@@ -89,10 +89,9 @@ def check_length(schema: Mapping[str, Any]) -> None:
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
     """Parse and check a schema; cached, because runs build their agents repeatedly.
 
-    A large schema takes up to 50 ms, so make the first call in a thread.
+    A large schema takes up to 50 ms, so the first call should run in a thread.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
-
     """
     return _cached(to_json(schema).decode())

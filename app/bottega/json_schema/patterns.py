@@ -1,10 +1,10 @@
-r"""Users' regular expressions: measured before they are compiled, matched in linear time.
+r"""Users' regular expressions, with a size limit before compilation and a match in linear time.
 
-The engine is Rust's ``regex``, in pydantic-core. It holds the GIL while it compiles and matches.
-Therefore the pattern's expanded size is limited, which limits the time of both: a repeat copies its
-operand, and a Unicode class such as ``\w`` takes about 40 KB of automaton. Expensive patterns are
-tried in a separate process, ``python -m`` this module, because even a thread would delay all
-requests.
+The engine is Rust's ``regex``, in pydantic-core. The engine holds the GIL while it compiles and
+matches. A limit on the pattern's expanded size limits the time of both. In the expanded pattern, a
+repeat copies its operand, and a Unicode class such as ``\w`` takes about 40 KB of automaton. A
+separate process (``python -m`` this module) compiles expensive patterns first, because even a
+thread would delay all requests.
 """
 
 import os
@@ -28,13 +28,13 @@ from pydantic_core import (
 from bottega.errors import InvalidInputError
 
 LONGEST = 1000
-"""Most characters of a pattern."""
+"""Maximum number of characters of a pattern."""
 MOST_IN_TOOL = 50
 MOST_IN_AGENT = 200
 MOST_REPEATS = 1000
-"""Largest product of nested repeats."""
+"""Maximum product of nested repeats."""
 MOST_BYTES = 32_000_000
-"""Most bytes of all distinct patterns of an agent when compiled, estimated."""
+"""Maximum estimated size in bytes of an agent's distinct compiled patterns."""
 MOST_CACHED_BYTES = 64_000_000
 
 _CODE = "pattern_too_large"
@@ -54,7 +54,7 @@ _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
 
 
 class UnsupportedPatternError(InvalidInputError):
-    """A pattern that only other engines support: it has look-around or back-references."""
+    """Error of a pattern with look-around or back-references, which only other engines support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Size:
 
     Attributes:
         bytes: estimated size of the compiled form.
-        states: characters and classes; each costs time per matched byte.
+        states: number of characters and classes. The time per matched byte is proportional to this
+            number.
         repeats: largest product of nested repeats.
     """
 
@@ -83,11 +84,10 @@ class Size:
 
 
 def size_of(pattern: str) -> Size:
-    """Measure a pattern, in time linear in its length.
+    """Measure a pattern, in time linear in the pattern's length.
 
     Raises:
-        InvalidInputError: the pattern is too long, or has the flag ``x``, with which spaces are
-            ignored.
+        InvalidInputError: the pattern is too long, or has the flag ``x``, which ignores spaces.
     """
     if len(pattern) > LONGEST:
         raise InvalidInputError(f"a pattern is longer than {LONGEST} characters", code=_CODE)
@@ -95,7 +95,7 @@ def size_of(pattern: str) -> Size:
 
 
 def check_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Measure and compile the patterns of an agent's tools. It is slow, so call it in a thread.
+    """Measure and compile the patterns of an agent's tools. Call this slow function in a thread.
 
     Raises:
         InvalidInputError: see :func:`measure_patterns` and :func:`compile_patterns`.
@@ -129,12 +129,13 @@ def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def compile_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Compile measured patterns; for each million bytes, all threads stop for about 12 ms.
+    """Compile measured patterns. For each million bytes, all threads stop for about 12 ms.
 
     Patterns that only other engines support are skipped.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, or a pattern is invalid; ``pointer`` names it.
+        InvalidInputError: ``pattern_too_large``, or a pattern is invalid; ``pointer`` is the
+            pattern's position.
     """
     for of_tool in patterns.values():
         for pointer, pattern in of_tool.items():
@@ -157,7 +158,7 @@ def is_supported(pattern: str) -> bool:
 
 @contextmanager
 def _pointing(pointer: str) -> Iterator[None]:
-    """Add a JSON Pointer to errors."""
+    """Add a JSON Pointer to the errors of the ``with`` block."""
     try:
         yield
     except InvalidInputError as error:
@@ -191,7 +192,7 @@ class Compiled:
     size: Size
 
     def found_in(self, text: str) -> bool:
-        """Return true if the text has the pattern; up to 25 ns times the states times the bytes."""
+        """Return true if the text matches; takes up to 25 ns x states x bytes of text."""
         try:
             self.validator.validate_python(text)
         except ValidationError:
@@ -221,7 +222,7 @@ def compiled(pattern: str) -> Compiled:
 
 
 class _Measure:
-    """A scanner that measures a pattern. It ignores errors, because the engine reports them."""
+    """Scanner that measures a pattern. It ignores errors, because the engine reports errors."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -297,7 +298,7 @@ class _Measure:
         return Size(max(largest, _CHARACTER) + _CHARACTER * members, 1)
 
     def _begin_class(self) -> None:
-        """Skip ``[``, ``^``, and the literal signs that may follow them."""
+        """Skip ``[``, ``^``, and the literal characters that may follow these signs."""
         pattern, at = self._pattern, self._at + 1
         at += pattern.startswith("^", at)
         start = at
@@ -314,14 +315,14 @@ def _count(repeat: re.Match[str]) -> int:
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Return arguments and environment of a process that compiles patterns, see :func:`main`."""
+    """Return arguments and environment of a process that compiles patterns by :func:`main`."""
     path = os.pathsep.join(filter(None, sys.path))
     arguments = [sys.executable, "-P", "-m", "bottega.json_schema.patterns"]
     return arguments, {**os.environ, "PYTHONPATH": path}
 
 
 def main() -> None:
-    """Read patterns from standard input as JSON, and compile them; write the error or null."""
+    """Read patterns from standard input as JSON; compile the patterns; write an error or null."""
     try:
         compile_patterns(from_json(sys.stdin.buffer.read()))
     except InvalidInputError as error:

@@ -1,10 +1,10 @@
-"""Users' JSON Schemas: checked, and applied to values. Pure.
+"""Users' JSON Schemas: validation of a schema, and of values by a schema. Pure.
 
-Schemas of older drafts are converted to 2020-12. Keywords that only describe are left out, and
-keywords that we cannot apply are refused. The cost of a schema is bounded: its size has a limit,
-``$ref`` must stay within the schema, :mod:`bottega.json_schema.patterns` limits patterns, and a
-check has a limited number of steps. Therefore a ``$ref`` may lead to itself: it is followed as deep
-as the value is nested.
+The module converts schemas of older drafts to 2020-12. It omits keywords that only describe, and
+refuses keywords that it cannot apply. The cost of a schema is bounded: the schema's size has a
+limit, ``$ref`` must stay within the schema, :mod:`bottega.json_schema.patterns` limits patterns,
+and a check has a limited number of steps. Therefore a ``$ref`` may refer to itself: a check follows
+the ``$ref`` as deep as the value is nested.
 """
 
 import json
@@ -32,14 +32,14 @@ from bottega.json_schema.patterns import (
 from bottega.json_schema.values import count_values, depth_of
 
 MAX_MATCHING = 4_000_000
-"""Limit of a check: states of patterns times bytes that are matched with them; up to 0.2 s."""
+"""Maximum product of patterns' states and matched bytes in a check; takes up to 0.2 s."""
 MAX_STEPS = 100_000
-"""Most times that a check applies a keyword to a value; this takes up to 2 s."""
+"""Maximum number of times that a check applies a keyword to a value; takes up to 2 s."""
 _SCHEMA_BYTES = 20
-"""Bytes of memory of a checked schema per character of its text."""
+"""Memory of a checked schema in bytes, per character of the schema's text."""
 
 _CHEAP = 50
-"""Number of values, in a keyword or in the checked value, that cost as much as one step."""
+"""Number of values, in a keyword or in the checked value, that together cost one step."""
 _CHEAP_CHARACTERS = 1000
 _LONGEST_PROBLEM = 300
 _MOST_PROBLEMS = 5
@@ -60,7 +60,7 @@ _UNSUPPORTED = frozenset(
     | {"anyRequired", "instanceof", "oneRequired", "patternRequired", "prohibited", "regexp"}
     | {"bsonType", "uniqueItemProperties"}
 )
-"""Keywords of all drafts and dialects that restrict values, and that we cannot apply."""
+"""Keywords of all drafts and dialects that restrict values and that this module cannot apply."""
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 Schema = dict[str, Any] | bool
@@ -85,7 +85,7 @@ _FORMS = {
         **dict.fromkeys(("minProperties", "maxProperties"), _LENGTH),
     }.items()
 }
-"""Schemas of the values of comparing keywords; ``const`` may have any value."""
+"""Schemas of the values of keywords that compare; ``const`` may have any value."""
 _RULES = frozenset({"const", *_FORMS})
 
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
@@ -93,7 +93,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] |
 
 @dataclass(slots=True)
 class _Allowance:
-    """Remaining work that one check may do, and the targets of the schema's references."""
+    """The remaining work of one check, and the targets of the schema's references."""
 
     targets: Mapping[str, "Schema"]
     matching: int = MAX_MATCHING
@@ -108,9 +108,9 @@ class Bounds:
     """Limits of a schema and its use.
 
     Attributes:
-        depth: most levels of nesting.
-        values: most values in the schema.
-        work: limit of the product: values in the schema times values in the checked value.
+        depth: maximum number of nested levels.
+        values: maximum number of values in the schema.
+        work: maximum product of the numbers of values in the schema and in the checked value.
     """
 
     depth: int
@@ -138,7 +138,7 @@ class CheckedSchema:
     """A valid schema, ready to check values.
 
     Attributes:
-        patterns: the schema's patterns by JSON Pointer, not checked yet; see
+        patterns: the schema's patterns by JSON Pointer, before their check; see
             :func:`bottega.json_schema.patterns.check_patterns`.
         size: number of values in the schema.
 
@@ -164,10 +164,10 @@ class CheckedSchema:
         return [place for place, each in self.patterns.items() if not is_supported(each)]
 
     def problems(self, value: Any) -> list[Problem]:
-        """Return the first violations; ``[]``: the value is valid.
+        """Return the first violations, or ``[]`` if the value is valid.
 
-        This may take seconds for large values. Patterns take up to 0.2 s more; the first time it
-        takes longer, because they are compiled.
+        The check of a large value may take seconds. Patterns take up to 0.2 s more, and longer the
+        first time, because they must be compiled.
         """
         _left.set(_Allowance(self._targets))
         if count_values(value) * self.size > self._work:
@@ -182,7 +182,7 @@ class CheckedSchema:
 
 
 def schema_cache() -> LRUCache[Any, Any]:
-    """Return a cache, limited by bytes, for objects with their schema's text in ``schema``."""
+    """Return a cache, limited in bytes, for objects that have a schema's text in ``schema``."""
     return LRUCache(MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 
@@ -196,9 +196,9 @@ def _cut(message: str) -> str:
 
 
 class _Modern:
-    """Conversion of a schema of any draft to 2020-12, with only the keywords that are applied.
+    """Conversion of a schema of any draft to 2020-12, with only the keywords that checks apply.
 
-    Each part is converted once, however many references lead to it and however they spell it.
+    Each part is converted once, even if several references in different spellings lead to the part.
 
     Attributes:
         targets: target schemas by reference, for all references that a check may follow.
@@ -242,7 +242,7 @@ class _Modern:
             elif keyword == "dependencies":
                 self._split(value, at, modern)
             elif keyword in _DEFINITIONS:
-                self._named(value, at)  # only checks the form; references add their definitions
+                self._named(value, at)  # only checks the form: references add definitions
             elif keyword in _RULES:
                 modern[keyword] = value
             elif keyword in _MANY:
@@ -268,7 +268,7 @@ class _Modern:
         return {name: self._of(each, f"{place}/{escaped(name)}") for name, each in schemas.items()}
 
     def _split(self, dependencies: Any, place: str, modern: dict[str, Any]) -> None:
-        """Convert ``dependencies`` of older drafts to the two keywords that replaced it."""
+        """Convert ``dependencies`` of older drafts to the two keywords of newer drafts."""
         if not isinstance(dependencies, dict):
             raise _not_valid(place, f"{dependencies!r} is not of type 'object'")
         schemas = {name: each for name, each in dependencies.items() if not isinstance(each, list)}
@@ -277,11 +277,11 @@ class _Modern:
         modern["dependentRequired"] = names
 
     def _use(self) -> None:
-        """Collect the patterns and the targets that a check may reach.
+        """Collect the patterns and the targets of references that a check may reach.
 
         Raises:
-            InvalidInputError: a reference leads nowhere, or to itself for the same value, so that a
-                check would not end.
+            InvalidInputError: a reference has no target, or refers to itself for the same value, so
+                that a check would not end.
         """
         leads_to: dict[str, list[str]] = {}
         waiting: deque[tuple[Schema, str]] = deque([(self.schema, "")])
@@ -330,7 +330,7 @@ class _Modern:
 
 
 def _refuse_mixed(schema: dict[str, Any]) -> None:
-    """Refuse a keyword together with the keyword that it replaced: one of the two has no effect."""
+    """Refuse a keyword together with its older form, because one of the two has no effect."""
     newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
     if "dependencies" in schema:
         newer += ["dependentRequired", "dependentSchemas"]
@@ -364,7 +364,7 @@ def _within(reference: Any) -> str:
 
 
 def _modernise_rules(schema: dict[str, Any]) -> None:
-    """Convert rules that older drafts write differently, in place."""
+    """Convert rules from the forms of older drafts, in place."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(is_exclusive := schema.get(exclusive), bool):
             del schema[exclusive]
@@ -373,7 +373,7 @@ def _modernise_rules(schema: dict[str, Any]) -> None:
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema extended to accept null, as OpenAPI's ``nullable`` means."""
+    """Return the schema extended to accept null, as OpenAPI's ``nullable`` does."""
     if "type" not in schema or schema.keys() & (_IN_PLACE | {"$ref", "const"}):
         return {"anyOf": [schema, {"type": "null"}]}
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -412,7 +412,7 @@ def _matches(
 def _unique(
     validator: Any, wanted: bool, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    """Check ``uniqueItems`` in linear time; the library would compare all pairs."""
+    """Check ``uniqueItems`` in linear time, because the library would compare all pairs."""
     if wanted and isinstance(instance, list):
         _spend(count_values(instance))
         seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
@@ -421,7 +421,7 @@ def _unique(
 
 
 def _canonical(value: Any) -> Any:
-    """Normalise JSON so that equal values get equal texts: 1 and 1.0 are equal, 1 and true not."""
+    """Normalise JSON so that equal values get equal texts: 1 equals 1.0, but not true."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -445,7 +445,7 @@ def _spend(steps: int) -> None:
 
 
 def _counted(keyword: _Keyword) -> _Keyword:
-    """Make a keyword count its uses, by the sizes of its own value and of the checked value."""
+    """Make a keyword count its uses, weighted by the sizes of its value and the checked value."""
 
     @wraps(keyword)
     def apply(
@@ -458,7 +458,7 @@ def _counted(keyword: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any) -> int:
-    """Return the steps that comparing or showing a value counts as."""
+    """Return the number of steps that a comparison or a display of a value counts as."""
     if isinstance(value, dict | list):
         return count_values(value) // _CHEAP if value else 0
     return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0

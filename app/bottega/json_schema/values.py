@@ -1,4 +1,4 @@
-"""Measures of decoded JSON, without recursion, and parsing of whole numbers. Pure."""
+"""Measurement of decoded JSON, without recursion, and parsing of whole numbers. Pure."""
 
 import math
 from typing import Any
@@ -7,16 +7,16 @@ from pydantic import BeforeValidator
 
 
 def _whole(value: Any) -> Any:
-    """Convert 5.0 to 5, because some clients write whole numbers like this."""
+    """Convert 5.0 to 5, because some clients write whole numbers as 5.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 WHOLE = BeforeValidator(_whole)
-"""Validator that accepts whole numbers such as 5.0 for an integer; put it after the bounds."""
+"""Validator that accepts whole numbers such as 5.0 for an integer. It comes after the bounds."""
 
 
 def is_finite(value: Any) -> bool:
-    """Return true if ``value`` has only finite numbers; 1e999 would be decoded to infinity."""
+    """Return true if ``value`` has only finite numbers; a decoder turns 1e999 into infinity."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -1,8 +1,8 @@
 """The built-in embedder, which needs no model and no network. Pure.
 
-It compares spelling, not meaning: texts are similar if they have words or parts of words in common.
-A hash maps each feature to an index of the vector, so there is no vocabulary (Weinberger et al.
-2009, *Feature Hashing for Large Scale Multitask Learning*).
+The embedder compares spelling, not meaning: texts are similar if they have words or parts of words
+in common. A hash maps each feature to an index of the vector, so there is no vocabulary (Weinberger
+et al. 2009, *Feature Hashing for Large Scale Multitask Learning*).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 
 DIMENSION = 768
 MAX_CHARACTERS = 32_768
-"""Number of first characters of a text that count: about the 8,000 tokens of hosted models."""
+"""Maximum number of characters of a text, about the 8,000 tokens of hosted models."""
 
 _BATCH = 4
 
@@ -66,7 +66,7 @@ _SUFFIX = re.compile(
 _SHORTEST_STEM = 3
 _LONGEST_SUFFIX = 6
 
-# A Han character counts as a word: it means about as much, and has no spaces around it.
+# A Han character counts as a word: it has about as much meaning, and no spaces around it.
 _HAN = "\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]{{1,40}}")
 _ACCENT = re.compile("[\u0300-\u036f]+")
@@ -75,11 +75,13 @@ _ACCENT = re.compile("[\u0300-\u036f]+")
 class BuiltinEmbedder:
     """Embedder with hashed words and character n-grams; bit-identical on every machine.
 
-    - The features of a word are its stem, and its n-grams of 3 and 4 characters with the word's
-      ends marked. The n-grams of a word have the same total weight for every word.
+    - The features of a word are the word's stem, and the word's n-grams of 3 and 4 characters. The
+      n-grams contain marks for the start and the end of the word. The total weight of the n-grams
+      is the same for every word.
     - A stop word (English, Italian) has a low weight and no n-grams.
-    - A word with n occurrences counts 1 + ln n.
-    - Each sum is replaced by its signed root, so that strong features do not hide weak features.
+    - A word with n occurrences has the weight 1 + ln n.
+    - The signed square root of each sum replaces the sum, so that strong features do not hide weak
+      features.
     - Case, accents and Unicode compatibility forms make no difference.
     - A text without letters and digits has a fixed vector.
     """
@@ -93,9 +95,10 @@ class BuiltinEmbedder:
         self._features = lru_cache(maxsize=16_384)(features)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of ``texts``, shape (n, 768); yields to other tasks between batches.
+        """Return the vectors of ``texts``, shape (n, 768); let other tasks run between batches.
 
-        Only the first 32,768 characters of a text count. Raises nothing.
+        The vector depends only on the first 32,768 characters of a text. The method raises no
+        errors.
         """
         vectors = np.empty((len(texts), DIMENSION), np.float32)
         for start in range(0, len(texts), _BATCH):
@@ -125,7 +128,7 @@ def _levelled(sums: NDArray[np.float64]) -> Vectors:
     """Take signed roots of integer rows, and scale each row to length 1."""
     sizes = np.abs(sums)
     totals = sizes.sum(axis=1, keepdims=True)
-    blank = totals[:, 0] == 0  # the text has no words, or their weights cancel each other
+    blank = totals[:, 0] == 0  # the text has no words, or the words' weights cancel each other
     sums[blank, 0] = sizes[blank, 0] = totals[blank] = 1
     vectors: Vectors = np.copysign(np.sqrt(sizes / totals), sums).astype(np.float32)
     return vectors
@@ -165,10 +168,10 @@ def _code(text: str) -> bytes:
 
 
 def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
-    """Pack features; a hash of the name selects index and sign.
+    """Pack features; a hash of the feature's name selects the index and the sign.
 
-    Similar names have related CRCs. The high bits of the product with an odd number depend on
-    all bits of a CRC (Knuth's multiplicative hashing).
+    Similar names have related CRCs, so each CRC is multiplied by an odd number. The high bits of
+    the product depend on all bits of the CRC (Knuth's multiplicative hashing).
     """
     values = []
     for name, weight in zip(names, weights, strict=True):

@@ -29,7 +29,7 @@ async def demo_model(
         token_delay_ms: milliseconds between the words of a stream.
 
     Raises:
-        UnavailableError: the demo model did not start in time; its messages are on standard error.
+        UnavailableError: the demo model did not start in time. Standard error has its messages.
     """
     arguments = ["--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)]
     process = await _spawn(arguments)
@@ -40,7 +40,7 @@ async def demo_model(
 
 
 def become_demo_model(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process with the demo model, so that signals reach it directly."""
+    """Replace this process with the demo model, so that signals reach the demo model directly."""
     os.execve(sys.executable, _command(*arguments), _environment())  # noqa: S606 (our own module)
 
 
@@ -55,12 +55,12 @@ async def _spawn(arguments: list[str]) -> Process:
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),
-        start_new_session=True,  # Ctrl-C must not end the demo model: running runs need it
+        start_new_session=True,  # Ctrl-C must not end the demo model, which runs still need
     )
 
 
 def _environment() -> dict[str, str]:
-    """Copy our environment; if the package is not installed, add its folder to the path."""
+    """Copy this process's environment; if Bottega is not installed, add its folder to the path."""
     environment = dict(os.environ)
     root = Path(bottega.__path__[0]).parent
     if root != Path(sysconfig.get_path("purelib")):
@@ -85,7 +85,7 @@ async def _port(process: Process, timeout_s: float) -> int:
 
 
 async def _stop(process: Process) -> None:
-    """Terminate the process; kill it if it does not end in time."""
+    """Terminate the process; kill the process if it does not end in time."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

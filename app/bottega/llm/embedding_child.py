@@ -1,8 +1,8 @@
-"""Program of an embedding process: it answers requests from standard input until the input ends.
+"""Program of an embedding process, which answers requests from standard input until the input ends.
 
 A request is a line of JSON: ``{"query": bool, "texts": [...], "most": tokens}``. The answer is the
 size of the vectors in bytes (4 bytes, little-endian), then the vectors, float32, one row per text.
-The process imports nothing else of Bottega, and gets no settings.
+The process imports no other module of Bottega, and receives no settings.
 """
 
 import functools
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _cut(model: object, text: str, is_query: bool, most: int) -> str:
-    """Cut a text's end off until it has at most ``most`` tokens."""
+    """Cut off the end of a text until the text has at most ``most`` tokens."""
     while (tokens := model.token_count(text, is_query)) > most:  # type: ignore[attr-defined]
         text = text[: min(len(text) - 1, len(text) * most // tokens)]
     return text

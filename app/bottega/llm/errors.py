@@ -19,7 +19,7 @@ from bottega.network import AddressRefusedError
 from bottega.redaction import Redactor
 
 SAID = ". It said: "
-"""Separates our text from the server's own words in an error."""
+"""Separator between Bottega's text and the server's own words in an error."""
 _LONGEST_QUOTE = 300
 
 _RETRYABLE_CODES = frozenset(
@@ -38,7 +38,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# Only these codes replace the code that follows from the status; other codes are less specific.
+# Only these codes replace the code of the HTTP status; other codes are less specific.
 _REFINING = frozenset(
     {
         "model_quota_exhausted",
@@ -68,11 +68,11 @@ STREAM_BROKEN, BAD_RESPONSE = "model_stream_broken", "model_bad_response"
 BROKEN_ANSWERS = frozenset((STREAM_BROKEN, BAD_RESPONSE))
 """Codes of an answer that broke off, and of an unreadable answer. Such answers may cost money."""
 MOST_BROKEN = 5
-"""Number of broken answers that ends a call: each may cost as much as a complete answer."""
+"""Maximum number of broken answers per call. A broken answer may cost as much as a complete one."""
 
 
 class Places(NamedTuple):
-    """Texts that say where the key and the base URL of a server are set."""
+    """Names of the settings that have the key and the base URL of a server."""
 
     key: str
     base_url: str
@@ -97,12 +97,12 @@ def places_of(spec: ServerSpec) -> Places:
 
 
 class ErrorMapper:
-    """Makes errors for one model server.
+    """Factory of errors for one model server.
 
     Args:
         address: the server's URL, without credentials.
         secret: the key, which errors must not show; empty if there is no key.
-        places: names of the settings of key and base URL, for advice.
+        places: names of the settings of key and base URL, for the advice in error texts.
         hidden: further secrets that errors must not show.
     """
 
@@ -116,7 +116,7 @@ class ErrorMapper:
     ) -> None:
         self._address = address
         self._places = places or _PLACES["chat"]
-        # With word boundaries, because a short key may be part of ordinary words.
+        # The pattern has word boundaries, because a short key may be part of ordinary words.
         pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])" if secret else r"(?!)"
         self._secret = re.compile(pattern)
         self._hidden = Redactor(hidden)
@@ -162,7 +162,7 @@ class ErrorMapper:
         )
 
     def unreadable(self, what: str) -> ModelError:
-        """Make the error of an answer that does not have the API's form; this is no outage."""
+        """Make the error of an answer that does not have the API's form; this is not an outage."""
         return ModelError(
             f"the answer of the model's API at {self._address} cannot be read: {what}",
             code=BAD_RESPONSE,
@@ -201,7 +201,7 @@ class ErrorMapper:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds to wait, from ``retry-after-ms`` or either form of ``Retry-After``."""
+    """Return the seconds to wait, from ``retry-after-ms`` or from a form of ``Retry-After``."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -218,8 +218,8 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 def is_timeout(error: BaseException) -> bool:
     """Return true if a timeout caused the error.
 
-    The outermost type is not enough, because the transport also reports a refused connection as a
-    timeout. So the chain of causes decides.
+    The function checks the chain of causes, not only the outermost type, because the transport also
+    reports a refused connection as a timeout.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -238,7 +238,7 @@ def _number(value: str | None) -> float | None:
 
 
 def _refined(code: str, body: object) -> str:
-    """Return a more specific code if the server's words allow it, else ``code``."""
+    """Return a more specific code if the server's words contain one; otherwise return ``code``."""
     word = _code_by_word(body)
     if word in _REFINING:
         return word
@@ -256,7 +256,8 @@ def _code_of_other_status(status: int) -> str:
 def _error_part(body: object) -> Any:
     """Return the part of a body that describes the error.
 
-    Most vendors use ``error``, Mistral uses the body itself, and Gemini may put it into a list.
+    Most vendors describe the error in ``error``. Mistral uses the body itself, and Gemini may put
+    the error into a list.
     """
     if isinstance(body, list) and body:
         body = body[0]
@@ -313,7 +314,7 @@ def _status_of(body: object) -> int | None:
 
 
 def _kind(error: BaseException) -> str:
-    """Return the type name of the innermost cause; outer errors only name transport layers."""
+    """Return the type name of the innermost cause; outer errors are only transport layers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__
@@ -325,9 +326,10 @@ _FIRST_S = 0.5
 def delay_s(number: int, error: ModelError, unit: float) -> float:
     """Compute the seconds before the next try. Pure.
 
-    The delay doubles from try to try up to 30 s, and half of it is random. For the first three
-    tries, the server's ``Retry-After`` replaces the delay. After further tries it can only lengthen
-    the delay, so that a server that always answers "0" is not called in a tight loop.
+    The delay doubles from try to try up to 30 s, and half of the delay is random. For the first
+    three tries, the server's ``Retry-After`` replaces the delay. After further tries
+    ``Retry-After`` can only lengthen the delay, so that a server that always answers "0" is not
+    called in a tight loop.
 
     Args:
         number: number of the failed try, from 1.
@@ -344,11 +346,11 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
 def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> float | None:
     """Compute the seconds before the next try, or ``None`` if no try may follow. Pure.
 
-    The last try is made at the moment when the patience ends. No try follows if the server asks for
-    a wait that is longer than the remaining patience.
+    The last try starts when the patience ends. No try follows if the server requests a wait that is
+    longer than the remaining patience.
 
     Args:
-        left_s: seconds of patience that are left.
+        left_s: remaining patience in seconds.
     """
     if left_s <= 0 or (error.retry_after_s or 0.0) > left_s:
         return None
@@ -356,7 +358,7 @@ def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> 
 
 
 def out_of_patience(number: int, error: ModelError, patience_s: float) -> ModelError:
-    """Make the error of a call without patience left, from the error of its last try. Pure."""
+    """Make the error of a call that has no patience left, from the last try's error. Pure."""
     asked = error.retry_after_s
     until = "" if asked is None else f"; the server asks to wait {asked:g} s"
     return ModelError(

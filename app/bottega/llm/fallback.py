@@ -1,11 +1,12 @@
-"""Model calls over several servers: if one server fails, the call tries the next one at once.
+"""Model calls with several servers: if one server fails, the call tries the next server at once.
 
 A call passes these methods, from the outermost to the innermost:
 
 - :meth:`FallbackProvider.invoke` reserves tokens, pays for the call, and tries the models in order.
-- ``FallbackProvider._try`` makes one try at one model, behind the model's gate.
-- ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
-- :meth:`OpenServer.invoke` uses the current secrets, and tries once more if the key was replaced.
+- ``FallbackProvider._try`` makes one try with one model, after the model's gate.
+- ``_try_server`` makes this try without the gate, and returns a model's error as a value.
+- :meth:`OpenServer.invoke` uses the current secrets, and makes a second try if the key was
+  replaced.
 - ``_Client.invoke`` counts the running calls of one version of the secrets.
 - :meth:`ModelProvider.invoke` sends the request.
 """
@@ -44,7 +45,7 @@ class SpecSource(Protocol):
         """Return a value that changes when a secret of the server may have changed.
 
         Args:
-            fresh: ask the store of secrets now, even if no change is known.
+            fresh: if true, read the store of secrets now, even without news of a change.
         """
 
     async def spec(self) -> ServerSpec:
@@ -57,12 +58,10 @@ class SpecSource(Protocol):
 
 
 class _Client:
-    """The client of one server description."""
-
     def __init__(self, spec: ServerSpec) -> None:
         self.spec = spec
-        # "none" is no model: each call names its own. A patience of 0 s switches off the client's
-        # own retries, because FallbackProvider retries.
+        # The model "none" is a placeholder, because each call sets its own model. A patience of 0 s
+        # switches off the client's own retries, because FallbackProvider retries.
         self._provider = open_provider(spec, "none").for_model("none", 0.0)
         self._under_way = 0
         self._is_retired = False
@@ -75,7 +74,7 @@ class _Client:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
-        """Make one try, and count it as running, so that :meth:`retire` waits for it."""
+        """Make one try; count the try as running, so that :meth:`retire` waits for its end."""
         options = replace(options, model=model)
         self._under_way += 1
         try:
@@ -99,7 +98,7 @@ class _Client:
 
 
 class OpenServer:
-    """One model server. It replaces its client when a secret has changed."""
+    """One model server, which replaces its client when a secret has changed."""
 
     def __init__(self, source: SpecSource, spec: ServerSpec, state: object) -> None:
         self._source = source
@@ -149,7 +148,6 @@ class OpenServer:
         return await self._client.invoke(model, messages, tools, options, on_delta)
 
     async def prices(self, model: str) -> ModelPrices | None:
-        """Return a model's prices; ``None``: unknown."""
         return await self._client.prices(model)
 
     async def retire(self) -> None:
@@ -161,11 +159,7 @@ class OpenServer:
         await self._client.aclose()
 
     async def _current(self, *, fresh: bool = False) -> _Client:
-        """Return the client with the current secrets.
-
-        Args:
-            fresh: see :meth:`SpecSource.state`.
-        """
+        """Return the client with the current secrets."""
         state = await self._source.state(fresh=fresh)
         if state != self._state:
             spec = await self._source.spec()
@@ -186,9 +180,9 @@ class Servers:
         """Return a server; open it if it is not open.
 
         Args:
-            key: identifies the server in all versions of its definition.
-            version: version of the definition. Older versions are retired, but runs that use them
-                can still call them.
+            key: identifies the server; the same for all versions of the server's definition.
+            version: version of the definition. Older versions are retired, but runs that use an
+                older version can still call it.
 
         Raises:
             InvalidInputError: see :meth:`SpecSource.spec`.
@@ -207,13 +201,12 @@ class Servers:
         return server
 
     async def aclose(self) -> None:
-        """Close all connections."""
         for server in self._open.values():
             await server.aclose()
 
 
 _CONTENT = frozenset({"model_filtered", "model_refused"})
-"""Codes of failures after which no other server is tried, because it would probably refuse, too."""
+"""Codes of failures after which no other server is tried: it would probably refuse too."""
 _DEFAULTS = ModelOptions()
 
 
@@ -222,7 +215,7 @@ class ServedModel:
     """One model of one server.
 
     Attributes:
-        gate: holds back calls of this model; ``None``: nothing holds them back.
+        gate: delays or refuses calls of this model, or ``None`` if the model has no gate.
     """
 
     server: OpenServer
@@ -236,7 +229,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Dearest:
-    """The prices of the model that is most expensive for a given usage."""
+    """The prices of the model that is the most expensive one for a usage."""
 
     all: Sequence[ModelPrices]
 
@@ -252,7 +245,7 @@ class _Call(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A model whose gate has already let the next try pass."""
+    """A model whose gate has already accepted the next try."""
 
     served: ServedModel
     entry: GatePermit
@@ -264,15 +257,15 @@ class _Failed(NamedTuple):
 
 
 class FallbackProvider:
-    """Calls an agent's models in order, until a model answers.
+    """Provider that calls an agent's models in order until a model answers.
 
     If a model's server is down, over its limit or refuses the request, the call tries the next
-    model at once. When all models have failed, the call waits and begins again with the first, as
-    long as its patience lasts and a model may answer later. If the gates of models hold the call
-    back, it waits at a gate.
+    model at once. When all models have failed, the call waits and begins again with the first
+    model, as long as the call's patience lasts and a model may answer later. If gates refuse the
+    call, the call waits at one of these gates.
 
     Args:
-        models: in order; at least one.
+        models: the models in order, at least one.
         patience_s: seconds for which the call is repeated after all models have failed once; 0: no
             repetition.
         account: pays for each call that has no open permit.
@@ -297,7 +290,7 @@ class FallbackProvider:
         self._random_unit = random_unit
 
     def with_patience(self, most_s: float) -> "FallbackProvider":
-        """Return a provider of the same models whose patience is at most ``most_s`` seconds."""
+        """Return a provider with the same models and a patience of at most ``most_s`` seconds."""
         if self.patience_s <= most_s:
             return self
         provider = copy(self)
@@ -315,7 +308,7 @@ class FallbackProvider:
         return all(each.server.is_own for each in self.models)
 
     async def prices(self) -> ModelPrices | None:
-        """Return the highest prices of the models; ``None``: a model's prices are unknown."""
+        """Return the highest prices of the models, or ``None`` if a model has unknown prices."""
         found = [await each.server.prices(each.model) for each in self.models]
         known = [prices for prices in found if prices is not None]
         return _Dearest(known) if len(known) == len(found) else None
@@ -335,7 +328,7 @@ class FallbackProvider:
         Raises:
             ModelError: no model answered.
             HistoryError: a message cannot be sent.
-            BudgetExhaustedError: too little is left in the account.
+            BudgetExhaustedError: the account has too little money or too few tokens left.
         """
         if options.permit is not None and options.permit.is_open:
             return await self._answer(_Call(messages, tools, options, on_delta))
@@ -389,10 +382,10 @@ class FallbackProvider:
     async def _pause(
         self, failed: Sequence[_Failed], call: _Call, began: float, pause_s: float
     ) -> _Ready | None:
-        """Wait before the next round; end the wait early if a gate lets the call pass.
+        """Wait before the next round; end the wait early if a gate accepts the call.
 
-        The call waits at the gate of a server over its limits. If there is no such server, the call
-        waits at the gate of an open breaker.
+        The call waits at the gate of a server that is over its limits. If there is no such server,
+        the call waits at the gate of an open breaker.
         """
         held = [each for each in failed if isinstance(each.error, HeldBackError)]
         if not held:
@@ -420,7 +413,7 @@ class FallbackProvider:
         *,
         is_last: bool,
     ) -> AssistantMessage | ModelError:
-        """Make one try behind the model's gate; return its error instead of raising it.
+        """Make one try after the model's gate; return the try's error instead of raising it.
 
         Args:
             entry: permit of a call that has already passed the gate.
@@ -445,7 +438,7 @@ class FallbackProvider:
 
 
 def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> ModelOptions:
-    """Return a call's options, changed so that the charge pays for each answer, whole or broken."""
+    """Return a call's options, whose callbacks let ``charge`` pay for whole and broken answers."""
     target = first
 
     def tries(now: ModelTarget) -> None:
@@ -472,14 +465,14 @@ def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> 
 def _in_order(
     left: Sequence[ServedModel], ready: _Ready | None
 ) -> Sequence[tuple[ServedModel, GatePermit | None]]:
-    """Return the models to try, first the model whose gate was passed, if any."""
+    """Return the models to try in order; a model whose gate accepted the call is the first."""
     if ready is None:
         return [(each, None) for each in left]
     return [ready, *((each, None) for each in left if each is not ready.served)]
 
 
 async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | ModelError:
-    """Make one try without a gate; return a model's error, or the refusal of an invalid input."""
+    """Make one try without a gate; return a model's error, or the error of an invalid input."""
     try:
         answer = await served.server.invoke(
             served.model, call.messages, call.tools, options=call.options, on_delta=call.on_delta

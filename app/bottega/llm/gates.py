@@ -1,7 +1,7 @@
-"""Gates before models: a call passes while the breaker is closed and the limits have room.
+"""Gates before models. A call passes while the breaker is closed and the limits have room.
 
-Each circuit breaker serves one tenant's calls of one model from this worker. While a server keeps
-failing, the breaker lets one call at a time try it. No tenant can stop another tenant's calls.
+Each circuit breaker serves one tenant's calls of one model from this worker. While a server fails
+repeatedly, the breaker admits one call at a time. No tenant can stop another tenant's calls.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from bottega.llm.errors import BROKEN_ANSWERS, SAID, STREAM_BROKEN, delay_s
 from bottega.llm.limits import LimitPermit, ServerKey, ServerLimits, Shares
 
 LEAST_CALLS, WINDOW_S = 5, 60.0
-"""A breaker opens if half of at least LEAST_CALLS calls within WINDOW_S seconds failed."""
+"""A breaker opens if at least LEAST_CALLS calls ended within WINDOW_S seconds and half failed."""
 _ASK_AGAIN_S = 0.5
 _MOST = 10_000
 _SERVERS = frozenset({"model_unavailable", "model_timeout", STREAM_BROKEN})
@@ -44,9 +44,10 @@ class _OpenBreaker:
 
     Attributes:
         cause: text of the latest failure.
-        retry_at: time from which a call may become the probe, by the monotonic clock.
+        retry_at: earliest time for the next probe, by the monotonic clock.
         is_probed: true while the probe runs.
-        passes: set when the breaker closes, or when another call may become the probe.
+        passes: event that is set when the breaker closes, or when another call may become the
+            probe.
     """
 
     failures: int
@@ -86,7 +87,7 @@ class ModelBreakers:
             yield key, {"model": key.model, "state": state, "retry_at": retry_at}
 
     def held_s(self, key: ModelKey) -> float:
-        """Return the seconds until a call may become the probe; 0: a call may go on now."""
+        """Return the seconds until a call may become the probe, or 0 if a call may start now."""
         breaker = self._open.get(key)
         if breaker is None:
             return 0.0
@@ -102,7 +103,7 @@ class ModelBreakers:
         return self._open[key].cause
 
     def begin_call(self, key: ModelKey) -> bool:
-        """Begin a call; return true if it is the probe. The probe's success closes the breaker."""
+        """Begin a call; return true if the call is the probe, whose success closes the breaker."""
         breaker = self._open.get(key)
         if breaker is not None:
             breaker.is_probed = True
@@ -118,7 +119,7 @@ class ModelBreakers:
                 await breaker.passes.wait()
 
     def succeeded(self, key: ModelKey) -> None:
-        """Note that the server answered a call."""
+        """Record that the server answered a call."""
         breaker = self._open.pop(key, None)
         if breaker is None:
             self._rates.succeeded(key, monotonic())
@@ -127,7 +128,7 @@ class ModelBreakers:
             breaker.passes.set()
 
     def failed(self, key: ModelKey, error: ModelError, *, was_probe: bool) -> None:
-        """Note a failed call. Errors that the request or the key caused do not count."""
+        """Record a failed call; ignore errors that the request or the key caused."""
         asks_to_wait = error.code == "model_rate_limited" and bool(error.retry_after_s)
         if not (asks_to_wait or error.code in _SERVERS):
             if was_probe:  # the server works: the error is due to the request or the key
@@ -146,7 +147,7 @@ class ModelBreakers:
         self._set_open(key, failures, error.detail.partition(SAID)[0], pause_s)
 
     def abandoned(self, key: ModelKey) -> None:
-        """Note that a probe was cancelled: another call may become the probe at once."""
+        """Record that a probe was cancelled: another call may become the probe at once."""
         if (breaker := self._open.get(key)) is not None:
             self._set_open(key, breaker.failures, breaker.cause, 0.0)
 
@@ -169,7 +170,7 @@ _LIMITED_S = 5.0
 
 
 class HeldBackError(ModelError):
-    """A call that was not sent: ``model_limited`` or ``model_circuit_open``.
+    """Error of a call that was not sent: ``model_limited`` or ``model_circuit_open``.
 
     Args:
         pause_s: seconds after which the call may be sent.
@@ -184,7 +185,7 @@ class GatePermit(NamedTuple):
     """Permission of a call that has passed a gate.
 
     Attributes:
-        limits: the call's part of the server's limits; ``None``: the server has no limits.
+        limits: the call's part of the server's limits, or ``None`` if the server has no limits.
     """
 
     limits: LimitPermit | None
@@ -205,7 +206,7 @@ class ModelGate:
     """The gate before one model, for the calls of one tenant.
 
     Args:
-        limits: limits of the model's server; ``None``: no limits.
+        limits: limits of the model's server, or ``None`` if the server has no limits.
     """
 
     def __init__(self, traffic: "Traffic", key: ModelKey, limits: ServerLimits | None) -> None:
@@ -224,16 +225,16 @@ class ModelGate:
         if self._limits is None or self._limits.tokens is None:
             return 0
         asked = None if options.params is None else options.params.max_output_tokens
-        output = options.max_output_tokens or asked or 1000  # a guess for an answer without limit
+        output = options.max_output_tokens or asked or 1000  # a guess for an answer without a limit
         return tokens_sent(messages, len(tools)) + output
 
     async def enter(self, tokens: int, since: float, wait_s: float) -> GatePermit:
-        """Let a call pass, or wait for its server's limits.
+        """Admit a call, or wait until the limits of its server have room.
 
         Args:
             tokens: estimate of the call's tokens.
             since: time when the call began to wait, by the monotonic clock.
-            wait_s: longest wait; 0: wait only for the database's answer.
+            wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
 
         Raises:
             HeldBackError: the breaker is open, or the server is over its limits.
@@ -264,10 +265,11 @@ class ModelGate:
     async def wait(
         self, error: HeldBackError, tokens: int, since: float, wait_s: float
     ) -> GatePermit | None:
-        """Wait until a call that was held back may pass, at most ``wait_s`` seconds.
+        """Wait at most ``wait_s`` seconds until the gate may admit a refused call.
 
         Returns:
-            The permit if the call has passed; ``None``: the call must try the gate again.
+            The permit if the gate has admitted the call, or ``None`` if the call must try the gate
+            again.
         """
         if error.code == CIRCUIT_OPEN:
             with self._traffic.waiting(self._key.server):
@@ -282,7 +284,7 @@ class ModelGate:
         """End a call that has passed.
 
         Args:
-            outcome: ``None``: the call was cancelled.
+            outcome: the call's error or answer, or ``None`` if the call was cancelled.
         """
         self._traffic.calls_of(self._key.server).under_way -= 1
         if isinstance(outcome, AssistantMessage):
@@ -325,7 +327,6 @@ class Traffic:
         self._calls: dict[ServerKey, _Calls] = {}
 
     def gate(self, server: ServerKey, model: str, provider: Mapping[str, Any]) -> ModelGate:
-        """Return the gate before a model of a provider."""
         return ModelGate(self, ModelKey(server, model), ServerLimits.of(provider))
 
     def calls_of(self, server: ServerKey) -> _Calls:
@@ -337,7 +338,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def waiting(self, server: ServerKey) -> Iterator[None]:
-        """Count a call as waiting during the block."""
+        """Count a call as waiting while the ``with`` block runs."""
         self.calls_of(server).waiting += 1
         try:
             yield
@@ -347,7 +348,7 @@ class Traffic:
     def load(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
         """Return servers with calls or with breakers that are not closed, by tenant, as JSON.
 
-        This also drops the counts of servers without calls.
+        The method also removes the counts of servers without calls.
         """
         self._calls = {key: calls for key, calls in self._calls.items() if any(calls.counts)}
         breakers: dict[ServerKey, list[dict[str, Any]]] = {}

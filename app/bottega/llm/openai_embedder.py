@@ -34,7 +34,7 @@ from bottega.outside import OutsideError, check_json
 Vectors = NDArray[np.float32]
 
 LARGEST_DIMENSION = 4000
-"""Most dimensions of an index over ``halfvec`` (pgvector)."""
+"""Maximum number of dimensions of an index over ``halfvec`` (pgvector)."""
 
 _TEXTS_PER_CALL = 32
 _BYTES_PER_CALL = 262_144
@@ -45,20 +45,20 @@ _REFUSED = ("model_bad_request", "model_context_too_long")
 
 
 class OpenAIEmbedder:
-    """Requests vectors from a server, several texts per call, and caches them.
+    """Embedder that requests vectors from a server, several texts per call, and caches the vectors.
 
     An embedder belongs to one event loop at a time. It stays usable after :meth:`aclose`.
 
     Args:
         model: name of the model; part of the embedder's name.
-        accounts: accounts that pay for the calls. The default tenant pays, unless the caller chose
+        accounts: accounts that pay for the calls. The default tenant pays, unless the caller sets
             another tenant by :meth:`paid_by`.
-        api_key: ``None`` takes ``OPENAI_API_KEY``.
-        base_url: ``None`` takes ``OPENAI_BASE_URL``, or else OpenAI's URL.
+        api_key: by default the value of ``OPENAI_API_KEY``.
+        base_url: by default the value of ``OPENAI_BASE_URL``, or OpenAI's URL.
         dimensions: requested dimension. A model with a fixed dimension ignores it.
-        timeout_s: longest time of one try, in seconds.
-        max_tries: largest number of tries of one call.
-        cached: largest number of cached vectors; the least recently used vectors are dropped.
+        timeout_s: time limit of one try, in seconds.
+        max_tries: maximum number of tries of one call.
+        cached: maximum number of cached vectors; the cache drops the least recently used vectors.
         clock, sleep, random_unit: time and randomness; ``random_unit`` is in [0, 1).
 
     Raises:
@@ -96,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # The key has the account, so that texts fail only for the account that is exhausted.
+        # The key contains the account, so that texts fail only for the exhausted account.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
@@ -111,12 +111,12 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """``openai:<model>:<dimension>``; the dimension is final after the first answer."""
+        """Name ``openai:<model>:<dimension>``; the dimension is final after the first answer."""
         return f"openai:{self.model}:{self._dimension}"
 
     @property
     def dimension(self) -> int:
-        """The requested dimension; after the first answer, the actual dimension."""
+        """The requested dimension, and after the first answer the actual dimension."""
         return self._dimension
 
     async def aclose(self) -> None:
@@ -128,7 +128,7 @@ class OpenAIEmbedder:
         await self._client.aclose()
 
     def paid_by(self, tenant_id: UUID) -> "PaidEmbedder":
-        """Return an embedder with this server and cache, whose calls another tenant pays."""
+        """Return an embedder with the same server and cache, whose calls another tenant pays."""
         return PaidEmbedder(self, self._accounts.of(tenant_id))
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
@@ -138,12 +138,12 @@ class OpenAIEmbedder:
     async def embed_for(self, account: ModelAccount, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, each of length 1; shape (n, d).
 
-        Only the first 32,768 characters of a text count, or fewer if the model accepts fewer.
-        Concurrent requests of an account for the same text share one call.
+        The vector depends only on the first 32,768 characters of a text, or on fewer if the model
+        accepts fewer. Concurrent requests of an account for the same text share one call.
 
         Raises:
-            ModelError: the last try failed; then none of these texts has a vector.
-            BudgetExhaustedError: too little is left in the account.
+            ModelError: the last try failed, so no text has a vector.
+            BudgetExhaustedError: the account has too little money or too few tokens left.
         """
         asked = {_digest(text): text for text in map(_prepared, texts)}
         found: dict[bytes, Vectors] = {}
@@ -158,7 +158,8 @@ class OpenAIEmbedder:
             else:
                 unknown[key] = text
         if unknown and len(self._under_way) >= 1024:  # texts
-            # A call goes on after its caller was cancelled, so a hung server could collect calls.
+            # A call continues after its caller was cancelled, so calls to a hung server could
+            # accumulate.
             raise ModelError(
                 f"{len(self._under_way)} texts wait for the model '{self.model}': try again later",
                 code="model_unavailable",
@@ -166,7 +167,8 @@ class OpenAIEmbedder:
             )
         calls |= {self._begin(account, batch) for batch in _batches(unknown)}
         for call in calls:
-            # Shielded, because other callers may wait for this call, and its vectors are cached.
+            # The call is shielded, because other callers may wait for it and its vectors are
+            # cached.
             found |= await asyncio.shield(call)
         if not texts:
             return np.empty((0, self._dimension), np.float32)
@@ -197,7 +199,7 @@ class OpenAIEmbedder:
         self, account: ModelAccount, batch: Mapping[bytes, str]
     ) -> Mapping[bytes, Vectors]:
         vectors = await self._vectors(account, list(batch.values()), MAX_CHARACTERS)
-        # Copies, so that a cached row does not keep its whole batch in memory.
+        # The rows are copies, so that a cached row does not keep the whole batch in memory.
         return {key: row.copy() for key, row in zip(batch, vectors, strict=True)}
 
     async def _vectors(
@@ -205,7 +207,8 @@ class OpenAIEmbedder:
     ) -> Vectors:
         """Return the vectors of texts; shorten the texts until the model accepts them."""
         cut = [text[:characters] for text in texts]
-        # The slot comes after the reservation, so that other accounts do not wait for this account.
+        # The call takes a slot after the reservation, so that other accounts do not wait for this
+        # account.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):
@@ -240,7 +243,7 @@ class OpenAIEmbedder:
             number += 1
 
     async def _try(self, body: bytes, texts: Sequence[str], charge: Charge) -> Vectors | ModelError:
-        """Make one try, and pay for it. Return an error instead of raising it."""
+        """Make one try and pay for the try. Return an error instead of raising it."""
         response, answer, request = None, None, Request()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -287,7 +290,7 @@ class OpenAIEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class PaidEmbedder:
-    """A view of an :class:`OpenAIEmbedder` whose calls one account pays."""
+    """View of an :class:`OpenAIEmbedder`; one account pays for the view's calls."""
 
     shared: OpenAIEmbedder
     account: ModelAccount
@@ -310,7 +313,7 @@ def _tokens_in(texts: Sequence[str]) -> int:
 
 
 def _usage_of(answer: Any, texts: Sequence[str]) -> Usage:
-    """Return the usage of a call as the server reports it, or an estimate."""
+    """Return the usage of a call: the server's report, or an estimate."""
     counts = Counts(answer.get("usage") if isinstance(answer, dict) else None)
     report = Reported(counts.total("prompt_tokens"), 0, is_odd=counts.is_odd)
     return report.usage(lambda: sum(map(size_of, texts)), 0, 0)
@@ -320,7 +323,7 @@ def read_vectors(answer: Any, count: int) -> Vectors:
     """Read vectors from an answer, in the order of its texts, scaled to length 1. Pure.
 
     Args:
-        answer: the decoded answer; ``None``: it was not JSON.
+        answer: the decoded answer, or ``None`` if the answer was not JSON.
 
     Raises:
         ValueError: the answer does not have one valid vector for each of ``count`` texts.

@@ -1,6 +1,6 @@
 """Client of one model server, in any dialect: its connections, and the tries of a call.
 
-The client opens sessions by :func:`bottega.network.open_session`, because answers are streams.
+The client opens sessions with :func:`bottega.network.open_session`, because answers are streams.
 Requests of tools go through :mod:`bottega.tools.egress` instead.
 """
 
@@ -63,7 +63,7 @@ from bottega.trace_context import with_trace
 T = TypeVar("T")
 
 MOST_MODELS = 1000
-"""Largest number of models in a cache of one server, because users may name any model."""
+"""Maximum number of models in a server's cache, because users may request any model."""
 
 _KEY_HEADERS: Mapping[str, tuple[str, str]] = {
     "chat": ("Authorization", "Bearer {}"),
@@ -78,7 +78,7 @@ _PUBLIC = frozenset(
         *("openai-organization", "openai-project"),
     )
 )
-"""Headers that another host may get after a redirect, or that aiohttp then removes itself."""
+"""Headers that another host may receive after a redirect, or that aiohttp removes itself."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 """Name of a header (RFC 9110, section 5.6.2)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -87,10 +87,10 @@ _LONGEST_ERROR_S = 10.0
 
 @dataclass(slots=True)
 class Request:
-    """The request of one try.
+    """The HTTP request of one try.
 
     Attributes:
-        is_owed: true if the server may charge for it: the request was sent, was not refused, and is
+        is_owed: true if the server may charge for the request: it was sent, was not refused, and is
             not paid yet.
     """
 
@@ -98,9 +98,9 @@ class Request:
 
 
 class ModelClient:
-    """Sends requests to one server, with one pool of connections per event loop.
+    """HTTP client of one server, with one pool of connections per event loop.
 
-    A pool closes at the latest when its event loop shuts down, as at the end of ``asyncio.run``.
+    When an event loop shuts down, as at the end of ``asyncio.run``, its pool closes.
 
     Attributes:
         address: the server's URL without credentials.
@@ -127,7 +127,7 @@ class ModelClient:
         timeout_s = spec.timeout_s
         self._timeout = aiohttp.ClientTimeout(
             total=None,
-            connect=timeout_s,  # includes the wait for a free connection
+            connect=timeout_s,  # this timeout includes the wait for a free connection
             sock_connect=min(10.0, timeout_s),
             sock_read=timeout_s,
         )
@@ -139,9 +139,10 @@ class ModelClient:
         ] = WeakKeyDictionary()
 
     async def post(self, path: str, body: bytes, request: Request) -> aiohttp.ClientResponse:
-        """Send a request; return when the status is known, before the body is read.
+        """Send a request; return when the status has arrived, before the body.
 
-        The caller closes the response. ``request`` becomes owed when its body is sent.
+        The caller closes the response. The method sets ``request.is_owed`` when the request's body
+        is sent.
 
         Raises:
             NETWORK_ERRORS: no response arrived.
@@ -149,8 +150,8 @@ class ModelClient:
         raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
         url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
         try:
-            # Headers of the request, because aiohttp also sends a session's headers, with the key,
-            # to a proxy.
+            # These headers belong to the request, because aiohttp sends a session's headers also to
+            # a proxy, with the key.
             return await (await self._session()).post(
                 url,
                 data=body,
@@ -160,13 +161,13 @@ class ModelClient:
                 trace_request_ctx=request,
             )
         except ValueError as error:
-            # aiohttp may raise ValueError for the host of a redirect.
+            # aiohttp may raise ValueError because of a redirect's host.
             if self._follows or isinstance(error, aiohttp.ClientError):
                 raise aiohttp.ClientError("the redirect cannot be followed") from error
             raise
 
     async def refusal(self, response: aiohttp.ClientResponse, clock: Clock) -> ModelError:
-        """Make an error from the status and the body's start of a response without success."""
+        """Make an error from a failed response's status and the start of its body."""
         body = bytearray()
         try:
             async with (
@@ -194,7 +195,7 @@ class ModelClient:
     async def _open(
         self, loop: asyncio.AbstractEventLoop
     ) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        """Yield a session, and close it when the generator closes.
+        """Yield a session, and close the session when the generator closes.
 
         An event loop closes open generators when it shuts down.
         """
@@ -214,7 +215,7 @@ class ModelClient:
 
 
 def keep(kept: dict[str, T], key: str, value: T) -> T:
-    """Store a value in a cache of at most ``MOST_MODELS`` entries, and return the value."""
+    """Store a value in a cache with at most ``MOST_MODELS`` entries; return the value."""
     while len(kept) >= MOST_MODELS:
         del kept[next(iter(kept))]
     kept[key] = value
@@ -233,14 +234,14 @@ def _base(spec: ServerSpec) -> httpx2.URL:
 
 
 def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
-    """Return all headers of a request; the server's headers replace the dialect's headers.
+    """Return all headers of a request. The server's own headers replace the dialect's headers.
 
     Args:
-        login: user and password in the server's URL; empty: the URL has no password.
+        login: user and password from the server's URL, or empty if the URL has no password.
 
     Raises:
-        InvalidInputError: the key and the login both need the header Authorization, or HTTP does
-            not allow a header.
+        InvalidInputError: the key and the login both need the header Authorization, or a header is
+            invalid in HTTP.
     """
     own = {"Accept": "application/json", "Content-Type": "application/json"}
     own["Accept-Encoding"] = "identity"  # decompression can make an answer 1,000 times larger
@@ -267,7 +268,7 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
 
 
 def _written() -> aiohttp.TraceConfig:
-    """Return a trace that marks a request as owed when its body is sent."""
+    """Return a trace that sets ``is_owed`` when a request's body is sent."""
 
     async def write(session: Any, context: Any, chunk: Any) -> None:
         context.trace_request_ctx.is_owed = True
@@ -278,7 +279,7 @@ def _written() -> aiohttp.TraceConfig:
 
 
 def _proxy(url: httpx2.URL) -> str | None:
-    """Return the environment's proxy for a server; ``None`` for a server on this machine."""
+    """Return the environment's proxy for a server, or ``None`` for a server on this machine."""
     proxies = getproxies()
     direct = (name.strip() for name in proxies.get("no", "").split(","))
     if url.host in LOOPBACK or any(_is_named(url, name) for name in direct):
@@ -290,7 +291,7 @@ def _proxy(url: httpx2.URL) -> str | None:
 
 
 def _is_named(url: httpx2.URL, name: str) -> bool:
-    """Return true if an entry of ``NO_PROXY`` is the server's URL or contains its address."""
+    """Return true if an entry of ``NO_PROXY`` matches the server's URL or address."""
     if name == f"{url.scheme}://{url.host}":
         return True
     try:
@@ -300,7 +301,7 @@ def _is_named(url: httpx2.URL, name: str) -> bool:
 
 
 def _decoded(body: bytes | bytearray) -> object:
-    """Decode a body as JSON, even if its end is missing; otherwise return its text."""
+    """Decode a body as JSON, even if its end is missing; otherwise return the body's text."""
     try:
         return from_json(body, allow_partial="trailing-strings")
     except ValueError:
@@ -333,13 +334,13 @@ def new_call_id() -> str:
 
 
 class ModelProvider:
-    """Calls the models of one server, always streaming. The server stores nothing between calls.
+    """Client of one server's models. Every call streams; the server stores nothing between calls.
 
     Connections open at the first call. Each event loop has its own connections. After
     :meth:`aclose` the provider stays usable and opens new connections.
 
     Args:
-        model: default model, for calls whose options name no model.
+        model: default model, for calls whose options have no model.
         clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is monotonic, in
             seconds; ``random_unit`` is in [0, 1).
 
@@ -375,7 +376,7 @@ class ModelProvider:
         self._report = self._client.report
         sent = (spec.api_key or "", *spec.hidden)
         self._secrets = Redactor(each for each in sent if not is_vocabulary(each))
-        self._dialect(model)  # made now, so that wrong fields of the spec fail here
+        self._dialect(model)  # made here, so that wrong fields of the spec raise an error now
 
     def __repr__(self) -> str:
         return (
@@ -384,10 +385,10 @@ class ModelProvider:
         )
 
     def for_model(self, model: str, patience_s: float | None = None) -> "ModelProvider":
-        """Copy the provider for another default model; the copy uses (and closes) its connections.
+        """Copy the provider for another default model; both share, and may close, the connections.
 
         Args:
-            patience_s: ``None``: the patience of this provider.
+            patience_s: patience of the copy in seconds; by default this provider's patience.
         """
         patience_s = self.spec.patience_s if patience_s is None else patience_s
         if (model, patience_s) == (self.model, self.spec.patience_s):
@@ -408,16 +409,16 @@ class ModelProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Request the next message; try again within ``patience_s`` if a try fails.
+        """Request the next message; after a failed try, try again within ``patience_s``.
 
         Args:
-            on_delta: receives the text in pieces. A new try starts from the beginning of the
-                answer; ``options.on_failed_try`` then reports that the text so far is void.
+            on_delta: receives the text in pieces. A new try begins the answer again.
+                ``options.on_failed_try`` reports that the earlier pieces are invalid.
 
         Returns:
             The message. Its metadata has ``model`` (the requested model), ``finish_reason``
-            (``length``: cut off), and ``refusal: True`` if its content is the model's refusal. Its
-            ``state`` goes back to this server with the message.
+            (``length``: cut off), and ``refusal: True`` if the content is the model's refusal.
+            Later requests send the message's ``state`` back to this server.
 
         Raises:
             ModelError: the last try failed.
@@ -461,8 +462,8 @@ class ModelProvider:
         """Wait before the next try.
 
         Args:
-            number: tries so far.
-            until: end of the patience, by the provider's clock.
+            number: number of tries made.
+            until: time when the patience ends, by the provider's clock.
 
         Raises:
             ModelError: no patience is left.
@@ -476,7 +477,7 @@ class ModelProvider:
         await self._sleep(pause_s)
 
     def _pay(self, model: str, prices: ModelPrices | None, usage: Usage) -> None:
-        """Set the cost of a usage, and whether a tenant owns the server; count it in metrics."""
+        """Set a usage's cost and ``is_own``; count the usage in the metrics."""
         usage.is_own = self.spec.is_own
         usage.cost = None if prices is None else prices.cost(usage)
         metrics.paid(self.spec.name, model, usage)
@@ -488,7 +489,7 @@ class ModelProvider:
         answer: AssistantMessage,
         options: ModelOptions,
     ) -> None:
-        """Warn if state of another model's answers was dropped, or a finish reason is unknown.
+        """Warn if the call drops another model's state, or if a finish reason is unknown.
 
         An answer with an unknown finish reason counts as complete.
         """
@@ -513,11 +514,10 @@ class ModelProvider:
         return dialect
 
     async def prices(self, model: str | None = None) -> ModelPrices | None:
-        """Return a model's prices; ``None``: unknown."""
         model = model or self.model
         if model not in self._prices:
             find = partial(prices_of, model, self._client.address, self.spec.prices)
-            # In a thread, because the first search loads the public price lists.
+            # The search runs in a thread, because the first search loads the public price lists.
             return keep(self._prices, model, await asyncio.to_thread(find))
         return self._prices[model]
 
@@ -526,7 +526,7 @@ class ModelProvider:
         model: str,
         attempt: Callable[[Callable[[], None]], Awaitable[AssistantMessage | ModelError]],
     ) -> AssistantMessage | ModelError:
-        """Call ``attempt``, which makes one try, and count it in the metrics."""
+        """Call ``attempt``, which makes one try, and count the try in the metrics."""
         began, first_at = self._now(), None
 
         def begins() -> None:
@@ -563,11 +563,11 @@ class ModelProvider:
     ) -> AssistantMessage | ModelError:
         """Send one request and read its answer; return an error instead of raising it.
 
-        An error that is raised while a transport's error is handled has that error as its context,
-        which may quote the request with the key.
+        An error raised in an ``except`` block has the transport's error as its context. The
+        transport's error may quote the request with the key.
 
         Args:
-            lost: called with the usage of a request that was sent and not refused, if its answer is
+            lost: called with the usage of a request that was sent and not refused, if the answer is
                 incomplete.
             begins: called when the first piece of the answer arrives.
         """
@@ -589,7 +589,7 @@ class ModelProvider:
             return error
         finally:
             if response is not None:
-                response.close()  # closes the connection of an unread stream
+                response.close()  # this closes the connection of an unread stream
             if request.is_owed:
                 lost(builder.usage_so_far(sent))
 
@@ -602,7 +602,7 @@ def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], usage: Usage
 
 
 def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
-    """Remove secrets from an answer: a server may repeat the secrets that it received."""
+    """Remove secrets from an answer, because a server may repeat the secrets in its request."""
     calls = tuple(
         call.model_copy(
             update={
@@ -620,10 +620,10 @@ def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
 
 
 def open_provider(spec: ServerSpec, model: str) -> ModelProvider:
-    """Return a client of one server; it takes nothing from the environment.
+    """Return a client of one server; the client ignores the environment.
 
     Args:
-        model: default model, for calls whose options name no model.
+        model: default model, for calls whose options have no model.
 
     Raises:
         InvalidInputError: the server's description is invalid.

@@ -1,4 +1,4 @@
-"""Description of a model server for its client, and the parameters that its calls may have."""
+"""Description of a model server for the server's client, and parameters that calls may have."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from bottega.llm.usage import OwnPrices
 from bottega.network import Resolver
 
 StructuredOutput = Literal["native", "tool", "prompt"]
-"""Ways to send a schema: the server's own structured output, a tool, or an instruction."""
+"""Method of sending a schema: the server's own structured output, a tool, or an instruction."""
 
 DEFAULT = "default"
 """Name of the server that the environment's settings describe."""
@@ -25,26 +25,26 @@ VENDORS: Mapping[DialectName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Description of a model server. Nothing here is taken from the environment.
+    """Description of a model server, without values from the environment.
 
     Attributes:
         name: the server's name in error texts and metadata.
-        base_url: URL in the form of the vendor's SDK; ``None``: the vendor's URL.
-        api_key: ``None``: the server needs no key.
+        base_url: URL in the form of the vendor's SDK; by default the vendor's URL.
+        api_key: the key, or ``None`` if the server needs no key.
         headers: further headers of each request.
         hidden: secrets among the headers, which errors must not show.
-        timeout_s: longest silence of the server, before and within an answer.
-        patience_s: seconds after a call's first failure during which the call is repeated; 0: no
-            repetition.
-        structured_output: how a schema is sent. If ``native`` or ``tool`` cannot express a schema,
-            the schema is sent as an instruction.
+        timeout_s: maximum silence of the server in seconds, before and within an answer.
+        patience_s: seconds after a call's first failure during which the client retries the call;
+            0: no retry.
+        structured_output: method of sending a schema. If ``native`` or ``tool`` cannot express a
+            schema, the schema is sent as an instruction.
         max_tokens_field: the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
         is_own: true if a tenant owns the server; false if the operator does.
         prices: the server's own prices, by model; they replace the public prices.
-        guard: checks the IP address of each connection, given as text, and raises to refuse it.
-            With a guard, no proxy is used and no redirect is followed.
-        look_up: replaces the system's resolver.
+        guard: function that receives each connection's IP address as text, and raises an error to
+            refuse the address. With a guard, no proxy is used and no redirect is followed.
+        look_up: function that replaces the system's resolver.
     """
 
     name: str = DEFAULT
@@ -112,7 +112,7 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
             "stream",
             "store",
             "max_output_tokens",
-            # These fields would make the server keep the conversation.
+            # These fields would make the server store the conversation.
             "background",
             "conversation",
             "previous_response_id",
@@ -137,7 +137,7 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
         }
     ),
 }
-"""Fields that ``extra_body`` must not set, because the client sets them or they contradict it.
+"""Fields that ``extra_body`` must not set: the client sets them, or cannot work with them.
 
 A dot separates the names of an object and of a field in the object.
 """
@@ -147,7 +147,7 @@ def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) ->
     """Return the names of the parameters that a server accepts.
 
     Args:
-        headers: the server's headers, which may select another version of Anthropic's API.
+        headers: the server's headers; one of them may select another version of Anthropic's API.
     """
     version = next(
         (value for name, value in (headers or {}).items() if name.lower() == VERSION_HEADER), None
@@ -158,7 +158,7 @@ def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) ->
 
 
 def reserved_in(dialect: DialectName, extra_body: Mapping[str, Any]) -> list[str]:
-    """Return the reserved fields that an ``extra_body`` sets, sorted."""
+    """Return a sorted list of the reserved fields that ``extra_body`` sets."""
     return sorted(name for name in RESERVED[dialect] if _has(extra_body, name.split(".")))
 
 

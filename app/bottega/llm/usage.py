@@ -1,10 +1,10 @@
 """Tokens of a model call: the server's numbers if they are plausible, and estimates otherwise.
 
-A server may report wrong numbers. So its numbers never lower what an account has paid, and never
-overflow a column.
+A server may report wrong numbers. So the server's numbers never lower the amount that an account
+has paid, and never overflow a database column.
 
 Each provider and embedder of the service has an account. The account reserves a call's tokens
-before the call is sent, and pays what the call used afterwards.
+before the call is sent. After the call, the account pays the tokens that the call used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider
 
 MOST_TOKENS = MOST_FILE_TOKENS
-"""Largest number of tokens that a server may report for one call."""
+"""Maximum number of tokens that a server may report for one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """Tokens of one call, as its server reports them.
+    """Tokens of one call in its server's report.
 
     Attributes:
-        input, output: ``None``: not reported, or not a number from 0 to :data:`MOST_TOKENS`.
+        input, output: ``None`` if the server reported no number from 0 to :data:`MOST_TOKENS`.
         cached, written: parts of the input.
         reasoning: a part of the output.
-        is_odd: true if the server reported a number that cannot be right.
+        is_odd: true if the server reported an impossible number.
     """
 
     input: int | None = None
@@ -49,15 +49,15 @@ class Reported:
     is_odd: bool = False
 
     def usage(self, sent: Callable[[], int], arrived: int, hidden: int) -> Usage:
-        """Return the usage, with estimates for missing numbers.
+        """Return the usage, with estimates in place of missing numbers.
 
         ``cached`` and ``written`` count as 0 if the input is an estimate, or if they exceed the
         input, because they would lower the price.
 
         Args:
-            sent: function that measures the request, in bytes of text.
-            arrived: bytes of the answer, hidden bytes included.
-            hidden: bytes of the answer's reasoning and other hidden fields.
+            sent: function that returns the request's size, in bytes of text.
+            arrived: size of the answer in bytes, including hidden bytes.
+            hidden: size of the answer's reasoning and other hidden fields, in bytes.
         """
         sent_tokens = tokens_in(sent()) if self.input is None else self.input
         has_output = self.output is not None
@@ -81,7 +81,7 @@ class Counts:
     """Reader of the numbers of one report.
 
     Attributes:
-        is_odd: true if a number that was read cannot be right.
+        is_odd: true if the reader has read an impossible number.
     """
 
     def __init__(self, report: Any) -> None:
@@ -89,7 +89,7 @@ class Counts:
         self.is_odd = report is not None and not isinstance(report, Mapping)
 
     def part(self, name: str, within: str | None = None) -> int:
-        """Return an optional number of the report; 0 if it is missing.
+        """Return an optional number of the report, or 0 if the number is missing.
 
         Args:
             within: the field of the report that contains the number.
@@ -104,7 +104,7 @@ class Counts:
         return 0 if value is None else self._bounded(value) or 0
 
     def total(self, name: str, *more: int) -> int | None:
-        """Return the sum of a reported number and ``more``; ``None``: the number is missing."""
+        """Return the sum of a reported number and ``more``, or ``None`` without the number."""
         value = self._report.get(name)
         first = None if value is None else self._bounded(value)
         return None if first is None else self._bounded(first + sum(more))
@@ -142,8 +142,8 @@ def usage_of(
     """Return the usage of a complete answer.
 
     Args:
-        sent: function that measures the request, in bytes of text.
-        hidden: function that measures reasoning and other hidden fields, in bytes.
+        sent: function that returns the request's size, in bytes of text.
+        hidden: function that returns the size of reasoning and other hidden fields, in bytes.
     """
     thought = spoken = 0
     if report.output is None:
@@ -155,7 +155,8 @@ def usage_of(
 def usage_of_lost(report: Reported, sent: Callable[[], int], arrived: int) -> Usage:
     """Return the usage of an answer that broke off.
 
-    Some servers report the output only at its end. So the output is at least what has arrived.
+    Some servers report the output tokens only at the end of the answer. So the usage has at least
+    the tokens of the received text.
     """
     usage = report.usage(sent, arrived, 0)
     if tokens_in(arrived) > usage.output:
@@ -170,18 +171,18 @@ def _size_of_call(call: ToolCall) -> int:
 
 
 class UnpaidCallError(BottegaError):
-    """A model call without a reservation. It is a bug; the call was not sent."""
+    """Error of a model call without a reservation. It shows a bug; the call was not sent."""
 
     code = "unpaid_call"
 
 
 class Charge(Protocol):
-    """A call whose tokens an account has reserved."""
+    """A call for which an account has reserved tokens."""
 
     permit: Permit
 
     def pay(self, model: str, usage: Usage) -> None:
-        """Charge one answer of the call, complete or broken off; a call may have several."""
+        """Charge one answer of the call, complete or broken off; a call may need several."""
 
 
 class ModelAccount(Protocol):
@@ -190,15 +191,15 @@ class ModelAccount(Protocol):
     def call(
         self, sent: int, provider: object | None, longest: int | None
     ) -> AbstractAsyncContextManager[Charge]:
-        """Reserve tokens for a call; the reservation ends with the block.
+        """Reserve tokens for a call until the ``async with`` block ends.
 
         Args:
             sent: estimate of the input tokens.
             provider: client of the model, which knows the prices.
-            longest: limit of the answer's tokens; ``None``: no limit.
+            longest: limit of the answer's tokens, or ``None`` if there is no limit.
 
         Raises:
-            BudgetExhaustedError: too little is left.
+            BudgetExhaustedError: the account has too little money or too few tokens left.
         """
 
 
@@ -210,7 +211,7 @@ class TenantAccounts(Protocol):
 
 
 class PermitsOnly:
-    """Account of agents in runs. It refuses calls that the run's recorder has not reserved."""
+    """Account of agents in runs. It refuses calls without a reservation by the run's recorder."""
 
     def call(
         self, sent: int, provider: object | None, longest: int | None
@@ -228,7 +229,7 @@ class TokenPrices:
 
     Attributes:
         cached: price of input tokens that the server read from its cache.
-        written: price of input tokens that the server put into its cache.
+        written: price of input tokens that the server wrote to its cache.
     """
 
     input: Decimal
@@ -258,7 +259,7 @@ class TokenPrices:
 
 @dataclass(frozen=True, slots=True)
 class _StepPrices:
-    """Prices that change with the length of the input or the time of day; slow to compute."""
+    """Prices that depend on the input's length or the time of day, and are slow to compute."""
 
     provider: "Provider"
     model: "ModelInfo"
@@ -285,16 +286,16 @@ ModelPrices = TokenPrices | _StepPrices
 
 
 def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPrices | None:
-    """Return a model's prices; ``None``: unknown. The first call may take half a second.
+    """Return a model's prices, or ``None`` if unknown. The first call may take half a second.
 
     Args:
         address: the server's URL.
-        own: prices that replace the public prices.
+        own: the server's own prices, which replace the public prices.
     """
     if own and (prices := own.get(model)):
         return prices
     if urlsplit(address).hostname in LOOPBACK:
-        return None  # decided here, so that the lists are not loaded
+        return None  # this check comes first, so that the lists are not loaded
     return _listed(model, address)
 
 

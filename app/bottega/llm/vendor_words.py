@@ -1,7 +1,7 @@
-"""Words of vendors, with their meanings: why an answer ended, and why a request failed.
+"""Vendors' words for the reasons why an answer ended and why a request failed.
 
 The sources are the vendors' API references and the code of open servers; a comment beside each word
-names them. A word that is in no table is passed on unchanged, because its meaning is unknown.
+names its sources. A word that is in no table stays unchanged, because its meaning is unknown.
 """
 
 import re
@@ -60,7 +60,7 @@ _PREFIXES = re.compile(r"^(?:.*\.)?(?:finish_reason_|finishreason_|stop_reason_|
 
 
 def finish_reason(word: str) -> str:
-    """Return our reason for a vendor's word; return an unknown word unchanged."""
+    """Return Bottega's reason for a vendor's word; return an unknown word unchanged."""
     plain = re.sub(r"[\s-]+", "_", word.strip().lower())
     return _FINISH.get(plain) or _FINISH.get(_PREFIXES.sub("", plain)) or word
 
@@ -112,8 +112,7 @@ _ERROR_WORDS: Mapping[str, Iterable[str]] = {
     ),
 }
 ERROR_CODES = {word: code for code, words in _ERROR_WORDS.items() for word in words}
-"""Our code of a failure, by the vendor's word (``code``, ``type``, ``status``, ``reason``) in lower
-case."""
+"""Code of a failure, by the vendor's lower-case ``code``, ``type``, ``status`` or ``reason``."""
 ERROR_CODES["not_found_error"] = "model_not_found"  # Anthropic
 
 _TOO_LONG = re.compile(
@@ -159,7 +158,7 @@ _PER_MINUTE = re.compile(r"per (second|minute|hour|day)|\b[RT]P[MD]\b", re.IGNOR
 
 
 def error_code(text: str) -> str | None:
-    """Return the code of a failure from a vendor's error sentence; ``None``: unclear."""
+    """Return the code of a failure from a vendor's error sentence, or ``None`` if it is unclear."""
     if _PER_MINUTE.search(text):  # such as "too many tokens per minute"
         return None
     if _TOO_LONG.search(text):

@@ -12,19 +12,20 @@ from bottega.llm.provider import ModelProvider
 from bottega.llm.server import ServerSpec
 
 NO_KEY = "none"
-"""Placeholder for the key of a server that needs no key; it is not a secret."""
+"""Placeholder for the key of a server that needs no key. The placeholder is not a secret."""
 OPENAI_URL = "https://api.openai.com/v1"
 _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 
 
 def with_openai(spec: ServerSpec) -> ServerSpec:
-    """Fill in key, address and headers from the environment's variables, as OpenAI's SDK does.
+    """Set key, address and headers from environment variables, as OpenAI's SDK does.
 
-    The SDK itself takes a second and 40 MB to import, and each call reads the whole history.
-    A server at another address than OpenAI's may need no key.
+    Bottega does not use the SDK: its import takes a second and 40 MB, and each call reads the whole
+    history. A server at another address than OpenAI's may need no key.
 
     Raises:
-        InvalidInputError: there is no key for OpenAI, or the text cannot be a key.
+        InvalidInputError: OpenAI's server needs a key but there is none, or the key has invalid
+            characters.
     """
     base_url = spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
     is_openai = urlsplit(base_url).hostname == urlsplit(OPENAI_URL).hostname
@@ -53,17 +54,18 @@ class VendorProvider(ModelProvider):
     """Client of a vendor's models, without the vendor's SDK, which costs much CPU and memory.
 
     Args:
-        model: default model, for calls whose options name no model.
-        api_key: ``None`` takes the key from the environment.
-        base_url: ``None`` takes the URL from the environment, or else the vendor's URL.
-        timeout_s, patience_s, tools: as in :class:`OpenAIProvider`.
+        model: default model, for calls whose options have no model.
+        api_key: by default the key from the environment.
+        base_url: by default the URL from the environment, or the vendor's URL.
+        timeout_s, patience_s, tools: see :class:`OpenAIProvider`.
         extra_body: extra fields of every request, such as ``{"thinking": {"type": "adaptive"}}``.
 
     Raises:
         InvalidInputError: there is no key, or an argument is invalid.
 
     Attributes:
-        key_variables: environment variables of the key; the first variable that is set counts.
+        key_variables: environment variables of the key. The client uses the first variable that is
+            set.
         address_variable: environment variable of the base URL.
     """
 
@@ -98,13 +100,13 @@ class VendorProvider(ModelProvider):
 
 
 def checked_key(api_key: str | None, variable: str) -> str | None:
-    """Return a key without surrounding blanks, such as the line end of a file.
+    """Return a key without blanks before and after it, such as the line end of a file.
 
     Args:
-        variable: environment variable of the key, used if ``api_key`` is ``None``.
+        variable: environment variable that has the key if ``api_key`` is ``None``.
 
     Raises:
-        InvalidInputError: the text cannot be a key.
+        InvalidInputError: the key contains invalid characters.
     """
     if api_key is None:
         api_key = os.environ.get(variable)
@@ -129,17 +131,18 @@ Api = Literal["chat", "responses"]
 
 
 class OpenAIProvider(ModelProvider):
-    """Client of an OpenAI-compatible server; settings come from arguments or the environment.
+    """Client of an OpenAI-compatible server, with settings from arguments or the environment.
 
     Args:
-        model: default model, for calls whose options name no model.
+        model: default model, for calls whose options have no model.
         api: ``chat`` works with most servers; ``responses`` lets reasoning models continue their
             reasoning after tool calls.
-        api_key: ``None`` takes ``OPENAI_API_KEY``; a server at another address may need no key.
-        base_url: ``None`` takes ``OPENAI_BASE_URL``, or else OpenAI's URL.
-        timeout_s: longest silence of the server, in seconds, before and within an answer.
-        patience_s: seconds after a call's first failure during which the call is repeated while the
-            server is down or overloaded, or breaks off its answers; 0: no repetition.
+        api_key: by default the value of ``OPENAI_API_KEY``; a server at another address may need no
+            key.
+        base_url: by default the value of ``OPENAI_BASE_URL``, or OpenAI's URL.
+        timeout_s: maximum silence of the server, in seconds, before and within an answer.
+        patience_s: seconds after a call's first failure during which the client retries the call
+            while the server is down or overloaded, or breaks off its answers; 0: no retry.
         extra_body: extra fields of every request. With ``responses``, set ``{"include": []}`` for
             models without reasoning.
         tools: time and randomness; see :class:`ModelProvider`.

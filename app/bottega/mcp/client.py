@@ -1,6 +1,6 @@
-"""Tools of MCP servers: reading a server's list within bounds, and calling the tools in a run.
+"""Tools of MCP servers: the bounded reader of a server's list, and calls of the tools in a run.
 
-Answers are read piece by piece, so that an unreadable piece does not affect the other pieces.
+The client reads answers piece by piece, so that an unreadable piece does not affect other pieces.
 """
 
 import asyncio
@@ -39,21 +39,21 @@ from bottega.trace_context import current, headers_of
 LONGEST_NAME = 128
 LONGEST_DESCRIPTION = 2000
 MOST_BYTES_OF_TOOLS = 1_000_000
-"""Most bytes of all descriptions and schemas of a server."""
+"""Maximum size in bytes of all descriptions and schemas of a server."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 
 @dataclass(slots=True)
 class Patterns:
-    """Distinct patterns of one server's schemas, within bounds; further patterns are omitted."""
+    """Distinct patterns of one server's schemas, up to a limit; further patterns are omitted."""
 
     _known: set[str] = field(default_factory=set)
-    # Bytes left for the compiled patterns of a server; model servers may compile all of them.
+    # Remaining bytes for the compiled patterns of a server; model servers may compile all patterns.
     _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
-        """Return true if a pattern is within the bounds; it is only measured, never matched."""
+        """Return true if a pattern is within the limit. The pattern is measured, never matched."""
         if pattern in self._known:
             return True
         try:
@@ -70,10 +70,10 @@ class Patterns:
 def tool_schema(
     name: str, description: str, schema: dict[str, JsonValue], patterns: Patterns
 ) -> McpToolSchema:
-    """Return a server's tool, reduced to our bounds.
+    """Return a server's tool, reduced to Bottega's limits.
 
     Args:
-        patterns: patterns of the server's earlier tools; the tool's patterns are added.
+        patterns: patterns of the server's earlier tools; the function adds this tool's patterns.
 
     Raises:
         InvalidInputError: the tool cannot be used.
@@ -93,7 +93,7 @@ def tool_schema(
 
 
 def _kept(schema: Any, patterns: Patterns, refused: list[str], here: str = "") -> Any:
-    """Remove patterns that do not fit from a schema; add their JSON Pointers to ``refused``."""
+    """Remove patterns above the limit from a schema; add their JSON Pointers to ``refused``."""
     if isinstance(schema, list):
         return [_kept(each, patterns, refused, f"{here}/{n}") for n, each in enumerate(schema)]
     if not isinstance(schema, dict):
@@ -128,8 +128,8 @@ class McpResult:
 
     Attributes:
         parts: texts, images and other content, in the server's order.
-        structured: content as JSON; ``None``: no such content.
-        secrets: values that were sent to the server and must not be shown.
+        structured: content as JSON, or ``None`` without such content.
+        secrets: values that the client sent to the server and that texts must not show.
     """
 
     parts: tuple[Part, ...]
@@ -139,7 +139,7 @@ class McpResult:
 
     @property
     def value(self) -> JsonValue:
-        """The result for a model: the text, and the JSON unless the text has the same value."""
+        """The result for a model: the text, and the JSON if its value differs from the text."""
         text = text_of(self.parts)
         if self.structured is None or _says(text, self.structured):
             return text
@@ -147,9 +147,9 @@ class McpResult:
 
 
 def result_of(answer: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> McpResult:
-    """Read the answer to a call. A part in an unknown form becomes JSON text.
+    """Read the answer to a call. A part of an unknown form becomes JSON text.
 
-    Only ``isError: true`` means that the tool failed. Any other answer is a success.
+    ``isError: true`` means that the tool failed. Any other answer is a success.
     """
     content = answer.get("content")
     blocks = content if isinstance(content, list) else [] if content is None else [content]
@@ -265,7 +265,7 @@ async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSch
 
 
 async def _listed(connection: Connection) -> AsyncIterator[Any]:
-    """Yield the items of all pages, as the server sent them."""
+    """Yield the items of all pages, unchanged."""
     from mcp_types import ListToolsRequest, PaginatedRequestParams
 
     cursor, number = None, 0
@@ -308,13 +308,13 @@ class McpConnections:
         on_question: OnQuestion | None = None,
         schema: Mapping[str, JsonValue] | None = None,
     ) -> McpResult:
-        """Call a tool once. If the connection breaks off, the next call opens a new connection.
+        """Call a tool once. After a lost connection, the next call opens a new connection.
 
         Args:
-            schema: schema of the tool's arguments; it may ask for some arguments in headers.
+            schema: schema of the tool's arguments, which may request some arguments in headers.
 
         Raises:
-            McpError: there was no result, although the server may have executed the call.
+            McpError: there was no result. The server may still have executed the call.
         """
         connection = await self._connection(server)
         from mcp_types import CallToolRequest, CallToolRequestParams
@@ -325,7 +325,7 @@ class McpConnections:
                 arguments=arguments,
                 input_responses=answers,
                 request_state=state,
-                _meta=headers_of(current.get()) or None,  # the trace, also for servers without HTTP
+                _meta=headers_of(current.get()) or None,  # a trace, even without HTTP
             )
             return CallToolRequest(params=params)
 
@@ -365,7 +365,7 @@ QuestionsOf = Callable[[ToolCall], OnQuestion | None]
 
 
 def _nobody(call: ToolCall) -> None:
-    """Return no function, because nobody wants the progress or the questions of a call."""
+    """Return no function, because no code uses the progress or the questions of a call."""
 
 
 class McpTool(ToolBase):
@@ -373,10 +373,11 @@ class McpTool(ToolBase):
 
     Args:
         name: name of the tool for models.
-        known: redacts known secrets from answers, in addition to secrets sent to the server.
+        known: function that removes known secrets from answers, in addition to secrets sent to the
+            server.
         approval: rule for the calls that a person must approve.
-        progress: returns the function that receives the server's progress of a call.
-        questions: returns the function that answers the server's questions in a call.
+        progress: returns the function that receives a call's progress from the server.
+        questions: returns the function that answers the server's questions during a call.
     """
 
     timeout_s = None

@@ -1,8 +1,8 @@
-"""One connection to an MCP server, by the official SDK, which supports both protocol eras.
+"""One connection to an MCP server with the official SDK, which supports both protocol eras.
 
-The newer era begins with the protocol version 2026-07-28.
-HTTP requests go through :mod:`bottega.tools.egress`: guarded, bounded and without redirects. A
-server that is a program runs in its own process, and exchanges lines of JSON with ours.
+The newer era begins with the protocol version 2026-07-28. HTTP requests go through
+:mod:`bottega.tools.egress`: guarded, bounded and without redirects. A server that is a program runs
+in its own process, and exchanges lines of JSON with this process.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from bottega.trace_context import with_trace
 
 _INHERITED = ("PATH", "HOME", "LANG")
 _MOST_LOGGED = 50
-"""Number of lines that are logged, at most, of each 64 KB of standard error."""
+"""Maximum number of logged lines of each 64 KB of standard error."""
 _MOST_NONSENSE = 1000
-"""Number of lines without a message that ends a connection. Some programs write a greeting."""
+"""Maximum number of lines without a message in a connection. Programs may write a greeting."""
 
-# Starts a program so that, on Linux, it dies with this process, even if SIGKILL ends this process.
+# Starts a program. On Linux, the program dies with this process, even after SIGKILL.
 _START = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -58,9 +58,9 @@ def environment_of(env: Mapping[str, str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def program(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """Run a server's command; yield the streams of messages from and to the program.
+    """Run a server's command; yield the streams of messages from the program and to it.
 
-    At the end of the block, the program's process group is killed.
+    The end of the block kills the program's process group.
 
     Raises:
         McpError: the command cannot be started.
@@ -108,7 +108,7 @@ async def _started(server: McpServer) -> asyncio.subprocess.Process:
 
 
 async def _read(server: McpServer, process: asyncio.subprocess.Process, into: Any) -> None:
-    """Pass on the program's messages; end the connection if a message costs too much to read."""
+    """Forward the program's messages; end the connection if a message costs too much to read."""
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
@@ -135,7 +135,7 @@ async def _read(server: McpServer, process: asyncio.subprocess.Process, into: An
 
 
 async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncIterator[bytes]:
-    """Yield lines that are not blank; let other tasks run after each 64 KB.
+    """Yield non-blank lines; let other tasks run after each 64 KB.
 
     Raises:
         OutsideError: a line is too long.
@@ -167,7 +167,7 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Log lines of the program's standard error, shortened; if there are many, only some lines."""
+    """Log the lines of the program's standard error, shortened; omit some if there are many."""
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
@@ -177,29 +177,30 @@ async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait a second for the program to end, then kill its process group."""
+    """Wait a second for the program's end, then kill the program's process group."""
     assert process.stdin is not None
     try:
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            # A program should end when its input is closed. It has this time to do so.
+            # A program should end within this time after its input was closed.
             async with asyncio.timeout(1.0):
                 await process.wait()
     finally:
-        # Even if the program has ended, because it may have left child processes.
+        # Kill the group even if the program has ended, because child processes may remain.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        # Closed here, because a pipe that is full, or that a child still has, does not close.
+        # Close the transport here, because a pipe that is full, or that a child still uses, does
+        # not close.
         process._transport.close()  # type: ignore[attr-defined]
     await process.wait()
 
 
 _MOST_UNITS, _LINE, _KEY = 200_000, 15, 3
-"""Most JSON values in an answer. A line counts as _LINE values, an object's key as _KEY values."""
+"""Maximum JSON values in an answer. A line counts as _LINE values, a key as _KEY values."""
 _SHORTEST_LINE, _FREE_LINES = 16, 5000
-"""Least average bytes of a stream's lines, after the first _FREE_LINES lines."""
+"""Minimum average size in bytes of a stream's lines, after the first _FREE_LINES lines."""
 _UNTOLD = frozenset({404, 405})
-"""Statuses of servers that do not know a method; the SDK then tries another method."""
+"""Statuses of servers that do not support a method; the SDK then tries another method."""
 
 
 @dataclass(slots=True, eq=False)
@@ -207,9 +208,9 @@ class SentRequest:
     """The outcome of a request, with details that the SDK does not report.
 
     Attributes:
-        failure: why the request failed, for people. With the code ``egress_bad_answer``, the server
+        failure: reason of the failure, for people. With the code ``egress_bad_answer``, the server
             may have executed the request.
-        is_forgotten: true if the server does not know the session any more. Then it did not execute
+        is_forgotten: true if the server no longer has the session. Then the server did not execute
             the request.
     """
 
@@ -222,14 +223,13 @@ sent_request: ContextVar[SentRequest] = ContextVar("sent_request")
 
 
 class McpTransport(httpx2.AsyncBaseTransport):
-    """Sends the requests of one connection to a server.
+    """HTTP transport for the requests of one connection to a server.
 
     Attributes:
-        own: outcome of the requests that open the connection, and that listen for notifications.
+        own: outcome of the requests that open the connection or listen for notifications.
     """
 
     def __init__(self, egress: Egress, tenant: str, max_bytes: int) -> None:
-        """Create a transport for a tenant; ``max_bytes`` limits each answer."""
         self._egress = egress
         self._tenant = tenant
         self._max_bytes = max_bytes
@@ -237,9 +237,9 @@ class McpTransport(httpx2.AsyncBaseTransport):
         self._mirrored: dict[str, Mapping[tuple[str, ...], str]] = {}
 
     def mirror(self, tool: str, schema: Mapping[str, Any]) -> None:
-        """Send arguments of a tool's calls in headers, too, if the tool's schema asks for it.
+        """Send arguments of a tool's calls also in headers if the tool's schema requires it.
 
-        Only schemas of protocol 2026-07-28 can ask for it, by the keyword ``x-mcp-header``.
+        Schemas of the protocol 2026-07-28 require this with the keyword ``x-mcp-header``.
         """
         if tool not in self._mirrored:
             from mcp.shared.inbound import x_mcp_header_map
@@ -247,7 +247,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self._mirrored[tool] = x_mcp_header_map(schema)
 
     def _add_mirrored(self, request: httpx2.Request) -> None:
-        # The SDK names the method in a header only with the newer protocol.
+        # The SDK puts the method into a header only with the newer protocol.
         if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
             from mcp.shared.inbound import mcp_param_headers
 
@@ -256,7 +256,8 @@ class McpTransport(httpx2.AsyncBaseTransport):
             request.headers.update(mcp_param_headers(names, params.get("arguments") or {}))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        # Not compressed, because decompression can make an answer a thousand times larger.
+        # The client requests no compression, because decompression can make an answer 1,000 times
+        # larger.
         request.headers["accept-encoding"] = "identity"
         request.headers.update(with_trace({}))
         self._add_mirrored(request)
@@ -287,7 +288,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
         status = response.status_code
         said = f"{request.url.host} answered {status} {response.reason_phrase}"
         if (status >= 500 or status == 200) and not await _is_message(response, kind):
-            # The answer may come from a gateway, while the server still executes the request.
+            # A gateway may have sent the answer, while the server still executes the request.
             sent.failure = EgressError(f"{said} without a message of MCP", code="egress_bad_answer")
         elif status >= 400 and status not in _UNTOLD:
             sent.failure = EgressError(said)
@@ -297,14 +298,14 @@ class McpTransport(httpx2.AsyncBaseTransport):
 
 
 async def _is_message(response: httpx2.Response, kind: str) -> bool:
-    """Return true if a body is a message of the protocol, not a page or a gateway's error."""
+    """Return true if a body is a message of the protocol, not a web page or a gateway's error."""
     if kind.lower().startswith("text/event-stream"):
         return response.status_code == 200
     return kind.lower().startswith("application/json") and b'"jsonrpc"' in await response.aread()
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of an answer; reading fails when it becomes too long or costs too much to read.
+    """Body of an answer. Reading fails when the body becomes too long or costs too much to read.
 
     Args:
         is_stream: true if the body consists of server-sent events.
@@ -340,12 +341,12 @@ class _Bounded(httpx2.AsyncByteStream):
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
-        """Count the lines of events and the JSON values, because the SDK reads them slowly."""
+        """Count the lines of events and the JSON values, because the SDK reads both slowly."""
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
             if text.startswith(b"["):  # the SDK would validate all messages, but use none
                 raise OutsideError("a list of messages, which the protocol no longer has")
-        keys = step.count(b'":') - step.count(b'\\":')  # without escaped quotes in texts
+        keys = step.count(b'":') - step.count(b'\\":')  # without escaped quotes
         self._reader.count(step.count(b",") + step.count(b"[") + _KEY * max(0, keys))
         if self._is_stream:
             lines = step.count(b"\n") + step.count(b"\r")
@@ -360,18 +361,19 @@ class _Bounded(httpx2.AsyncByteStream):
 
 _T = TypeVar("_T")
 OnProgress = Callable[[float, float | None, str | None], None]
-"""Function that receives the progress of a call: the amount done, the total (None: unknown), and a
-text of the server."""
+"""Function that receives a call's progress: the amount, the total (None: unknown), and a text."""
 OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | None]]
-"""Function (question, JSON Schema of the answer) that asks a person. It returns the answer; None:
-declined."""
+"""Function (question, JSON Schema of the answer) that asks a person.
+
+The function returns the answer, or None if the person declines.
+"""
 
 QUESTION_S = 600.0
-"""Seconds that people have to answer. The server waits for the answer, too."""
+"""Seconds within which people must answer. The server waits for the answer, too."""
 
 
 class McpUnansweredError(McpError):
-    """The server got the request, but sent no readable answer: it may have executed the request."""
+    """Error of a request without a readable answer. The server may have executed the request."""
 
 
 class McpForgottenError(McpError):
@@ -387,7 +389,7 @@ class _Call:
     ask: OnQuestion | None
 
     async def asked(self, params: Any) -> Any:
-        """Ask the person for whom the call is made; meanwhile the call's time limit is paused."""
+        """Ask the person for whom the call is made; pause the call's time limit meanwhile."""
         from mcp_types import ElicitResult
 
         if self.ask is None or params.mode != "form":
@@ -409,7 +411,7 @@ class _Call:
 
 
 def _task(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Start a task whose error is not logged if nobody awaits the task."""
+    """Start a task; if no code awaits the task, asyncio does not log the task's error."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -420,15 +422,15 @@ def _now() -> float:
 
 
 class Connection:
-    """A connection that its own task keeps open.
+    """A connection, which has a task that keeps it open.
 
     Args:
-        on_changed: called once when the server reports that its tools have changed; ``None``: do
-            not ask the server for such reports.
+        on_changed: called once when the server reports that its tools have changed. With ``None``,
+            the client does not request such reports.
 
     Attributes:
-        is_open: false once the connection broke off or was closed.
-        secrets: values that were sent to the server and must not be shown.
+        is_open: false after the connection broke off or was closed.
+        secrets: values that the client sent to the server and that texts must not show.
     """
 
     def __init__(
@@ -457,7 +459,7 @@ class Connection:
         Raises:
             McpError: the server cannot be reached, or refuses the connection.
         """
-        # Imported only here and in a thread, because the import takes a second and 50 MB.
+        # The import runs only here and in a thread, because it takes a second and 50 MB.
         await asyncio.to_thread(importlib.import_module, "mcp")
         self._task = _task(self._hold())
         try:
@@ -474,16 +476,16 @@ class Connection:
             raise self._failed(self._own(), _words(self._task))
 
     def mirror(self, tool: str, schema: Mapping[str, JsonValue]) -> None:
-        """Send arguments of a tool's calls in headers, too; see :meth:`McpTransport.mirror`."""
+        """Send arguments of a tool's calls also in headers; see :meth:`McpTransport.mirror`."""
         if self._transport is not None:
             self._transport.mirror(tool, schema)
 
     async def close(self) -> None:
-        """End the connection. If the server is a program, its process group is dead afterwards."""
+        """End the connection. If the server is a program, kill the program's process group."""
         self._closing.set()
         if self._task is None:
             return
-        # A connection that never opened is cancelled at once: it has nothing to close.
+        # Cancel at once if the connection never opened, because there is nothing to close.
         _, late = await asyncio.wait((self._task,), timeout=5.0 if self._ready.done() else 0)
         for task in late:
             task.cancel()
@@ -496,17 +498,18 @@ class Connection:
         on_progress: OnProgress | None = None,
         on_question: OnQuestion | None = None,
     ) -> dict[str, Any]:
-        """Send a request and wait for its result; answer the server's questions meanwhile.
+        """Send a request and wait for the result; answer the server's questions meanwhile.
 
         Args:
             make: function that makes the request from the answers to the server's questions, and
-                from the state that the server sent with the questions. Both are None at first.
+                from the state that the server sent with the questions. Both arguments are None at
+                first.
 
         Returns:
-            The result as the server sent it.
+            The server's unchanged result.
 
         Raises:
-            McpError: there is no answer in time, or the answer is an error.
+            McpError: no answer arrived in time, or the answer is an error.
         """
         session, task = self._ready.result(), self._task
         assert task is not None
@@ -594,7 +597,7 @@ class Connection:
                 await asyncio.wait((listening,))
 
     async def _listen(self, client: Any) -> None:
-        """Ask a server of the newer era to report when its tools change."""
+        """Ask a server of the newer era for reports of changes of its tools."""
         offered = client.server_capabilities.tools
         if self._on_changed is None or offered is None or not offered.list_changed:
             return
@@ -611,7 +614,7 @@ class Connection:
             await self._tell()
 
     async def _tell(self) -> None:
-        """Call ``on_changed``, but only once: a server may report a change any number of times."""
+        """Call ``on_changed`` at most once, although a server may report many changes."""
         tell, self._on_changed = self._on_changed, None
         if tell is not None:
             await tell()
@@ -640,7 +643,7 @@ class Connection:
     async def _elicit(self, context: Any, params: Any) -> Any:
         """Answer a question of a server of the older era, as part of the newest call.
 
-        Such a server does not name the call to which a question belongs.
+        A question of such a server contains no reference to its call.
         """
         from mcp_types import ElicitResult
 
@@ -666,7 +669,7 @@ class Connection:
         return error
 
     def _refused(self, sent: SentRequest, message: str) -> McpError:
-        """Return the error of a request whose answer is an error of the server or of a gateway."""
+        """Return the error of a request that the server or a gateway answered with an error."""
         if sent.failure is not None and sent.failure.code == "egress_bad_answer":
             return self._unanswered(sent, message)
         told = "" if sent.failure is None else f" ({sent.failure.detail})"
@@ -692,8 +695,8 @@ def _telling(on_progress: OnProgress) -> Callable[..., Awaitable[None]]:
 async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> dict[str, Any]:
     """Send a request; return its result without validation.
 
-    ``session.send_request`` is not used, because it refuses a whole result for one unknown piece.
-    The SDK itself sends its subscriptions like this.
+    The function does not use ``session.send_request``, which refuses a whole result because of one
+    unknown piece. The SDK's own subscriptions are sent in the same way.
     """
     data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
     options: dict[str, Any] = {} if told is None else {"on_progress": told}
@@ -719,7 +722,7 @@ async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | 
         else:
             answers[name] = await call.asked(question.params)
     if not answers:
-        await asyncio.sleep(0.1)  # the server has no question: it only asks for a later try
+        await asyncio.sleep(0.1)  # the server has no question; it only requests a later try
     return answers or None
 
 

@@ -1,1 +1,1 @@
-"""Built-in and user-defined tools, and the guarded HTTP client for URLs that tenants choose."""
+"""Built-in and user-defined tools, and the guarded HTTP client for tenants' URLs."""

@@ -1,4 +1,4 @@
-"""Built-in tools, which an agent may use by name.
+"""Built-in tools, which an agent's definition may list by name.
 
 The calculator evaluates the syntax tree of an expression; it never executes the expression.
 ``build_tool`` makes tools of all kinds from an agent's definition.
@@ -43,11 +43,11 @@ Number = int | float
 
 LONGEST_EXPRESSION = 500
 MAX_BITS = 4096
-"""Most bits of a whole number: about 1,200 digits."""
+"""Maximum number of bits of a whole number: about 1,200 digits."""
 
 
 def evaluate(expression: str) -> Number:
-    """Evaluate an arithmetic expression, exactly for whole numbers.
+    """Evaluate an arithmetic expression; results of whole numbers are exact.
 
     Allowed: numbers, ``+ - * / // % **``, parentheses, ``FUNCTIONS``, ``pi``, ``e``.
 
@@ -100,7 +100,7 @@ def _called(name: str, arguments: list[Number]) -> Number:
 
 
 def _bounded(number: Any) -> Number:
-    """Return a result, or raise if it is not real, not finite or too large."""
+    """Return a result, or raise an error if it is not real, not finite or too large."""
     if isinstance(number, int):
         if number.bit_length() > MAX_BITS:
             raise OverflowError
@@ -114,7 +114,7 @@ def _bounded(number: Any) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # Compares a lower bound of the result's size first, so that no huge power is computed.
+    # Check a lower bound of the result's size first, to avoid the computation of a huge power.
     if (
         isinstance(base, int)
         and isinstance(exponent, int)
@@ -174,7 +174,7 @@ class ToolDeps:
     """Dependencies of the built-in tools.
 
     Attributes:
-        known: redacts known secrets from answers.
+        known: function that removes known secrets from answers.
         tenant: the tenant that sends the requests.
     """
 
@@ -185,7 +185,7 @@ class ToolDeps:
 
 
 class _Builtin(FunctionTool):
-    """A function as an idempotent tool; its error texts omit class names."""
+    """A function as an idempotent tool, whose error texts omit class names."""
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
@@ -333,7 +333,8 @@ def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
     """Make a built-in tool by name.
 
     Raises:
-        InvalidInputError: ``unknown_tool``: the name is unknown; the text lists the known names.
+        InvalidInputError: ``unknown_tool``: the name is unknown; the error text lists the known
+            names.
     """
     make = BUILTIN.get(name)
     if make is None:
@@ -369,7 +370,7 @@ def build_tool(
         return _approvable(builtin_tool(name, deps), definition, agents)
     try:
         checked = HttpToolDefinition.model_validate(definition)
-    except ValidationError as error:  # an older version of Bottega stored it
+    except ValidationError as error:  # an older version of Bottega stored the definition
         raise InvalidInputError(
             f"the tool '{name}' can no longer be used: "
             f"{error.errors()[0]['msg']}; store the agent again",
@@ -386,13 +387,13 @@ def build_tool(
 
 
 def client_tool(definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Make a tool that the run's client executes; ``approval`` is the agent's rule, as JSON."""
+    """Make a tool that the run's client executes; ``approval`` is the agent's rule as JSON."""
     name, purpose = definition["name"], definition["description"]
     return _approvable(ClientTool(name, purpose, definition["parameters"]), definition, approval)
 
 
 def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Set a tool's approval rule, and the time that people have to decide."""
+    """Set a tool's approval rule, and the time limit for people's decisions."""
     fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
     rule = Approvable.model_validate(fields)
     tool.approval, tool.expires_s = rule.rule(approval), rule.expires_s
@@ -404,7 +405,7 @@ _HARMLESS = WITHIN_RUN - {"ask_user"}
 
 
 class NotCalled(ToolBase):
-    """A tool with the real name and schema, which does nothing when it is called."""
+    """A tool with the real name and schema; a call of it does nothing."""
 
     timeout_s = None
     idempotent = True
@@ -427,10 +428,10 @@ def harmless_tools(
     deps: ToolDeps,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[ToolBase]:
-    """Yield the tools of a definition; tools with effects are replaced by :class:`NotCalled`.
+    """Yield the tools of a definition, with :class:`NotCalled` in place of tools with effects.
 
     Args:
-        mcp_servers: definitions of the MCP servers that the definition may name.
+        mcp_servers: definitions of the MCP servers to which the definition may refer.
 
     Raises:
         InvalidInputError: ``tool_outdated``.

@@ -1,4 +1,4 @@
-"""The HTTP client for requests of tools, MCP servers and webhooks: bounded, to public addresses.
+"""Bounded HTTP client for requests of tools, to MCP servers and of webhooks, to public addresses.
 
 ``tools.guard`` checks the address of each connection. The client ignores redirects, cookies and the
 environment's proxies. Calls of models do not use this client: :mod:`bottega.llm.provider` opens its
@@ -53,7 +53,7 @@ _INVALID = (
 
 
 class EgressError(UnavailableError):
-    """No answer, or an invalid answer.
+    """Error of a request without an answer or with an invalid answer.
 
     Codes: ``egress_unreachable``, ``egress_timeout``, ``egress_tls``, ``egress_bad_answer``.
     """
@@ -66,7 +66,7 @@ class Reply:
     """An HTTP answer.
 
     Attributes:
-        body: decoded body (gzip, deflate), cut at the requested limit.
+        body: the body after decompression (gzip, deflate), cut at the requested limit.
         truncated: true if the body was cut.
     """
 
@@ -77,7 +77,7 @@ class Reply:
 
 
 def checked_url(url: str) -> httpx2.URL:
-    """Parse an http(s) URL with a host and without user and password; drop its fragment.
+    """Parse an http(s) URL with a host, without user and password; remove the fragment.
 
     Raises:
         EgressRefusedError: the URL is not valid.
@@ -101,7 +101,7 @@ def checked_url(url: str) -> httpx2.URL:
 def refuse_inside(url: str, allowed: AllowList) -> None:
     """Refuse a URL whose host is a forbidden address.
 
-    A host name is not checked here: each request checks the addresses to which the name resolves.
+    The function does not check a host name, because each request checks the name's addresses.
 
     Raises:
         EgressRefusedError: the address is forbidden, or :func:`checked_url` refuses the URL.
@@ -112,20 +112,20 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
 
 
 class Egress:
-    """Sends HTTP requests to public addresses, and to other addresses that the operator allows.
+    """HTTP client for public addresses, and for other addresses that the operator allows.
 
-    An object belongs to the event loop that uses it first. All senders use one object, so that they
-    reuse connections.
+    A client belongs to the event loop that uses it first. All senders share one client, so that
+    they reuse connections.
 
     Args:
         allow: hosts, addresses and CIDR blocks that are allowed although they are not public
             (``BOTTEGA_EGRESS_ALLOW``).
-        resolve: replaces the system's resolver.
-        ssl_context: replaces the TLS context with the system's certificates.
-        each: number of concurrent requests per tenant; further requests wait.
+        resolve: function that replaces the system's resolver.
+        ssl_context: TLS context that replaces the one with the system's certificates.
+        each: maximum number of concurrent requests per tenant; further requests wait.
 
     Attributes:
-        lookups: resolver of names; other code that connects to hosts of tenants uses it, too.
+        lookups: resolver of names, also for other code that connects to tenants' hosts.
 
     Raises:
         InvalidInputError: an entry of ``allow`` is not valid.
@@ -150,7 +150,7 @@ class Egress:
     def _session(self) -> aiohttp.ClientSession:
         return open_session(
             aiohttp.ClientTimeout(total=None, sock_connect=5.0),
-            most=0,  # no limit, so that a tenant's slow servers do not use up all connections
+            most=0,  # no limit: otherwise a tenant's slow servers could use all connections
             kept_s=10.0,
             most_idle=20,
             tls=self._ssl_context,
@@ -175,11 +175,11 @@ class Egress:
         max_bytes: int,
         tenant: str = "",
     ) -> Reply:
-        """Send one request and read its answer, whatever the status.
+        """Send one request and read its answer, with any status.
 
         Args:
             timeout_s: seconds for the whole call, including the wait for a slot.
-            max_bytes: limit of the decoded body; the rest is not read.
+            max_bytes: size limit of the decoded body in bytes; the client does not read the rest.
             tenant: the tenant that sends the request.
 
         Raises:
@@ -205,26 +205,26 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # Raised outside of the handlers, because their errors would become the context, and may
-        # quote the request.
+        # The error is raised outside of the handlers. Otherwise their error, which may quote the
+        # request, would be its context.
         raise _explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:
         """Return the semaphore that limits a tenant's concurrent requests.
 
-        :meth:`request` acquires it; before :meth:`stream`, the caller must acquire it.
+        :meth:`request` acquires the semaphore; the caller of :meth:`stream` must acquire it first.
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 
     async def stream(
         self, request: httpx2.Request, tenant: str, reader: BoundedReader
     ) -> httpx2.Response:
-        """Send a request; return its answer, whose body the caller reads.
+        """Send a request; return the answer, whose body the caller reads.
 
-        The caller must hold :meth:`turn`, limit the time, and close the answer.
+        The caller must acquire :meth:`turn`, limit the time, and close the answer.
 
         Args:
-            reader: bounds the body; reading the body raises the reader's errors.
+            reader: limits the body. Reading the body raises the reader's errors.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
@@ -267,7 +267,7 @@ class Egress:
 
 
 def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Merge the caller's header fields with defaults and fields that only this client sets."""
+    """Merge the caller's header fields with defaults and this client's own fields."""
     for name, value in headers.items():
         check_header(name, value)
     fields = {"user-agent": "bottega", "accept": "*/*"}
@@ -277,7 +277,7 @@ def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, 
 
 
 async def _reply(answer: aiohttp.ClientResponse, max_bytes: int) -> Reply:
-    """Read and decompress the body, at most a little more than ``max_bytes`` of it."""
+    """Read and decompress the body, up to a little more than ``max_bytes``."""
     body = bytearray()
     async with aclosing(body_of(answer, reader_of(answer, max_bytes + STEP_BYTES))) as steps:
         async for step in steps:
@@ -319,7 +319,7 @@ def _tls_reason(error: BaseException | None) -> str | None:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of an answer that the caller reads; it turns network errors into EgressError."""
+    """The body of an answer for the caller; reading converts network errors to EgressError."""
 
     def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
         self._answer = answer

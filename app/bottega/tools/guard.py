@@ -1,6 +1,6 @@
-"""Checks of outgoing HTTP: of all addresses of a name, and of the address of each socket.
+"""Checks of outgoing HTTP: all addresses of a name, and the address of each socket.
 
-A name is resolved once, here, and the connection goes to a checked address. So a later DNS answer
+This module resolves a name once, and the connection uses a checked address. So a later DNS answer
 has no effect. ``Host``, SNI and the certificate still use the name.
 """
 
@@ -37,7 +37,8 @@ def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], .
 
 
 # Blocks of IPv4, and blocks in IPv6's global unicast block. Source: the IANA special-purpose
-# address registries. 168.63.129.16 is public, but Azure serves a machine's own secrets there.
+# address registries. 168.63.129.16 is public, but Azure serves a machine's own secrets at this
+# address.
 _REFUSED = _networks(
     (
         ("0.0.0.0/8", "unspecified"),
@@ -73,7 +74,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """Return the reason, in a word or two, why an address is not public; ``None``: it is public.
+    """Return in one or two words why an address is not public, or ``None`` if it is public.
 
     If an IPv6 address embeds an IPv4 address (mapped, NAT64), the IPv4 address is checked.
     """
@@ -87,7 +88,7 @@ def why_refused(address: Address) -> str | None:
             return reason
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return "reserved"
-    # A newer Python may know blocks that are missing from this table.
+    # A newer Python may have blocks that are missing from this table.
     return None if address.is_global else "reserved"
 
 
@@ -98,7 +99,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def host_address(host: str) -> Address | None:
-    """Parse ``host`` as an address; ``None`` if it is a name to resolve.
+    """Parse ``host`` as an address; return ``None`` for a name.
 
     Args:
         host: in lower case, without the brackets of an IPv6 address.
@@ -122,11 +123,11 @@ def host_address(host: str) -> Address | None:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Hosts and networks that may be reached although they are not public.
+    """Hosts and networks that are allowed although they are not public.
 
     Attributes:
         names: allowed host names, with any address.
-        networks: allowed addresses, under any name.
+        networks: allowed addresses, with any host name.
     """
 
     names: frozenset[str]
@@ -137,7 +138,7 @@ class AllowList:
         """Parse host names, addresses and CIDR blocks.
 
         Raises:
-            InvalidInputError: an entry is none of these.
+            InvalidInputError: an entry has another form.
         """
         names: set[str] = set()
         networks: list[Network] = []
@@ -171,7 +172,7 @@ class AllowList:
 
 @dataclass(frozen=True, slots=True)
 class HostGuard:
-    """Checks the address of each connection to a host; raises EgressRefusedError to refuse it."""
+    """Check of the address of each connection; raises EgressRefusedError to refuse an address."""
 
     host: str
     allowed: AllowList
@@ -187,12 +188,12 @@ _LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 class ModelHosts:
     """Hosts that are allowed for tenants' model servers although they are not public.
 
-    These are hosts that the operator allows. Loopback is allowed, too, as long as only the user of
+    These are the hosts that the operator allows. Loopback is also allowed while only the user of
     this machine can use the service: with the embedded database, on loopback and without keys.
 
     Args:
         allow: hosts, addresses and CIDR blocks that the operator allows.
-        folder: folder of the embedded database; ``None``: the database is not embedded.
+        folder: folder of the embedded database, or ``None`` if the database is not embedded.
         is_open: function that returns true if the server has no keys.
     """
 
@@ -210,7 +211,7 @@ class ModelHosts:
 
 
 class Asking(NamedTuple):
-    """A request that may open a connection: the tenant that sends it, and the URL's host."""
+    """A request that may open a connection: the request's tenant, and the URL's host."""
 
     tenant: str
     host: str
@@ -220,13 +221,13 @@ asking: ContextVar[Asking] = ContextVar("asking")
 
 
 class EgressRefusedError(InvalidInputError):
-    """An address that outgoing HTTP must not reach. A retry does not help."""
+    """Error of an address that outgoing HTTP must not use. A retry does not help."""
 
     code = "egress_refused"
 
 
 def address_in(host: str) -> Address | None:
-    """Parse a URL's host as an address; ``None`` if it is a name.
+    """Parse a URL's host as an address; return ``None`` for a name.
 
     Raises:
         EgressRefusedError: the host is neither an address nor a valid name.
@@ -240,9 +241,6 @@ def address_in(host: str) -> Address | None:
 def check_address(host: str, address: Address, allowed: AllowList) -> None:
     """Refuse an address that is neither public nor allowed.
 
-    Args:
-        host: the URL's host, for the message.
-
     Raises:
         EgressRefusedError: the address is refused.
     """
@@ -255,7 +253,7 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 
 
 class AddressGuard:
-    """Checks the connections of the request in :data:`asking`: only public or allowed addresses."""
+    """Guard that permits only public or allowed addresses for the request in :data:`asking`."""
 
     def __init__(self, allowed: AllowList, lookups: DnsResolver) -> None:
         self._allowed = allowed
@@ -272,7 +270,7 @@ class AddressGuard:
             check_address(host, ip_address(address), self._allowed)
 
     async def look_up(self, host: str, port: int) -> Sequence[str]:
-        """Resolve a name; a single forbidden address refuses the name.
+        """Resolve a name; refuse the name if one of its addresses is forbidden.
 
         Raises:
             OSError: the name has no address, or a forbidden address.

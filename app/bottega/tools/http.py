@@ -1,7 +1,7 @@
 """User-defined tools that send an HTTP request.
 
-A tool has a URL template. A model's arguments fill the template's placeholders, and can change
-nothing else. The module also converts HTTP answers to the form that models read.
+A tool has a URL template. A model's arguments replace the template's placeholders, and can change
+nothing else. The module also converts HTTP answers to a form for models.
 """
 
 import codecs
@@ -42,7 +42,7 @@ from bottega.tools.secrets import carries_credentials, check_header, is_credenti
 from bottega.trace_context import with_trace
 
 LONGEST_URL = 2000
-"""Most characters of an address in a definition or an input."""
+"""Maximum number of characters of a URL in a definition or an input."""
 _ORIGIN = re.compile(r"(https?://[^/?#\\{}@\s]+)(/[^?#]*)?(?:\?([^#]*))?")
 _GAP = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 _FIXED_PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
@@ -50,7 +50,7 @@ _FIXED_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
 _DOTS = (".", "..")
 
 Pieces = tuple[str, ...]
-"""Alternating fixed texts and placeholder names, with a fixed text at both ends; or empty."""
+"""Fixed texts and placeholder names in turn, with a fixed text first and last; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class UrlTemplate:
     Attributes:
         origin: scheme, host and port, without placeholders.
         segments: segments of the path.
-        query: keys and values; a pair is omitted from a URL if a placeholder has no argument.
+        query: keys and values. The URL omits a pair if a placeholder of the pair has no argument.
     """
 
     origin: str
@@ -100,12 +100,12 @@ class UrlTemplate:
         return frozenset(key for key, _ in self.query)
 
     def fill(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-        """Return the URL with ``arguments`` in its placeholders and ``extra`` added to its query.
+        """Return the URL with ``arguments`` in the placeholders and ``extra`` in the query.
 
         Arguments cannot change scheme, host, port, the number of path segments and the fixed parts.
 
         Raises:
-            InvalidInputError: an argument does not fit its place.
+            InvalidInputError: an argument is not valid at its position in the URL.
         """
         path = "/".join(_segment(pieces, arguments) for pieces in self.segments)
         pairs: list[str] = []
@@ -150,7 +150,7 @@ def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
         text = _as_text(name, arguments.get(name))
         if not text:
             raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
-        # Slashes count although they are encoded, because some servers decode them before "..".
+        # Encoded slashes count too, because some servers decode slashes before "..".
         if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
             raise InvalidInputError(f"'{name}' cannot be a part of a URL's path")
     return _filled(pieces, arguments)
@@ -194,7 +194,7 @@ def _quoted(text: str) -> str:
 _EXCERPT = 1000
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-# Other codecs of Python are refused: some are very slow, and some do not decode to text.
+# Other codecs of Python are refused, because some are very slow and some do not decode to text.
 _TEXT_CODECS = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
 )
@@ -209,7 +209,7 @@ _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-ur
 
 
 def content_type(reply: Reply) -> str:
-    """Return the header ``Content-Type``, cut to 200 characters; empty if it is missing."""
+    """Return the header ``Content-Type``, cut to 200 characters, or an empty text without it."""
     return reply.headers.get("content-type", "")[:200]
 
 
@@ -218,7 +218,7 @@ def _media_type(reply: Reply) -> str:
 
 
 def text_of(reply: Reply) -> str | None:
-    """Decode the body as text; ``None`` if it is not text."""
+    """Decode the body as text, or return ``None`` if the body is not text."""
     claims_text = _TEXT_TYPES.fullmatch(_media_type(reply)) is not None
     codec = _codec(content_type(reply))
     errors = "replace" if claims_text or codec else "strict"
@@ -244,7 +244,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """Decode the body as JSON if its type is JSON, else as text; ``None``: empty or not text."""
+    """Decode the body as JSON or text, by its type; return ``None`` if it is empty or not text."""
     text = text_of(reply)
     if not text:
         return None
@@ -264,7 +264,7 @@ def _decoded(text: str) -> Any:
 
 
 def media_of(reply: Reply) -> Part | None:
-    """Return the body as a part if its bytes are a complete image, audio or PDF."""
+    """Return the body as a part if it is a complete image, audio file or PDF."""
     media_type = media_type_of(reply.body[:HEAD_BYTES])
     kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0])
     if kind is None or reply.truncated or media_type == _SVG:
@@ -273,7 +273,7 @@ def media_of(reply: Reply) -> Part | None:
 
 
 def failure_of(reply: Reply) -> str | None:
-    """Return the error text of a status, without the body; ``None`` for a success."""
+    """Return the error text of a status, without the body, or ``None`` for a success."""
     if 200 <= reply.status < 300:
         return None
     said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
@@ -292,7 +292,7 @@ def is_redirect(reply: Reply) -> bool:
 
 
 def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
-    """Return a redirect's target without user, password and fragment; ``None`` if invalid."""
+    """Return a redirect's target without user, password and fragment, or ``None`` if invalid."""
     try:
         target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
         return checked_url(str(target))
@@ -301,7 +301,7 @@ def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
 
 
 Secrets = Callable[[str], Awaitable[str]]
-"""Function from a secret's name to its value; InvalidInputError: there is no such secret."""
+"""Function from a secret's name to its value; raises InvalidInputError for an unknown secret."""
 
 UPPER_NAME = r"^[A-Z](_?[A-Z0-9])*$"
 """Pattern of a secret's name, at most 64 characters."""
@@ -348,7 +348,7 @@ class HttpToolDefinition(Approvable):
         extra="forbid",
         strict=True,
         hide_input_in_errors=True,
-        # Required in JSON, where ``type`` selects the class; Python's constructor needs no type.
+        # JSON requires ``type``, which selects the class. Python's constructor does not need it.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -462,7 +462,7 @@ class HttpToolDefinition(Approvable):
 
 
 def _said(check: Callable[..., Any], *arguments: Any) -> None:
-    """Run a check and convert its error for Pydantic."""
+    """Run a check and convert the check's error for Pydantic."""
     try:
         check(*arguments)
     except InvalidInputError as error:
@@ -477,9 +477,10 @@ class HttpTool(ToolBase):
     """An :class:`HttpToolDefinition` as a tool.
 
     Args:
-        secrets: function that looks up the values of secret headers, at each call.
-        egress: sends the requests.
-        known: redacts known secrets from answers, in addition to the secrets that the tool sends.
+        secrets: function that looks up the values of secret headers at each call.
+        egress: HTTP client that sends the requests.
+        known: function that removes known secrets from answers, in addition to the secrets that the
+            tool sends.
         tenant: the tenant that sends the requests.
         approval: rule for the calls that a person must approve.
     """
@@ -499,7 +500,7 @@ class HttpTool(ToolBase):
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
-        self.timeout_s = definition.timeout_s + 5.0  # the inner timeout has the clearer error
+        self.timeout_s = definition.timeout_s + 5.0  # the client's timeout has the clearer error
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
         wanted = definition.output_schema
@@ -515,7 +516,7 @@ class HttpTool(ToolBase):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """The positions of ``pattern`` keywords in the tool's schemas that are not checked."""
+        """Positions of the unchecked ``pattern`` keywords in the tool's schemas."""
         output = () if self._output is None else self._output.unchecked
         return [
             *(f"/parameters{place}" for place in self._arguments.unchecked),
@@ -526,7 +527,7 @@ class HttpTool(ToolBase):
         return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Send the request. A status other than 2xx is an ERROR with the start of the body.
+        """Send the request. Return an ERROR with the body's start for a status other than 2xx.
 
         An image, audio or a PDF becomes a part of the result.
         """
@@ -541,7 +542,7 @@ class HttpTool(ToolBase):
                 headers=headers,
                 content=content,
                 timeout_s=self.definition.timeout_s,
-                # A truncated body could end in half a secret, which redaction misses.
+                # A truncated body could end in half a secret, which redaction does not find.
                 max_bytes=max(self.definition.max_bytes, 16_384),
                 tenant=self._tenant,
             )
@@ -559,7 +560,7 @@ class HttpTool(ToolBase):
         return success_result(tool_call, clean(found), [] if media is None else [media])
 
     async def _violations(self, body: Any) -> str | None:
-        """Return an error text if the answer's body does not fit its schema."""
+        """Return an error text if the answer's body does not fit the schema."""
         schema = self._output
         if schema is None:
             return None
@@ -587,7 +588,7 @@ class HttpTool(ToolBase):
         return url, content
 
     async def check_secrets(self) -> None:
-        """Check that all secrets may be sent, before a model calls the tool.
+        """Check before a model calls the tool that the tool may send all its secrets.
 
         Raises:
             InvalidInputError: the look-up of a secret failed.
@@ -612,7 +613,7 @@ class HttpTool(ToolBase):
         return dict(with_trace(headers)), sent
 
     def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
-        """Return the error text for the model; ``None`` if the answer is a success."""
+        """Return the error text for the model, or ``None`` if the answer is a success."""
         if is_redirect(reply):
             target = redirect_target(reply, url)
             where = clean(target.host) if target else "an invalid address"

@@ -1,4 +1,4 @@
-"""MCP servers and their tools, as definitions of agents name them. Pure."""
+"""MCP servers and their tools in agents' definitions. Pure."""
 
 import re
 from collections import Counter
@@ -13,9 +13,9 @@ from bottega.errors import InvalidInputError, UnavailableError
 from bottega.tools.people import Approvable
 
 SEPARATOR = "__"
-"""Separates the names of server and tool in the name that models see."""
+"""Separator of the server's name and the tool's name in the name for models."""
 MOST_TOOLS = 256
-"""Most tools of an agent with MCP servers."""
+"""Maximum number of tools of an agent with MCP servers."""
 _LONGEST_NAME = 64
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
 _DIGITS = 8
@@ -31,7 +31,7 @@ class McpToolDefinition(Approvable):
         frozen=True,
         extra="forbid",
         strict=True,
-        # Required in JSON, where ``type`` selects the class; Python's constructor needs no type.
+        # JSON requires ``type``, which selects the class. Python's constructor does not need it.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -52,7 +52,7 @@ class McpToolDefinition(Approvable):
 
     @property
     def names(self) -> Sequence[str]:
-        """The tools' names for the model; empty if ``tools`` is null, so that all tools count."""
+        """The tools' names for the model; empty if ``tools`` is null, which means all tools."""
         return [model_name(self.server, name) for name in self.tools or ()]
 
     def may_have(self, name: str) -> bool:
@@ -93,13 +93,13 @@ def refuse_unfit(
     others: Sequence[str],
     servers: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Refuse an agent whose tools of MCP servers do not exist, or share a name.
+    """Refuse an agent that uses unknown tools of MCP servers, or two tools with the same name.
 
     Args:
         tools: JSON of all tools of the agent.
         others: names of the agent's sub-agents.
-        servers: existing servers by name, each as ``{"tools": names}``; before the first refresh
-            the value is ``None``.
+        servers: existing servers by name, each as ``{"tools": names}``, or ``None`` before the
+            server's first refresh.
 
     Raises:
         InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``,
@@ -132,7 +132,7 @@ def refuse_unfit(
 def refuse_unfit_tools(
     tools: Sequence[Mapping[str, Any]], servers: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse a graph's tools of MCP servers that do not exist.
+    """Refuse a graph that uses unknown tools of MCP servers.
 
     Raises:
         InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``.
@@ -171,7 +171,7 @@ def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]])
 
 
 class McpError(UnavailableError):
-    """An MCP server does not answer, or its answer breaks the protocol."""
+    """Error of an MCP server that does not answer, or whose answer breaks the protocol."""
 
     code = "mcp_unreachable"
 
@@ -182,7 +182,7 @@ class StdioCommand:
 
     Attributes:
         env: the program's environment, in addition to PATH, HOME and LANG of this process.
-        secrets: values in ``env`` that texts must not show.
+        secrets: values in ``env`` that texts for people and models must not show.
     """
 
     command: str
@@ -199,20 +199,19 @@ class Headers(NamedTuple):
 
 
 async def no_headers() -> Headers:
-    """Return no header fields."""
     return Headers({})
 
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """An MCP server, with exactly one of ``url`` and ``command``.
+    """An MCP server, which has either a ``url`` or a ``command``.
 
     Attributes:
         url: URL of a server with the transport *streamable HTTP*.
-        headers: function that returns the header fields, called for each connection. They are sent
-            only to ``url``.
+        headers: function that returns the header fields, called for each connection. The client
+            sends the fields only to ``url``.
         timeout_s: seconds for one answer, without the time in which people answer questions.
-        max_bytes: limit of one answer.
+        max_bytes: size limit of one answer in bytes.
         tenant: the tenant that connects to the server.
     """
 
@@ -227,11 +226,11 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class McpToolSchema:
-    """A tool of an MCP server, as models see it.
+    """A tool of an MCP server, in the form for models.
 
     Attributes:
-        input_schema: JSON Schema of the tool's arguments, within our bounds.
-        warnings: texts about the changes that make the tool fit the bounds.
+        input_schema: JSON Schema of the tool's arguments, within Bottega's limits.
+        warnings: texts about the changes that reduced the tool to these limits.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Media types, sizes and page counts of files, found in their bytes. Pure."""
+"""Media types, sizes and page counts of files, from the files' bytes. Pure."""
 
 import codecs
 import re
@@ -6,10 +6,10 @@ import struct
 from collections.abc import Callable
 
 HEAD_BYTES = 4096
-"""Number of bytes at the start of a file that show its type."""
+"""Number of bytes at the start of a file that are enough to find its type."""
 
 RASTER = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
-"""Types of images that a browser shows without executing any of their content."""
+"""Types of images that a browser shows without executing content of the image."""
 UNKNOWN = "application/octet-stream"
 _PLAIN = "text/plain"
 
@@ -49,7 +49,7 @@ _ZIPPED = (
 _ZIP = b"PK\x03\x04"
 _MIMETYPE = re.compile(rb"mimetype(application/[a-z0-9.+-]+)")
 _TEXT_TYPE = re.compile(r"text/[a-z0-9.+-]{1,80}|application/([a-z0-9.-]{1,60}\+)?(json|xml|yaml)")
-_COMMENTS = rb"(?:<!--(?:(?!-->).)*+-->\s*+)*+"  # possessive, so that many comments take no time
+_COMMENTS = rb"(?:<!--(?:(?!-->).)*+-->\s*+)*+"  # no backtracking over many comments
 _MARKUP = (
     (re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE), "text/html"),
     (re.compile(rb"\s*(<\?xml[^>]*>\s*)?%b<svg\b" % _COMMENTS, re.DOTALL), "image/svg+xml"),
@@ -63,7 +63,7 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
 
     Args:
         head: the first ``HEAD_BYTES`` of the file, or the whole file.
-        declared: media type from the client; used only for the kind of a text.
+        declared: media type from the client, used only to distinguish types of text.
     """
     for magic, found in _MAGIC:
         if head.startswith(magic):
@@ -75,7 +75,7 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
 
 
 def is_text(media_type: str) -> bool:
-    """Return true for a type whose files are text that a model can read without conversion."""
+    """Return true if files of this type are text that a model can read without conversion."""
     return _TEXT_TYPE.fullmatch(media_type) is not None
 
 
@@ -102,7 +102,7 @@ def _bitmap(head: bytes) -> str | None:
 
 
 def _mpeg(head: bytes) -> str | None:
-    """Recognise MPEG audio without tags, by the header of its first frame (ISO/IEC 11172-3)."""
+    """Recognise MPEG audio without tags by the first frame's header (ISO/IEC 11172-3)."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return None
     if head[1] & 0xF6 == 0xF0:
@@ -127,10 +127,10 @@ def _text(head: bytes, declared: str | None) -> str | None:
 
 
 def pixels_of(head: bytes) -> int | None:
-    """Return width times height of an image in pixels; ``None``: ``head`` does not have the size.
+    """Return an image's width times height in pixels, or ``None`` if ``head`` lacks the size.
 
     Args:
-        head: the start of the file. A JPEG's size may come long after its first bytes.
+        head: the start of the file. A JPEG's size may be far behind the first bytes.
     """
     measure = _MEASURES.get(media_type_of(head[:HEAD_BYTES]))
     try:
@@ -170,7 +170,8 @@ def _webp(head: bytes) -> tuple[int, int] | None:
 def _jpeg(head: bytes) -> tuple[int, int] | None:
     """Find the frame header, which follows segments of any length (ITU-T T.81, B.2)."""
     at = 2
-    # Skips segments before the size. A colour profile or a preview may need hundreds of segments.
+    # Skip the segments before the size. A colour profile or a preview may need hundreds of
+    # segments.
     for _ in range(2000):
         if at + 9 > len(head) or head[at] != 0xFF:
             return None
@@ -192,7 +193,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of a PDF's pages, fed in pieces. It does not see pages in compressed streams."""
+    """Counter of a PDF's pages. It receives pieces, and misses pages in compressed streams."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24

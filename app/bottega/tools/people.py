@@ -70,7 +70,7 @@ class Approvable(DescribedModel):
     expires_s: ExpiresS = EXPIRES_S
 
     def rule(self, agents: Any) -> Approval | None:
-        """Return the rule for the tool's calls; ``agents`` is the rule of the agent, if any."""
+        """Return the rule for the tool's calls; ``agents`` is the agent's rule, if any."""
         wanted = agents if self.approval is None else self.approval
         return approval_of(wanted, self.approval_reason)
 
@@ -100,12 +100,12 @@ class _Question(BaseModel):
 
 
 class _PeoplesTool(ToolBase):
-    timeout_s = None  # no limit here, because ``expires_s`` limits the time of people
+    timeout_s = None  # no limit, because ``expires_s`` limits the time for people
     idempotent = True
     local = True
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Return an error: this is called only for a call that could not be passed on to people."""
+        """Return an error; called only for a call that could not be sent to people."""
         return error_result(tool_call, "the call could not be passed on")
 
 
@@ -145,7 +145,7 @@ class ClientTool(_PeoplesTool):
 
     Args:
         parameters: JSON Schema of the arguments.
-        expires_s: seconds that the client has to send the result.
+        expires_s: seconds within which the client must send the result.
     """
 
     def __init__(

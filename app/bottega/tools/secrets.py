@@ -13,9 +13,9 @@ PREFIX = "BOTTEGA_SECRET_"
 _HOSTS = f"{PREFIX}HOSTS"
 """Name of a variable that is a setting, not a secret."""
 DEFAULT = "default"
-"""The tenant whose variables do not contain the tenant's name."""
+"""The only tenant whose variables do not contain the tenant's name."""
 
-# Letters may be separated by a single ``_``, so that ``__`` only separates tenant and name.
+# Only a single ``_`` may separate letters, so that ``__`` always separates tenant and name.
 _WORDS = "[A-Z](?:_?[A-Z0-9])*"
 _NAMED = re.compile(f"(?:(?P<tenant>{_WORDS})__)?(?P<name>{_WORDS})", re.ASCII)
 
@@ -26,7 +26,7 @@ def variable(tenant: str, name: str) -> str:
 
 
 def of_tenant(tenant: str, name: str) -> str:
-    """Return a secret's name in the variables of all tenants."""
+    """Return ``NAME`` for the default tenant, ``TENANT__NAME`` for other tenants."""
     return name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}"
 
 
@@ -35,11 +35,11 @@ def _spelled(tenant: str) -> str:
 
 
 class TenantSecrets:
-    """``BOTTEGA_SECRET_NAME`` of the tenant ``default``, ``BOTTEGA_SECRET_TENANT__NAME`` of others.
+    """Secrets in ``BOTTEGA_SECRET_NAME`` (tenant ``default``) and ``BOTTEGA_SECRET_TENANT__NAME``.
 
     Raises:
-        InvalidInputError: a variable's name has neither form, or its value cannot be redacted from
-            texts, because it is too short or a word that Bottega's own texts use
+        InvalidInputError: a variable's name has another form, or its value cannot be redacted from
+            texts. Such a value is too short, or is a word that Bottega's own texts use
             (``secret_is_vocabulary``).
     """
 
@@ -96,7 +96,7 @@ def _fit_to_be_removed(key: str, value: str) -> str:
 
 
 def refuse_vocabulary(name: str, value: str) -> None:
-    """Refuse a secret that is an ordinary word: its redaction would change all kinds of texts.
+    """Refuse a secret that is an ordinary word, because its redaction would change many texts.
 
     Raises:
         InvalidInputError: ``secret_is_vocabulary``.
@@ -151,7 +151,8 @@ def check_header(name: str, value: str) -> None:
     """Refuse a header field that could change the target or framing of a request.
 
     Raises:
-        InvalidInputError: the field is refused. The text names the field, never its value.
+        InvalidInputError: the field is refused. The error text has the field's name, never the
+            field's value.
     """
     if not _NAME.fullmatch(name):
         raise InvalidInputError(f"{name[:100]!r} is not a valid header name")
