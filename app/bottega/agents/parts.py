@@ -130,10 +130,7 @@ Raises:
 """
 
 MOST_FILE_TOKENS = 10_000_000
-"""Maximum tokens of an estimate or of a server's report.
-
-No prompt is that long, but a file may claim a huge page count, and a server may report any number.
-"""
+"""Maximum tokens of an estimate or a report. A file or a server may claim any higher number."""
 
 
 def content_tokens(

@@ -325,10 +325,7 @@ class AncestorRecall:
 
 
 def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> list[Recalled]:
-    """Return the ``k`` items with the highest finite scores, highest first.
-
-    Items with equal scores keep their order.
-    """
+    """Return the ``k`` items with the highest finite scores, in descending and stable order."""
     scored = [pair for pair in zip(items, scores, strict=True) if isfinite(pair[1])]
     return sorted(scored, key=lambda pair: -pair[1])[:k]
 

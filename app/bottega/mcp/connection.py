@@ -363,10 +363,7 @@ _T = TypeVar("_T")
 OnProgress = Callable[[float, float | None, str | None], None]
 """Function that receives a call's progress: the amount, the total (None: unknown), and a text."""
 OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | None]]
-"""Function (question, JSON Schema of the answer) that asks a person.
-
-The function returns the answer, or None if the person declines.
-"""
+"""Function (question, JSON Schema of the answer) → a person's answer, or None if declined."""
 
 QUESTION_S = 600.0
 """Seconds within which people must answer. The server waits for the answer, too."""

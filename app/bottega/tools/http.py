@@ -588,7 +588,7 @@ class HttpTool(ToolBase):
         return url, content
 
     async def check_secrets(self) -> None:
-        """Check before a model calls the tool that the tool may send all its secrets.
+        """Check that the tool may send all its secrets, before a model calls the tool.
 
         Raises:
             InvalidInputError: the look-up of a secret failed.
