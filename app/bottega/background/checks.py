@@ -1,14 +1,15 @@
-"""Success checks of completed runs, in the background.
+"""Background work that decides the success checks of completed runs.
 
 The statement that ends a run with checks adds a row to ``run_checks``. A worker leases due rows,
 decides the checks without a transaction, stores the verdicts and labels the run's episode. If the
-worker dies, another worker does the checks when the lease is over.
+worker dies, another worker decides the checks after the lease has expired.
 
-A round has three stages: checks that we decide ourselves, checks of plugins, and checks of models
-(judges). Each stage has its own workers, so that no check waits for a check of a later stage. If a
-check cannot be decided, for example because a judge is down, the next round tries it again, after
-growing pauses. A check that fails decides the run's outcome at once, without later stages. Judges
-that the tenant's daily budget cannot pay are asked again each next day, for a week.
+A round has three stages: simple checks, which need no plugin or model; checks by plugins; and
+checks by models (judges). Each stage has its own workers, so that no check waits for a check of a
+later stage. If a check cannot be decided, for example because a judge is down, the next round tries
+the check again. The pauses between rounds grow. A failed check decides the run's outcome at once,
+without later stages. A judge that the tenant's daily budget cannot pay is tried each day for a
+week.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
 
 LONGEST_JUDGED = 100_000
-"""Most characters of a result, and of a task, that a judge reads."""
+"""Maximum number of characters of a result, and of a task, that a judge reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class EndResult:
 
     @property
     def text(self) -> str:
-        """The answer as text."""
+        """The answer as text; an answer that is no text becomes JSON."""
         return self.output if isinstance(self.output, str) else to_json(self.output).decode()
 
 
@@ -69,7 +70,7 @@ class CheckVerdict:
     """The decision of one check.
 
     Attributes:
-        passed: true if the check passed; ``None``: it could not be decided.
+        passed: true if the check passed; ``None`` if the check could not be decided.
         reason: reason of the decision; empty for a simple check that passed.
         signature: signature of the check's failure; see :mod:`bottega.memory.text.signature`.
     """
@@ -80,21 +81,21 @@ class CheckVerdict:
     signature: str = ""
 
     def clean(self, remove_secrets: Callable[[str], str]) -> "CheckVerdict":
-        """Return the verdict without secrets, with a reason of bounded length."""
+        """Return the verdict without secrets, with at most 500 characters of its reason."""
         # PostgreSQL stores no NUL in JSON.
         reason = remove_secrets(self.reason.replace("\x00", " "))
         return replace(self, reason=reason[:500], signature=remove_secrets(self.signature)[:200])
 
 
 Ask = Callable[[Check, EndResult], Awaitable[tuple[bool, str]]]
-"""Function (check, result) → (passed, reason) that asks a model or a plugin."""
+"""Function from check and result to (passed, reason), which calls a model or a plugin."""
 
 
 async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) -> CheckVerdict:
     """Decide a check.
 
     Args:
-        outside: functions for the types of checks that models and plugins decide.
+        outside: for each type of check that a model or plugin decides: the function that decides.
     """
     kind = check["type"]
     try:
@@ -108,14 +109,14 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
 
 
 def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
-    """Return true if all checks passed; ``None``: no check failed, but some are undecided."""
+    """Return true if all checks passed, false if one failed, and ``None`` otherwise."""
     if any(each.passed is False for each in verdicts):
         return False
     return True if all(each.passed for each in verdicts) else None
 
 
 def _signature(check: Check) -> str:
-    """Return the signature of a check that fails, such as ``check:contains "VAT"``."""
+    """Return the signature of a failed check, such as ``check:contains "VAT"``."""
     about = check.get("value") if check["type"] in ("contains", "equals") else check.get("name")
     named = f"check:{check['type']}"
     return named if about is None else f"{named} {quoted(' '.join(str(about).split()))}"
@@ -124,13 +125,13 @@ def _signature(check: Check) -> str:
 MOST_TRIES = 6
 
 JUDGED_WITHIN_S = 150.0
-"""Time limit for each judge in seconds, including the wait for its provider's limits."""
+"""Timeout of a judge's call in seconds. The wait for the provider's limits counts."""
 _OURS, _PLUGINS, _JUDGES = range(3)
 _STAGE_OF = {"python": _PLUGINS, "judge": _JUDGES}
 _UNPAID_FOR = timedelta(days=7)
-"""Longest time after a run's end for which its judges wait for the budget of a later day."""
+"""Longest time after a run's end in which judges wait for a later day's budget."""
 UNPAID = "budget"
-"""Reason that is stored for checks that no daily budget could pay."""
+"""Stored reason of checks that no daily budget could pay."""
 _CHANNEL = "run_checks"
 
 _READ = """
@@ -154,7 +155,7 @@ _LABEL = "SELECT label_episode_of($1, $2)"
 
 
 ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
-"""Function (run, its id, ``model`` as in a definition) → models that the run's tenant pays for."""
+"""Function from a run, its id and a definition's ``model`` to models that the run's tenant pays."""
 PluginCheck = Callable[[Mapping[str, Any]], Any]
 """A plugin's ``check_success``; ``docs/guides/agents-in-python.md`` describes it."""
 
@@ -163,10 +164,10 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _EndedRun:
-    """A run to check; see :class:`PinnedModels`.
+    """A completed run whose checks are decided; see :class:`PinnedModels`.
 
     Attributes:
-        agent: the agent whose checks these are; of a DAG, its graph.
+        agent: name of the agent, or of the DAG's graph, that defines the checks.
         unpaid: the error of each judge that could not be paid.
     """
 
@@ -183,12 +184,12 @@ class _EndedRun:
 
 
 class _Unpaid(NamedTuple):
-    """The state of judges that could not be paid.
+    """The state of a run's judges that the budget could not pay.
 
     Attributes:
-        is_all: no other check is undecided.
-        is_busy: the budget may have room for them soon.
-        is_old: the run is too old to wait for another day.
+        is_all: true if all undecided checks are such judges.
+        is_busy: true if the budget may soon have enough left for these judges.
+        is_old: true if the run ended too long ago to wait for the next day's budget.
     """
 
     reason: str
@@ -198,15 +199,15 @@ class _Unpaid(NamedTuple):
 
 
 class SuccessChecks:
-    """Decides the success checks of all tenants' runs; processes may do so concurrently.
+    """Decider of the success checks of all tenants' runs. Several processes may run it at once.
 
     Args:
-        models_for: returns the models of judges.
-        plugins: checks of plugins, by plugin's name.
-        known: returns the redactor of a tenant's secrets, which the reasons may contain.
+        models_for: returns a judge's model.
+        plugins: check functions, by the name of the plugin.
+        known: returns a tenant's redactor, because a check's reason may contain secrets.
 
     Attributes:
-        stages: the work of each stage.
+        stages: the leased work of each stage.
     """
 
     def __init__(
@@ -227,7 +228,8 @@ class SuccessChecks:
                 pool=pool,
                 name=name,
                 columns="run_id uuid, stage smallint, tries integer",
-                # Longer than any stage, whose checks run at the same time, each with a time limit.
+                # The lease is longer than any stage: a stage's checks run at the same time, and
+                # each has a timeout.
                 lease_s=180.0,
                 share=8,
                 places=places,
@@ -240,10 +242,10 @@ class SuccessChecks:
     def run_end_hook(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
         """Return a function that wakes this process's background work after a run's end.
 
-        Call it with two truth values: the run stored an episode; its success checks are due.
+        The function has two parameters: the run has stored an episode; its success checks are due.
 
         Args:
-            episode_stored: called after a run that stored an episode.
+            episode_stored: function to call after a run that stored an episode.
         """
 
         def on_run_finished(has_episode: bool, has_checks: bool) -> None:
@@ -255,12 +257,12 @@ class SuccessChecks:
         return on_run_finished
 
     async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
-        """Decide a stage of a run's checks, or store the error that prevented this."""
+        """Decide a stage of a run's checks. If that fails, store the error."""
         (claimed,) = rows
         try:
             await self._check_run(claimed)
         except Exception as error:
-            if is_transient(error):  # the lease runs out, and another worker tries again
+            if is_transient(error):  # another worker tries again when the lease expires
                 raise
             logger.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
             why = f"an internal error ({type(error).__name__}): see the worker's log"
@@ -301,7 +303,6 @@ class SuccessChecks:
         await self._store(claimed, verdicts, left, unpaid=unpaid)
 
     async def _ended(self, claimed: asyncpg.Record, row: asyncpg.Record) -> _EndedRun:
-        """Return the run, with the definitions that it pinned."""
         tenant_id, pinned = claimed["tenant_id"], from_json(row["pinned"])
         judged: tuple[Literal["agent", "graph"], str] = ("agent", row["agent"])
         if row["agent"] is None:
@@ -376,13 +377,13 @@ class SuccessChecks:
         *,
         unpaid: _Unpaid | None = None,
     ) -> None:
-        """Store the verdicts of a stage, or only the error if there are no verdicts.
+        """Store the verdicts of a stage, or only an error if the stage has no verdicts.
 
         Args:
-            left: stages with undecided checks. The next of these stages follows; if there is none,
-                or a check failed, the round is over.
-            unpaid: judges that could not be paid. The row waits for their budget if no other check
-                is undecided, or if no tries are left.
+            left: numbers of the stages with undecided checks. The next of these stages follows. If
+                no stage follows, or a check failed, the round is over.
+            unpaid: judges that could not be paid. The row waits for a budget if no other check is
+                undecided, or if no tries are left.
         """
         stage, tries = claimed["stage"], claimed["tries"]
         good, later = passed(verdicts) if verdicts else None, None
@@ -395,7 +396,7 @@ class SuccessChecks:
         elif good is None and unpaid is not None and (unpaid.is_all or tries >= MOST_TRIES):
             status, reason, then = "pending", unpaid.reason, (then[0], tries - 1)
             if not unpaid.is_busy:
-                pause_s = None  # until the next day of UTC
+                pause_s = None  # wait until the next day (UTC)
                 if unpaid.is_old:
                     status, reason = "unknown", UNPAID
         elif good is None:
@@ -408,7 +409,7 @@ class SuccessChecks:
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
             await connection.execute(_HOLD, *key)
             stored = await connection.execute(_STORE, *key, stage, tries, *changes)
-            if good is not None and stored == "UPDATE 1":  # else another worker has decided
+            if good is not None and stored == "UPDATE 1":  # not stored: another worker decided
                 await connection.execute(_LABEL, *key)
                 is_judge = any(each.type == "judge" and each.passed == good for each in verdicts)
                 metrics.verdicts.labels("judge" if is_judge else "check").inc()

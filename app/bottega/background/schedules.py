@@ -1,8 +1,8 @@
-"""Schedules: runs that start at times of a cron expression.
+"""Schedules, which start runs at the times of a cron expression.
 
-The first free worker locks a due schedule, starts its run and sets its next time, in one
-transaction. So each due time starts one run, even if a worker dies. The database's clock decides
-if a schedule is due. This module also calculates the due times of cron expressions in a time zone.
+The first free worker locks a due schedule, starts the schedule's run and sets its next due time, in
+one transaction. So each due time starts one run, even if a worker dies. A schedule is due by the
+database's clock. This module also calculates the due times of cron expressions in a time zone.
 """
 
 import re
@@ -48,7 +48,7 @@ from bottega.runs.submit import RunRequest, submit
 _NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
 _FIELD = rf"(?:[0-9*,/-]|{_NAMES}){{1,100}}"
 _CRON = re.compile(rf"{_FIELD}(?: {_FIELD}){{4}}", re.IGNORECASE)
-_CHANGE = timedelta(hours=3)  # more than any change of clocks
+_CHANGE = timedelta(hours=3)  # longer than any change of clocks
 
 
 @cache
@@ -57,7 +57,7 @@ def _zones() -> frozenset[str]:
 
 
 def check_zone(name: str) -> str:
-    """Return ``name``, or raise ``InvalidInputError`` if it is no time zone."""
+    """Return ``name``. Raise ``InvalidInputError`` if ``name`` is no time zone."""
     if name not in _zones():
         raise InvalidInputError(
             f"'{name[:100]}' is not a time zone: use an IANA name such as Europe/Berlin"
@@ -66,7 +66,7 @@ def check_zone(name: str) -> str:
 
 
 def check_cron(cron: str) -> str:
-    """Return the expression in its normal form, or raise ``InvalidInputError``."""
+    """Return a cron expression in its normal form. Raise ``InvalidInputError`` for a wrong one."""
     plain = " ".join(cron.split())
     if not _CRON.fullmatch(plain):
         raise InvalidInputError(
@@ -81,12 +81,12 @@ def check_cron(cron: str) -> str:
 
 
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
-    """Return the first due time of a checked ``cron`` in ``zone`` after ``after``, in UTC.
+    """Return the next due time, in UTC, of a checked cron expression after ``after``.
 
     When clocks change, an expression with a list, a range or a step of hours or minutes is due each
-    time that a clock shows one of its times: twice for a repeated time, never for a skipped time.
-    An expression for a single time of the day is due once. If this time is skipped, it is due later
-    by the length of the skip.
+    time that a local clock shows one of its times: twice for a repeated time, never for a skipped
+    time. An expression for a single time of the day is due once a day. If a change of clocks skips
+    this time, the due time is later by the length of the skip.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -96,7 +96,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     offsets = {before.utcoffset(), here.utcoffset(), tick.utcoffset()}
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
-    # The clocks change near this time: check each occurrence of all local times nearby.
+    # The clocks change near this time, so check both occurrences of all local times nearby.
     is_once = all(len(each) == 1 and each != ["*"] for each in croniter.expand(cron)[0][:2])
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
@@ -111,27 +111,27 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
 
 
 def previous_tick(cron: str, until: datetime) -> datetime:
-    """Return the last due time of a checked ``cron`` up to ``until`` (inclusive), in UTC."""
+    """Return the last due time, in UTC, of a checked cron expression not after ``until``."""
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
     return local.replace(tzinfo=UTC)
 
 
 def _local_times(cron: str, after: datetime) -> croniter:
-    # There may be eight years between two days of 29 February.
+    # The 29th of February may be missing for eight years.
     return croniter(cron, after.replace(tzinfo=None), max_years_between_matches=8)
 
 
 def _shown(moment: datetime) -> datetime:
-    """Return the local time of a moment in its zone."""
+    """Return a moment as the local clock shows it."""
     return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None, fold=0)
 
 
 CHANNEL = "bottega_schedules"
 MARK = "schedule"
-"""Key in a run's metadata; its value is the name of the run's schedule."""
+"""Key in a run's metadata for the name of the run's schedule."""
 KIND = "schedule"
-"""Kind of definition, as in the audit log and in :data:`applied_definitions`."""
+"""Kind of this definition in the audit log and in :data:`applied_definitions`."""
 
 logger = structlog.get_logger(__name__)
 
@@ -151,7 +151,7 @@ def _named(tenant_id: UUID, name: str) -> Any:
 async def create(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Store a schedule; it is first due at the next time of its expression.
+    """Store a schedule. The schedule is first due at the next time of its cron expression.
 
     Args:
         new: a validated body of ``POST /v1/schedules``.
@@ -159,7 +159,7 @@ async def create(
     Raises:
         ConflictError: ``exists``, ``too_many`` or ``session_user``.
         LimitedError: ``storage_quota``.
-        UserErasingError: the user of its runs is being erased.
+        UserErasingError: the user of the schedule's runs is being erased.
     """
     await require_room(connection, tenant_id)
     values = await _values(connection, tenant_id, new)
@@ -177,17 +177,18 @@ async def create(
 async def put(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """Store a schedule as :func:`create` does, or replace the schedule with this name.
+    """Store a schedule as :func:`create` does, or replace the schedule of the same name.
 
-    If expression and time zone are unchanged, the next time stays, so that no due run is lost.
+    If cron expression and time zone are unchanged, the due time is unchanged too, so that no run is
+    lost.
 
     Returns:
-        The schedule, and true if its name is new.
+        The schedule; and true if no schedule had this name.
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.
         LimitedError: ``storage_quota``, unless the replaced schedule is at least as large.
-        UserErasingError: the user of its runs is being erased.
+        UserErasingError: the user of the schedule's runs is being erased.
     """
     values = await _values(connection, tenant_id, new)
     query = insert(schedules).values(values)
@@ -238,7 +239,7 @@ async def get(
     """Return one schedule.
 
     Raises:
-        NotFoundError: no schedule of this name.
+        NotFoundError: no schedule has this name.
     """
     query = select(schedules).where(_named(tenant_id, name))
     if lock:
@@ -259,10 +260,11 @@ async def page(
     limit: int,
     full: bool,
 ) -> PageItems[dict[str, Any]]:
-    """List schedules by name: the page after ``after``; ``full``: with their runs' inputs.
+    """List a page of schedules by name, after the name ``after``.
 
     Args:
-        user: list only schedules whose runs name this user.
+        user: list only schedules whose runs belong to this user. full: return the inputs of the
+            schedules' runs, too.
     """
     column = _columns.name
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
@@ -278,10 +280,10 @@ async def page(
 async def pause(
     connection: AsyncConnection, tenant_id: UUID, name: str, paused: bool
 ) -> dict[str, Any]:
-    """Pause or resume a schedule. A resumed one is due at the next time of its expression.
+    """Pause or resume a schedule. A resumed schedule is due at its expression's next time.
 
     Raises:
-        NotFoundError: no schedule of this name.
+        NotFoundError: no schedule has this name.
     """
     row = await get(connection, tenant_id, name, lock=True)
     changes: dict[str, Any] = {"paused": paused}
@@ -293,10 +295,10 @@ async def pause(
 
 
 async def remove(connection: AsyncConnection, tenant_id: UUID, name: str) -> None:
-    """Delete a schedule; the runs that it started stay.
+    """Delete a schedule. The runs that the schedule started are not deleted.
 
     Raises:
-        NotFoundError: no schedule of this name.
+        NotFoundError: no schedule has this name.
     """
     query = delete(schedules).where(_named(tenant_id, name)).returning(_columns.name)
     if await connection.scalar(query) is None:
@@ -315,7 +317,7 @@ async def _tell(connection: AsyncConnection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The server's defaults for runs; see :meth:`RunRequest.of`."""
+    """The server's default limits of runs; see :meth:`RunRequest.of`."""
 
     timeout_s: float
     queue_timeout_s: float
@@ -323,21 +325,20 @@ class Limits:
 
 
 class Ticker:
-    """Starts the runs of due schedules. A schedule that missed several times starts one run."""
+    """Starter of due schedules' runs. A schedule that missed several due times starts one run."""
 
     def __init__(self, database: Database, limits: Limits, pins: PinCache) -> None:
         self.loop = WorkLoop(CHANNEL, self._start_due)
         self._database = database
         self._limits = limits
         self._pins = pins
-        self._after = UUID(int=0)  # the tenant of the last start
+        self._after = UUID(int=0)  # the tenant whose schedule started last
 
     async def run(self) -> None:
-        """Start due runs until cancelled."""
         await self.loop.run()
 
     async def _start_due(self) -> float:
-        """Start all due runs; return the seconds until the next one."""
+        """Start the runs of all due schedules. Return the seconds until the next due time."""
         started = True
         while started:
             due = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
@@ -348,7 +349,7 @@ class Ticker:
         return await seconds_until_due(self._database.pool, _NEXT)
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
-        """Start a schedule's run; return false if it is no longer due, or another worker has it."""
+        """Start a schedule's run. Return false if the schedule is not due, or locked."""
         async with self._database.engine.begin() as tx:
             await act_as(tx, tenant_id)
             mine = _named(tenant_id, name)
@@ -362,7 +363,7 @@ class Ticker:
         return True
 
     async def _start(self, tx: AsyncConnection, row: RowMapping) -> dict[str, Any]:
-        """Start a schedule's run; return the changes to the schedule's row."""
+        """Start a schedule's run. Return the changes to the schedule's row."""
         given = row["run"]
         wanted = {
             **given,
@@ -389,5 +390,5 @@ class Ticker:
             logger.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
-            changes["paused"] = "next_at" not in changes  # unpaused, it would stay due
+            changes["paused"] = "next_at" not in changes  # else the schedule would stay due
         return changes

@@ -1,7 +1,7 @@
-"""Webhooks about runs that ended or wait for people (Standard Webhooks).
+"""Webhooks (Standard Webhooks) about runs that ended, and runs that wait for people.
 
-The transaction that ends the run, or lets it wait, queues the delivery of a message. A worker
-leases the delivery, see :mod:`bottega.leased_work`. If the worker dies, another worker sends the
+The transaction that ends a run, or makes a run wait, queues the delivery of a message. A worker
+leases the delivery; see :mod:`bottega.leased_work`. If the worker dies, another worker sends the
 message again with the same id.
 """
 
@@ -29,7 +29,7 @@ from bottega.trace_context import Trace, headers_of
 
 CHANNEL = "bottega_webhooks"
 RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
-"""Seconds from each failed try to the next try; their sum is about a day."""
+"""Seconds from each failed try to the next try. The sum is about a day."""
 
 _MAX_OUTPUT = 102_400
 
@@ -63,12 +63,12 @@ WHERE tenant_id = $1 AND run_id = $2 AND seq = $3 AND tries = $4 AND status = 'p
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The result of a try.
+    """The result of a try to deliver a message.
 
     Attributes:
-        status: ``delivered``, ``failed``, or ``pending``: the next try is in ``wait_s``.
+        status: ``delivered``, ``failed``, or ``pending``: the next try is after ``wait_s``.
         answer: the HTTP status of the reply, if there was a reply.
-        error: why the message is not delivered.
+        error: the reason for which the message was not delivered.
     """
 
     status: str
@@ -80,7 +80,7 @@ class Delivery:
 def outcome(
     answer: int | None, error: BottegaError | None, tries: int, retries_s: tuple[float, ...]
 ) -> Delivery:
-    """Return the result of try number ``tries``, from the reply's status or the error. Pure."""
+    """Return the result of a try from the reply's HTTP status or the error. Pure."""
     if answer is not None and 200 <= answer < 300:
         return Delivery("delivered", answer)
     if error is not None:
@@ -95,11 +95,11 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record | None = None) -> bytes:
-    """Return the message about the end of a run or a batch; it is equal at every try. Pure.
+    """Return the message about the end of a run or batch. Every try sends an equal message. Pure.
 
     Args:
-        event: ``type``, ``data`` and ``at`` of the final event of a batch, which may have ended
-            again meanwhile; ``None``: a run, which ends once.
+        event: ``type``, ``data`` and ``at`` of a batch's final event, because a retried batch ends
+            more than once; ``None`` for a run, which ends once.
     """
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
@@ -121,9 +121,9 @@ _JSON = ("output", "output_json", "error", "usage", "metadata")
 
 
 def waiting_message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record) -> bytes:
-    """Return the body of the message about a run that waited for people. Pure.
+    """Return the body of the message about a run that waits for people. Pure.
 
-    The body is equal at every try, even if the run goes on meanwhile.
+    Every try sends an equal body, even if the run continues between the tries.
 
     Args:
         event: ``at`` and ``data`` of the event ``run.waiting``.
@@ -140,7 +140,7 @@ _OF_WAITING = ("id", "mode", "agent", "graph", "session_id", "retry_of", "create
 
 
 def signed(secrets: Sequence[str], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """Return the headers of a message, with a signature by each secret. Pure."""
+    """Return the headers of a message, with one signature for each secret. Pure."""
     signatures = [Webhook(secret).sign(message_id, at, body.decode()) for secret in secrets]
     return {
         "content-type": "application/json",
@@ -151,14 +151,14 @@ def signed(secrets: Sequence[str], message_id: str, at: datetime, body: bytes) -
 
 
 class Webhooks:
-    """The worker's sender of due deliveries, a few of each tenant at a time.
+    """Sender of a worker's due deliveries. Each tenant has a limit of concurrent deliveries.
 
     Args:
-        secret: the first secret of the tenant ``default``.
+        secret: the first webhook secret of the tenant ``default``.
         retries_s: seconds from each failed try to the next try.
-        timeout_s: time limit for reading the run, and again for the reply.
-        lease_s: seconds for which a try belongs to its worker; more than twice ``timeout_s``.
-        jitter: returns a factor for the time until the next try.
+        timeout_s: timeout in seconds of the run's queries, and also of the HTTP request.
+        lease_s: length of a delivery's lease in seconds; more than twice ``timeout_s``.
+        jitter: returns a random factor for the time until the next try.
     """
 
     def __init__(
@@ -189,7 +189,6 @@ class Webhooks:
         self._jitter = jitter
 
     async def _send(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
-        """Make one try and store its result."""
         ((_, run_id, seq, tries),) = claimed
         message_id = f"{run_id}-{seq}" if seq else str(run_id)
         async with asyncio.timeout(self._timeout_s), acting_as(self._pool, tenant_id) as connection:
@@ -198,7 +197,7 @@ class Webhooks:
             event = await connection.fetchrow(_EVENT, tenant_id, run_id, seq) if seq else None
             secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)
         if to is None or run is None:
-            return  # run and delivery were deleted
+            return  # the run and its delivery were deleted
         tenant = to["tenant"]
         if event is not None and event["type"] == EventType.RUN_WAITING:
             body = waiting_message(tenant, run, event)

@@ -1,4 +1,4 @@
-"""A run's events in the form that clients receive, encoded once for all clients; their filters."""
+"""Frames: a run's events as clients receive them, encoded once for all clients; and filters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ class Frame:
     """One event for clients.
 
     Attributes:
-        seq: ``seq`` of the event; ``None``: the event is not stored.
-        depth: depth of the event's task, as in ``/tasks``; -1 for the root and the run itself.
+        seq: the event's ``seq``; ``None`` if the event is not stored.
+        depth: depth of the event's task, as ``/tasks`` shows it; -1 for the root's and the run's
+            events.
         body: the envelope as JSON.
     """
 
@@ -43,13 +44,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A client's choice of events. A field that is ``None`` lets all pass; the final event passes.
+    """A client's filter of events. The final event always passes. A ``None`` field does not filter.
 
     Attributes:
         agents: names of the agents whose events pass.
         types: types of the events that pass.
-        depth: greatest depth of tasks whose events pass (0: tasks of the root); the root's events
-            pass, too.
+        depth: maximum depth of a task whose events pass; 0: the tasks that the root called. The
+            root's events always pass.
     """
 
     agents: frozenset[str] | None = None
@@ -61,7 +62,6 @@ class Filter:
         return frame.is_final or self.wants(frame.type, frame.agent, frame.depth)
 
     def wants(self, kind: str, agent: str | None, depth: int) -> bool:
-        """Return true if the client wants this type, agent and depth."""
         return (
             (self.types is None or kind in self.types)
             and (self.agents is None or agent in self.agents)
@@ -69,7 +69,7 @@ class Filter:
         )
 
     def kinds_of_text(self, agent: str | None, depth: int, *, is_async: bool) -> list[str]:
-        """Return the types in which the client wants the live text of a model call.
+        """Return the event types in which the client wants to receive a model call's live text.
 
         Args:
             is_async: the call belongs to an asynchronous task.
@@ -80,7 +80,7 @@ class Filter:
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """Return the frame of an event's row (``data``: JSON), without a model server's state."""
+    """Return the frame of a row with JSON data, without the state of a model's server."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(public_data(from_json(data)))
@@ -111,7 +111,7 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """Return the frame of an event that is not stored: live text, or a tool's progress."""
+    """Return a frame of live text or of a tool's progress, which are not stored."""
     envelope = {
         "seq": None,
         "type": kind,

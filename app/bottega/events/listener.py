@@ -1,11 +1,12 @@
-"""Notifications of PostgreSQL: one listening connection for a process, and wake-ups about runs.
+"""Notifications of PostgreSQL: a process has one listening connection, and gets wake-ups of runs.
 
 A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
 connection of the database, even if the connection does not listen on its channel. For the same
-reason, an idle worker does not listen while no signal would name it: its subscribers poll.
+reason, an idle worker stops listening while no signal can be for this worker. Its subscribers then
+poll the database.
 
-A wake-up tells other processes that a run has news. :class:`Notifier` sends wake-ups, and
-:class:`WakeupFeed` receives them. They are only hints; the log has the facts.
+A wake-up says that a run has new events or live text. :class:`Notifier` sends wake-ups, and
+:class:`WakeupFeed` receives wake-ups. A wake-up is only a hint; the log has the events.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ Connect = Callable[[], Awaitable[ListenSession]]
 
 
 class NotifyListener:
-    """Receives notifications and hands them to the subscribers of their channel."""
+    """Receiver of notifications, which calls the subscribers of each notification's channel."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -47,14 +48,14 @@ class NotifyListener:
         return channel in self._heard
 
     def subscribe(self, channel: str, notify: Notify) -> None:
-        """Call ``notify`` for each notification on a channel, and with ``None`` at each start."""
+        """Call ``notify`` with each notification, and with ``None`` when listening starts."""
         self._subscribers[channel].append(notify)
         if self.hears(channel):
             notify(None)
         self._changed.set()
 
     def need(self, *, is_needed: bool) -> None:
-        """Listen, or stop listening; each subscriber then gets ``None``, as after a loss."""
+        """Start or stop listening. At a start, each subscriber is called with ``None``."""
         if is_needed:
             self._needed.set()
         elif self._needed.is_set():
@@ -64,7 +65,7 @@ class NotifyListener:
             self._changed.set()
 
     async def run(self) -> None:
-        """Listen while needed, until cancelled; connect again after a lost connection."""
+        """Listen while listening is needed, until cancelled. Reconnect after a lost connection."""
 
         async def connect() -> ListenSession:
             await self._needed.wait()
@@ -101,7 +102,7 @@ class NotifyListener:
 
 
 async def happens(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most ``seconds``; return true if it was set."""
+    """Wait at most ``seconds`` for an event. Return true if the event was set."""
     if event.is_set():
         return True
     with contextlib.suppress(TimeoutError):
@@ -115,10 +116,11 @@ async def keep_connected(
     use: Callable[[ListenSession], Awaitable[None]],
     longest_s: float = 5.0,
 ) -> None:
-    """Call ``use`` with a connection, and again with a new one when the connection is lost.
+    """Call ``use`` with a connection, and with a new connection after each loss of a connection.
 
     Args:
-        longest_s: longest pause between two tries; at random up to half longer or shorter.
+        longest_s: maximum pause between two tries, in seconds. Each pause is up to half longer or
+            shorter, at random.
     """
     delay = 0.05
     while True:
@@ -138,7 +140,7 @@ async def keep_connected(
 
 
 async def _close(connection: ListenSession) -> None:
-    """Close a connection; if the caller is cancelled, terminate the connection at once."""
+    """Close a connection. If the caller is cancelled, terminate the connection at once."""
     closing = asyncio.ensure_future(connection.close())
     try:
         await asyncio.shield(closing)
@@ -151,28 +153,29 @@ async def _close(connection: ListenSession) -> None:
 AWAKE_S = 2.0
 """Seconds for which subscribers poll a run after each of its events and wake-ups."""
 QUIET_S = 0.8
-"""Silence of a run, in seconds, after which its next event needs a wake-up.
+"""Seconds without an event, after which a run's next event needs a wake-up.
 
-It is shorter than ``AWAKE_S`` by more than the time that storing a step may take.
+The difference from ``AWAKE_S`` is longer than the time that storing a step may take.
 """
 
 
 class Notifier:
-    """Sends wake-ups about the runs that this worker executes."""
+    """Sender of wake-ups about the runs that this worker executes."""
 
     def __init__(self, signals: SignalSender, *, clock: Callable[[], float] = monotonic) -> None:
         self._signals = signals
         self._awake: TTLCache[UUID, None] = TTLCache(math.inf, QUIET_S, timer=clock)
 
     def wake(self, run_id: UUID) -> None:
-        """Notify every process that this run has news."""
+        """Send a wake-up: this run has new events or live text."""
         self._awake[run_id] = None
         self._signals.publish(EVENTS, str(run_id))
 
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
-        """Notify of the start of a run, unless it was accepted a short time ago (``quiet_s``).
+        """Send a wake-up that a run starts, unless the run was accepted a short time ago.
 
-        Shortly after a run's acceptance, its subscribers poll the run and need no notice.
+        Subscribers poll a run that was just accepted, so they need no wake-up. ``quiet_s``: seconds
+        since the run's acceptance.
         """
         if quiet_s is None or quiet_s >= QUIET_S:
             self.wake(run_id)
@@ -180,7 +183,7 @@ class Notifier:
             self._awake[run_id] = None
 
     def wrote(self, run_id: UUID) -> None:
-        """Notify of newly stored events or live text, if the run was quiet before."""
+        """Send a wake-up about new events or live text, if the run had none for ``QUIET_S``."""
         if run_id in self._awake:
             self._awake[run_id] = None
         else:
@@ -188,14 +191,15 @@ class Notifier:
 
 
 class WakeupFeed:
-    """Receives wake-ups and hands them to the watchers of the run in this process.
+    """Receiver of wake-ups, which calls this process's watchers of the run.
 
     Args:
-        nats: brings the wake-ups of watched runs, in addition to those by NOTIFY.
+        nats: a second source of wake-ups about watched runs, besides NOTIFY.
 
     Attributes:
         losses: number of times that wake-ups may have been lost.
-        handed_over: a new process accepts new requests; this process only finishes its own.
+        handed_over: true if a new process accepts all new requests, and this process only finishes
+            the requests that it has.
     """
 
     def __init__(self, listener: NotifyListener, nats: NatsSignals | None = None) -> None:
@@ -208,9 +212,9 @@ class WakeupFeed:
         listener.subscribe(EVENTS, self._on_wakeup)
 
     def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call ``notify`` when a run may have news; return the function that ends this.
+        """Call ``notify`` when a run may have new events. Return a function that ends the calls.
 
-        Read the run's log after this call, because earlier news cause no call.
+        Read the run's log after this call, because events before this call cause no ``notify``.
         """
         self._watchers[run_id].append(notify)
         unsubscribe = None
@@ -227,17 +231,17 @@ class WakeupFeed:
         return end
 
     def watched(self) -> int:
-        """Return the number of runs that are watched through this process."""
+        """Return the number of runs that this process's clients watch."""
         return len(self._watchers)
 
     @property
     def closed(self) -> asyncio.Event:
-        """Set when this process is about to stop, so that streams end in time."""
+        """Event that is set when this process is about to stop, so that streams end in time."""
         return self._closed
 
     @contextmanager
     def resumable(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call ``end`` when a new process replaces this one; its client then connects again."""
+        """Call ``end`` when a new process replaces this process. The client then connects again."""
         self._resumable.add(end)
         try:
             if self.handed_over:
@@ -247,7 +251,7 @@ class WakeupFeed:
             self._resumable.discard(end)
 
     def hand_over(self) -> None:
-        """End resumable streams, which go on in the new process; others finish in this process."""
+        """End resumable streams: clients reconnect to the new process. Other streams go on."""
         self.handed_over = True
         for end in list(self._resumable):
             end()

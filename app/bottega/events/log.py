@@ -1,8 +1,8 @@
-"""The log of a run in the database: written by the worker that owns the run, read by all.
+"""The log of a run in the database. Only the worker that owns the run writes the log.
 
-A row holds consecutive events, one JSON object per line. A line has no ``seq``, ``at`` or
-``run_id``, because its row has these. In a line, ``type`` comes first and ``data`` last, so that a
-reader can split the line without parsing ``data``. Fields that are ``None`` are left out.
+A row stores consecutive events, one JSON object per line. A line has no ``seq``, ``at`` or
+``run_id``, because the row has these fields. In a line, ``type`` comes first and ``data`` last, so
+that a reader can split the line without parsing ``data``. Fields that are ``None`` are omitted.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from bottega.events.types import FINAL_EVENT_TYPES, Event
 from bottega.redaction import Redactor
 
 STEP_EVENTS = 100
-"""Most events in a row; the SQL functions have the same limit."""
+"""Maximum number of events in a row. The SQL functions have the same limit."""
 
 _KEYS = ("type", "task_id", "parent_task_id", "agent", "depth", "data")
 _DATA = ',"data":'
@@ -37,15 +37,15 @@ _TOO_DEEP = "(nested too deeply to be stored)"
 
 
 class Step(NamedTuple):
-    """A step of a run; its fields have the order of the arguments of SQL's ``append_steps``.
+    """A step of a run. Its fields are the arguments of the SQL function ``append_steps``, in order.
 
     Attributes:
-        attempt: the fence.
+        attempt: number of the attempt that writes the step; the fence checks this number.
         after: ``seq`` of the last event before the step.
-        length: number of the step's events.
-        events: lines of the events.
+        length: number of events.
+        events: the events, one line for each.
         tasks, interrupts, publications, outcome: JSON.
-        session: the run's session.
+        session: id of the run's session.
     """
 
     tenant_id: UUID
@@ -79,8 +79,8 @@ class Step(NamedTuple):
         """Encode a step.
 
         Args:
-            known: removes secrets. Texts from outside are clean already; this cleans other texts,
-                such as a model server's error that quotes the key.
+            known: removes secrets. Texts from models and tools have no secrets any more, but other
+                texts may, such as a model server's error that quotes the key.
         """
         return cls(
             tenant_id,
@@ -102,14 +102,13 @@ def _line_of(event: Mapping[str, Any], known: Redactor) -> str:
 
 
 def events_of(run_id: UUID, rows: Sequence[Any]) -> Iterator[Event]:
-    """Yield the events of rows with ``first_seq``, ``at`` and ``events``."""
+    """Yield the events of a log's rows. The rows need ``first_seq``, ``at`` and ``events``."""
     for row in rows:
         for seq, line in enumerate(row["events"].split("\n"), row["first_seq"]):
             yield event_of(run_id, seq, row["at"], line)
 
 
 def event_of(run_id: UUID, seq: int, at: datetime, line: str) -> Event:
-    """Return the event of a line."""
     event = from_json(line)
     return Event(
         run_id=run_id,
@@ -124,7 +123,7 @@ def event_of(run_id: UUID, seq: int, at: datetime, line: str) -> Event:
 
 
 def split_step(step: Mapping[str, Any], after: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log's row after a ``seq``, with ``data`` as unparsed JSON."""
+    """Yield the events of a row that follow the ``seq`` ``after``. ``data`` stay JSON text."""
     for seq, line in enumerate(step["events"].split("\n"), step["first_seq"]):
         if seq > after:
             head, _, data = line.partition(_DATA)
@@ -146,10 +145,10 @@ def _id(value: str | None) -> UUID | None:
 
 
 def encoded(value: Any, known: Redactor) -> str:
-    """Encode as JSON; replace secrets, NUL, lone surrogates and too deep nesting.
+    """Encode a value as JSON. Replace secrets, NUL, lone surrogates and too deep nesting.
 
-    ``jsonb`` cannot hold NUL or lone surrogates, and our decoder refuses deep nesting. The API
-    refuses them in users' input, so they come from a model or a tool, and must not fail the run.
+    ``jsonb`` cannot store NUL or lone surrogates, and our decoder refuses deep nesting. The API
+    refuses all three in users' input. In the output of a model or tool, they must not fail the run.
     """
     encoded = _storable_json(value) or _json(storable(value))
     text = encoded.decode()
@@ -157,14 +156,14 @@ def encoded(value: Any, known: Redactor) -> str:
 
 
 def as_stored(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of an event as it is stored; the same object if nothing is replaced."""
+    """Return an event's data in the form to store: the same object if nothing must be replaced."""
     if _storable_json({"data": data}) is not None:
         return data
     return {name: storable(value, 2) for name, value in data.items()}
 
 
 def _storable_json(value: Any) -> bytes | None:
-    """Encode a value as JSON; ``None``: the value cannot be stored unchanged."""
+    """Encode a value as JSON. Return ``None`` if the value cannot be stored unchanged."""
     try:
         encoded = _json(value)
     except (UnicodeEncodeError, ValueError):
@@ -187,7 +186,7 @@ def _readable(encoded: bytes) -> bool:
 
 
 def storable(value: Any, depth: int = 0) -> Any:
-    """Return ``value`` with characters and nesting that cannot be stored replaced."""
+    """Return a copy of ``value`` without characters and nesting that cannot be stored."""
     if depth > _MAX_DEPTH:
         return _TOO_DEEP
     if isinstance(value, str):
@@ -200,13 +199,14 @@ def storable(value: Any, depth: int = 0) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-# Without LIMIT, because the planner expects few rows of a run: it would read and sort all of them.
+# The query has no LIMIT: with a LIMIT, the planner would read and sort all rows of a run, because
+# it expects few rows.
 _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
 WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 AND last_seq <= $4 ORDER BY last_seq
 """
-# The column step is the last seq of the event's row: at least the event's seq, and less than
-# the seq plus STEP_EVENTS.
+# The column step is the last seq of the event's row. It is at least the event's seq, and less than
+# the event's seq plus STEP_EVENTS.
 _PAGE = f"""
 SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent,
        with_answer(e.tenant_id, e.run_id, e.type, e.body) AS data
@@ -254,10 +254,10 @@ async def page(
 async def read_all(
     pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, on: asyncpg.Connection | None = None
 ) -> list[Event]:
-    """Return the whole log, in order. Waits while the database is away.
+    """Return all events of the log, in order. Wait while the database is away.
 
     Args:
-        on: the caller's transaction, if any, so that it waits for no second connection.
+        on: the caller's connection with a transaction, if any, to read in this transaction.
     """
     events: list[Event] = []
     after = 0
@@ -281,10 +281,10 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
     """Store steps of different runs in one transaction. Safe to repeat.
 
     Returns:
-        An answer for each step: ``stored``, ``due`` (it ended a run, and the tenant has due runs),
-        ``repeated`` (it was stored before), ``refused`` (the run belongs to a newer attempt, or is
-        over), ``pending`` (it would complete a run that has an unread message or a requested
-        cancellation) or ``busy`` (send it alone, so that it waits for the run's locks).
+        One answer per step: ``stored``; ``due``: stored, the step ended a run, and the tenant has
+        due runs; ``repeated``: the step was stored before; ``refused``: the run belongs to a newer
+        attempt, or is over; ``pending``: the step would complete a run with an unread message or a
+        requested cancellation; ``busy``: send the step alone, so that it waits for the run's locks.
     """
     columns = map(list, zip(*steps, strict=True))
     answers: list[str] = await pool.fetchval(_APPEND, *columns)
@@ -294,12 +294,12 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
 async def append_step(
     pool: asyncpg.Pool, step: Step, turn: AbstractAsyncContextManager[None] | None = None
 ) -> bool:
-    """Store one step; return false if its tenant has no due runs that may be claimed now.
+    """Store one step. Return false if the tenant has no due runs that may be claimed now.
 
-    Waits while the run's rows are locked, and while the database is away.
+    Wait while the run's rows are locked, and while the database is away.
 
     Args:
-        turn: entered for each try.
+        turn: a context manager that each try enters.
 
     Raises:
         FencedError: the run belongs to a newer attempt, or is over.
@@ -327,12 +327,12 @@ def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
 
 
 COMMIT_AFTER_S = 0.08
-"""Longest time for which an event waits for the next step before subscribers see it."""
+"""Longest time, in seconds, that an event waits for the next step before subscribers see it."""
 
 _GROUP_STEPS = 50
 _GROUP_CHARACTERS = 1024 * 1024
 _PATIENCE_S = 0.005
-"""Longest wait for the end of a call under way, before a second call begins, in seconds."""
+"""Longest wait, in seconds, for a call under way; then a second call begins."""
 _CALLS = 2
 
 
@@ -342,10 +342,11 @@ class _Waiting(NamedTuple):
 
 
 class StepWriter:
-    """Writes the steps of all runs of a worker. Steps that are ready together share a group.
+    """Writer of the steps of a worker's runs. Steps that are ready at the same time form a group.
 
-    One call of the SQL function ``append_steps`` stores a group, and fences each step separately. A
-    step that cannot be stored in its group is sent alone, so that it does not delay other steps.
+    One call of the SQL function ``append_steps`` stores a group. The function checks the fence of
+    each step separately. A step that the group cannot store is sent alone, so that it does not
+    delay other steps.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:
@@ -359,7 +360,7 @@ class StepWriter:
         self._commit_at: asyncio.TimerHandle | None = None
 
     async def store(self, step: Step) -> bool:
-        """Store a step, in a group if other steps are ready. A run stores one step at a time.
+        """Store a step, together with other steps that are ready. A run stores one step at a time.
 
         Returns:
             False if the tenant has no due runs that may be claimed now.
@@ -383,7 +384,6 @@ class StepWriter:
         return others_due
 
     def _begin(self) -> None:
-        """Send the next group."""
         self._begin_at = None
         if not self._waiting:
             return
@@ -417,7 +417,7 @@ class StepWriter:
             self._begin()
 
     async def _send_again(self, group: list[_Waiting]) -> None:
-        """Repeat a group while the database is away, because the group may not have been stored."""
+        """Send a group again until the database answers: nobody knows if the group was stored."""
         steps = [each.step for each in group]
 
         async def send() -> list[str]:
@@ -458,14 +458,14 @@ class StepWriter:
                 waiting.stored.set_result(others_due)
 
     def commit_later(self, commit: Callable[[], None]) -> None:
-        """Call ``commit`` within :data:`COMMIT_AFTER_S`, together with the ones of other runs."""
+        """Call ``commit`` within :data:`COMMIT_AFTER_S`, together with other runs' commits."""
         self._uncommitted[commit] = monotonic()
         if self._commit_at is None:
             loop = asyncio.get_running_loop()
             self._commit_at = loop.call_later(COMMIT_AFTER_S, self._commit_due)
 
     def committed(self, commit: Callable[[], None]) -> None:
-        """Do not call ``commit`` any more."""
+        """Remove ``commit`` from the calls that are due, because the commit has been done."""
         self._uncommitted.pop(commit, None)
 
     def _commit_due(self) -> None:

@@ -1,12 +1,12 @@
-"""NATS, which carries wake-ups and live text between processes if the operator has it.
+"""NATS, an optional server that carries wake-ups and live text between processes.
 
-A process has one connection. A subject has a channel and ids, never a tenant's words. NATS may lose
-messages: while the connection is away, and also without a notice. So readers also poll, and no
-message that must arrive is sent over NATS. Only Bottega's processes may subscribe or publish:
-subscribers see the texts of all tenants, and publishers can show texts to them.
+A process has one connection. A subject consists of a channel and ids, never of a tenant's words.
+NATS loses messages while the connection is away, and may lose messages without a notice. So readers
+also poll, and no message that must arrive is sent over NATS. Only Bottega's processes may subscribe
+or publish: a subscriber sees all tenants' texts, and a publisher can show texts to all tenants.
 
-The client library connects again by itself, but not after each error, and it waits without limit
-for a server that is silent. So this module makes a new client for each connection.
+The client library reconnects by itself, but not after every error, and it waits without limit for a
+silent server. So this module makes a new client for each connection.
 """
 
 import asyncio
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
 TEXT = "bottega_text"
-"""Channel of live text; its ids are a tenant and a run."""
+"""Channel of live text. A subject on this channel has the ids of a tenant and a run."""
 TEXT_WANTED = "bottega_text_wanted"
-"""Channel of requests to repeat the live text of open calls; its ids are a tenant and a run."""
+"""Channel of requests to repeat open calls' live text. Subjects have the ids of tenant and run."""
 
 _CONNECT_S = 2
 _PAUSE_S = 1.0
-"""Seconds between two tries to connect (at random half more or less) or checks of a connection."""
+"""Seconds between two tries to connect (at random ± 50 %), or two checks of a connection."""
 _PROBE_S = 3
 """Seconds between two probes. A connection is lost if a probe gets no answer before the next."""
 _PATIENCE_S = 0.5
 """Time limit of a request, and of closing a connection, in seconds."""
 _MOST_WAITING = 16 * 1024 * 1024
-"""Most bytes that wait for a server that reads slowly; further messages are dropped."""
+"""Maximum size in bytes of the messages that wait for a slow server. Others are dropped."""
 _HINT = "wake-ups and live text are not sent; readers poll, and this process tries again"
 
 LONGEST_END = 10_000
-"""Most characters of the end of a call's text, which :meth:`NatsSignals.text_of` returns."""
+"""Maximum number of characters of a call's text that :meth:`NatsSignals.text_of` returns."""
 
 
 class TextMessage(TypedDict):
-    """Live text of a call, as a row of the table ``live_text``.
+    """Live text of a call, with the same fields as a row of the table ``live_text``.
 
     Attributes:
-        at: number of characters before ``text``; of a tool's progress, the report's number.
-        text: the text; of a tool's progress, the report as JSON.
-        is_repeated: true if watchers may have some of the text already.
+        at: number of the call's characters before ``text``; for tool progress, the report's number.
+        text: the text; for a tool's progress, the report as JSON.
+        is_repeated: true if watchers may already have a part of the text.
     """
 
     task_id: UUID | None
@@ -75,7 +75,7 @@ def _messages() -> TypeAdapter[list[TextMessage]]:
 
 
 def decoded(data: bytes) -> list[TextMessage]:
-    """Decode live text; return an empty list for invalid data, whose sender is not known."""
+    """Decode live text. Return an empty list for invalid data from an unknown sender."""
     try:
         messages = _messages().validate_json(data)
         for message in messages:
@@ -88,7 +88,7 @@ def decoded(data: bytes) -> list[TextMessage]:
 
 
 Receive = Callable[[bytes | None, str], None]
-"""Function that gets a message and the subject for an answer; ``None``: some may be lost."""
+"""Function that gets a message and the subject for an answer. ``None``: messages may be lost."""
 
 logger = structlog.get_logger(__name__)
 
@@ -97,8 +97,8 @@ class NatsSignals:
     """The connection of this process to NATS.
 
     Args:
-        url: address of a server, or several with commas between them: ``nats://`` or ``tls://``,
-            with user and password, or a token, if the server wants them.
+        url: address of a server, or several addresses separated by commas. An address begins with
+            ``nats://`` or ``tls://``, and has the user and password, or the token.
 
     Raises:
         UnavailableError: the client library is missing.
@@ -125,11 +125,11 @@ class NatsSignals:
         return self._client is not None and self._client.is_connected
 
     def publish(self, channel: str, *ids: str, data: bytes = b"") -> bool:
-        """Send a message soon; return false if it is lost for sure."""
+        """Queue a message for sending. Return false if the message is certainly lost."""
         return self.answer(".".join((channel, *ids)), data)
 
     def answer(self, subject: str, data: bytes) -> bool:
-        """Send a message to a subject soon; return false if it is lost for sure."""
+        """Queue a message to a subject. Return false if the message is certainly lost."""
         client = self._client
         if client is None or not client.is_connected or len(data) > client.max_payload:
             return False
@@ -141,9 +141,10 @@ class NatsSignals:
         return True
 
     def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
-        """Call ``receive`` for each message; return the function that ends this.
+        """Call ``receive`` for each message. Return a function that ends the calls.
 
-        ``receive(None, …)`` tells that messages arrive from now on; also after each interruption.
+        A call ``receive(None, …)`` says that messages arrive from now on. This call is repeated
+        after each interruption.
         """
         subject = ".".join((channel, *ids))
         self._receivers[subject].append(receive)
@@ -177,7 +178,7 @@ class NatsSignals:
         return {each["task_id"]: each["text"] for each in calls if each["tool_call_id"] is None}
 
     async def run(self) -> None:
-        """Keep the connection until cancelled; try again when it is lost."""
+        """Keep a connection until cancelled. Reconnect when the connection is lost."""
         while True:
             client = self._client_type()
             try:
@@ -194,7 +195,7 @@ class NatsSignals:
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def refusal(self) -> str | None:
-        """Try to connect once; return the reason if that fails."""
+        """Try to connect once. Return the reason if the connection fails."""
         client = self._client_type()
         try:
             return await self._connect(client)
@@ -202,7 +203,7 @@ class NatsSignals:
             await _close(client)
 
     async def _connect(self, client: "Client") -> str | None:
-        """Connect; return the reason if no server answers in time."""
+        """Connect. Return an error text if no server answers in time."""
         reasons = ["no answer"]
 
         async def note(error: Exception) -> None:
@@ -238,7 +239,6 @@ class NatsSignals:
         return None if client.is_connected else reasons[0]
 
     async def _use(self, client: "Client") -> None:
-        """Send and receive until the connection is lost."""
         self._client = client
         if self._is_away:
             logger.info("nats.connected")
@@ -305,7 +305,7 @@ def _client_type() -> "type[Client]":
 
 
 async def _close(client: "Client") -> None:
-    """Close a connection; do not wait long for a silent server."""
+    """Close a connection, without a long wait for a silent server."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_PATIENCE_S):
             await client.close()

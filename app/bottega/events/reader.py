@@ -1,9 +1,9 @@
-"""Reading runs' logs and live text for their subscribers, many runs with one query.
+"""Reader of logs and live text for runs' subscribers. One query reads many runs.
 
-A log has each answer's text only once, and other events refer to it by ``answer_seq``:
-``agent.completed`` refers to the ``llm.completed`` with the text. The end of a sub-agent's call or
-task refers to its ``agent.completed``. Clients get the text in each of these events. This module
-copies it as JSON, without decoding.
+A log has each answer's text only once. Other events refer to the text by ``answer_seq``:
+``agent.completed`` refers to the ``llm.completed`` with the text. The event that ends a sub-agent's
+call or task refers to the sub-agent's ``agent.completed``. Clients get the text in each of these
+events. This module copies the text as JSON, without decoding.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ _REFERRING = frozenset(
     {EventType.AGENT_COMPLETED, EventType.TOOL_COMPLETED, EventType.SUBAGENT_COMPLETED}
 )
 _REFERENCE = '"answer_seq"'
-# Matches only keys, because quotes within a string are escaped. In usage, ``output`` is a number.
+# The pattern matches only keys, because quotes within a string are escaped. ``usage`` also has a
+# key ``output``, but with a number.
 _TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?(?=")')
 _END_OF = JSONDecoder().raw_decode
 _READ_ANSWERS = """
@@ -41,17 +42,17 @@ SELECT run_id, seq, output FROM (
 WHERE coalesce(of_run, 0) < $4 AND coalesce(of_all, 0) < $5
 """
 _MOST = 500
-"""Most texts that one query reads."""
+"""Maximum number of texts that one query reads."""
 
 LogRow = dict[str, Any]
-"""An event with ``seq``, ``type``, and ``data`` as JSON."""
+"""An event with ``seq``, ``type`` and ``data``. The data are JSON text."""
 
 
 def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
-    """Copy texts between the rows of one run, to the rows that refer to them.
+    """Copy answers' texts to the rows of a run that refer to these answers.
 
     Returns:
-        The rows whose text none of the rows has, each with the ``seq`` of the event that has it.
+        The rows whose text is in none of the rows, with the ``seq`` of the event that has the text.
     """
     by_seq: dict[int, LogRow] = {}
     missing = []
@@ -71,7 +72,7 @@ def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
 
 
 def _text_in(row: LogRow | None) -> str | None:
-    """Return the text of an event's answer, as JSON."""
+    """Return the text of the answer in an event, as JSON; ``None`` if the event has no answer."""
     data = "" if row is None else row["data"]
     if (key := _TEXT.search(data)) is None:
         return None
@@ -91,15 +92,15 @@ async def fill_from(
     run_bytes: int,
     total_bytes: int,
 ) -> dict[UUID, int]:
-    """Add the texts that only other events of the logs have, for runs of a tenant, up to a size.
+    """Read texts of answers from the logs of a tenant's runs, and add these texts to rows.
 
     Args:
-        missing: run, row, and ``seq`` of the event that has the row's text.
-        run_bytes: read no more texts of a run after so many bytes; at least one text is read.
-        total_bytes: read no more texts of all runs after so many bytes; at least one is read.
+        missing: a run's id, a row without text, and the ``seq`` of the event that has the text.
+        run_bytes: maximum size in bytes of a run's texts, after the first text.
+        total_bytes: maximum size in bytes of all runs' texts, after the first text.
 
     Returns:
-        The ``seq`` of the first row that still lacks its text, by run.
+        For each run with rows that still have no text: the ``seq`` of the first such row.
     """
     asked = missing[:_MOST]
     runs, seqs = [run for run, _, _ in asked], [seq for _, _, seq in asked]
@@ -117,7 +118,7 @@ async def fill_from(
 
 
 PAGE = 500
-"""Most events of a run that one query returns."""
+"""Maximum number of a run's events that one query returns."""
 PAGE_BYTES = 256 * 1024
 _TOTAL_BYTES = 4 * 1024 * 1024
 
@@ -145,7 +146,7 @@ class RunCursor:
     waits: bool = False
 
     def require(self, after: int) -> None:
-        """Check that the log of a run under way has the event ``after``, which a client has.
+        """Check that the log of a run under way has the event ``after``, which the client has.
 
         Raises:
             LogWentBackError: the log does not have this event.
@@ -163,7 +164,7 @@ class NewEvents:
 
     Attributes:
         after: ``seq`` of the event before ``rows``.
-        rows: events in order; their ``data`` is JSON.
+        rows: events in order. The ``data`` of an event is JSON text.
         more: true if there may be more events.
         gone: true if the run was deleted.
     """
@@ -176,7 +177,6 @@ class NewEvents:
     _bytes: int = 0
 
     def add(self, step: Row) -> None:
-        """Add the events of a row of the log."""
         if step["events"] is None:
             self.gone = True
             return
@@ -186,7 +186,7 @@ class NewEvents:
         self.more = self._events >= PAGE or self._bytes >= PAGE_BYTES
 
     def bound(self, end: int | None) -> None:
-        """Leave out the events from the ``seq`` ``end`` on, and those after ``PAGE_BYTES``."""
+        """Remove the events from the ``seq`` ``end`` on, and all events after ``PAGE_BYTES``."""
         size = 0
         for place, row in enumerate(self.rows):
             if row["seq"] == end or size >= PAGE_BYTES:
@@ -223,9 +223,10 @@ class LogReader:
         return RunCursor(tenant_id, run_id, row["last_seq"], row["over"], row["waits"])
 
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
-        """Return the events of each run after a ``seq``.
+        """Return events of several runs. A place is a run and the ``seq`` before its first event.
 
-        The total size is bounded, so the last runs may get only a part; see ``more``.
+        The total size is limited, so that some runs may get only a part of their events. Then
+        ``more`` is true.
         """
         found = [NewEvents(after) for _, after in places]
         total = 0
@@ -249,7 +250,7 @@ class LogReader:
     async def _fill(
         self, places: Sequence[tuple[RunCursor, int]], found: Sequence[NewEvents]
     ) -> None:
-        """Add the texts of answers to the events that refer to them, as far as there is room."""
+        """Add answers' texts to the events that refer to the answers, up to the size limits."""
         missing: defaultdict[UUID, list[tuple[UUID, LogRow, int]]] = defaultdict(list)
         for (run, _), new in zip(places, found, strict=True):
             for row, seq in fill(new.rows):
@@ -262,9 +263,9 @@ class LogReader:
             new.bound(left.get(run.run_id))
 
     async def page(self, run: RunCursor, after: int) -> Sequence[Row]:
-        """Return a page of a run's events; empty if the run was deleted or this process stops.
+        """Return a page of a run's events: empty if the run was deleted or this process stops.
 
-        Waits while the database is away.
+        Wait while the database is away.
         """
         while not self.closed.is_set():
             try:
@@ -277,12 +278,12 @@ class LogReader:
         return []
 
     async def calls(self, run: RunCursor, last: int) -> list[Row]:
-        """Return each task's newest event up to ``last`` that begins or ends a model call."""
+        """Return each task's newest event, up to ``last``, that begins or ends a model call."""
         rows: list[Row] = await self._pool.fetch(_READ_CALLS, run.tenant_id, run.run_id, last)
         return rows
 
     async def text(self, places: Sequence[tuple[RunCursor, int]]) -> list[list[Row]]:
-        """Return the pieces of live text of each run that follow the given ids."""
+        """Return runs' live text. A place is a run and the id of the last known piece of text."""
         most = min(500, 5000 // len(places) + 1)
         found: list[list[Row]] = [[] for _ in places]
         for row in await self._pool.fetch(

@@ -1,18 +1,20 @@
-"""Streams of watched runs: newest events, read from a run's log once for all its subscribers.
+"""Streams of watched runs. A stream reads its run's log once for all the run's subscribers.
 
-A subscriber is only a position in the log, a ``seq``. It takes newer events from the run's stream,
-which keeps the newest events in memory. A subscriber that came late or reads slowly may need older
-events; it reads pages from the log until it has caught up. So no subscriber delays another, and a
-slow subscriber costs no memory. A stream also has the live text of model calls, and the progress of
-calls of MCP tools, as far as this process has received them.
+A subscriber is only a position in the log, a ``seq``. The subscriber gets newer events from the
+run's stream, which keeps the newest events in memory. A late or slow subscriber may need older
+events. This subscriber reads pages of the log until it has caught up with the stream. So no
+subscriber delays another, and a slow subscriber costs no memory. A stream also has the live text of
+model calls, and the progress of MCP tools' calls, as far as this process has received both.
 
 One loop reads the logs of all watched runs of a process, with one query. A run is *awake* for some
-seconds after each of its events and wake-ups. Runs that are awake are read every few milliseconds,
-but less often if many of them wait for a model or show a model's text. Other runs are read every
-few seconds, in case a wake-up was lost. At a wake-up, only its run is read. Workers send wake-ups
-only for runs that may not be awake (:class:`bottega.events.listener.Notifier`).
+seconds after each of its events and wake-ups. The loop reads awake runs every few milliseconds, but
+less often if many awake runs wait for a model or show a model's text. The loop reads other runs
+every few seconds, because a wake-up may have been lost. At a wake-up, the loop reads only the run
+of the wake-up. Workers send wake-ups only for runs that may not be awake
+(:class:`bottega.events.listener.Notifier`).
 
-Live text is read together with the log. If NATS brings live text, it keeps no run awake.
+The loop reads live text together with the log. If NATS brings the live text, live text does not
+keep a run awake.
 """
 
 import asyncio
@@ -40,7 +42,7 @@ from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
 from bottega.events.types import EventType, LlmStarted, is_repeated
 
 MAX_CHARACTERS = 500_000
-"""Most characters of live text for all open calls of a run; complete answers have all text."""
+"""Maximum number of characters of a run's live text. Complete answers have all text."""
 
 _TEXT_ENDS = frozenset(
     [
@@ -56,11 +58,11 @@ _TEXT_ENDS = frozenset(
 class PartialCompletion:
     """The live text of one model call.
 
-    If a try fails, the text of the next try is a new object.
+    Each try of the call has its own object.
 
     Attributes:
         is_async: true if the call belongs to an asynchronous task.
-        is_full: true if later text of the call is left out, because there is no room for it.
+        is_full: true if later text of the call is dropped, because the run has too much live text.
     """
 
     run_id: UUID
@@ -81,11 +83,11 @@ class PartialCompletion:
         return bool(self.call == row["call"] and self.attempt == row["attempt"])
 
     def same_call(self, other: "PartialCompletion") -> bool:
-        """Return true if both objects have text of the same call in the same attempt."""
+        """Return true if the other object has text of the same try of the same model call."""
         return (self.call, self.attempt) == (other.call, other.attempt)
 
     def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
-        """Return a frame of the text from ``offset`` on; subscribers at equal offsets share it."""
+        """Return a frame of the text from ``offset`` on. Subscribers share equal frames."""
         assert self.at is not None
         end = len(self.text)
         known = self._frames.get(kind)
@@ -111,7 +113,7 @@ class PartialCompletion:
 
 
 class PartialCompletions:
-    """The open model calls of a run; a task has one at a time.
+    """The open model calls of a run. A task has at most one open call.
 
     Attributes:
         has_gap: true if text is missing between the known text of a call and a newer piece.
@@ -154,7 +156,7 @@ class PartialCompletions:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the newest event about model calls of each task of which no event was seen."""
+        """Process each task's newest event of a model call, unless the task has an open call."""
         for row in rows:
             if row["task_id"] not in self._open:
                 self.see(row)
@@ -164,7 +166,7 @@ class PartialCompletions:
         return all((call := self._open.get(row["task_id"])) and call.is_of(row) for row in rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
-        """Add rows of live text, in order. Text of closed calls and older tries is dropped."""
+        """Add rows of live text, in order. Drop the text of closed calls and older tries."""
         room = MAX_CHARACTERS - sum(len(call.text) for call in self._open.values())
         for row in rows:
             call = self._open.get(row["task_id"])
@@ -212,7 +214,7 @@ Key = tuple[UUID | None, str]
 
 @dataclass(slots=True, eq=False)
 class ReportedProgress:
-    """The newest report of a tool call; ``number`` grows with each report; 0: no report yet."""
+    """The newest report of a tool call. ``number`` grows with each report and begins with 0."""
 
     task_id: UUID | None
     parent_task_id: UUID | None
@@ -223,7 +225,7 @@ class ReportedProgress:
 
 
 class OpenToolCalls:
-    """The open calls of MCP tools of a run."""
+    """The open calls of MCP tools in a run."""
 
     def __init__(self, run_id: UUID) -> None:
         self._run_id = run_id
@@ -253,7 +255,7 @@ class OpenToolCalls:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the starts of open calls whose events were not seen."""
+        """Process the events that started open calls; these events are older than the stream."""
         for row in rows:
             if row["type"] == EventType.TOOL_STARTED:
                 self.see(row)
@@ -263,7 +265,7 @@ class OpenToolCalls:
         return all((row["task_id"], row["tool_call_id"]) in self._open for row in rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
-        """Add reports, in order. Reports of closed calls are dropped."""
+        """Add reports, in order. Drop the reports of closed calls."""
         newest = {(row["task_id"], row["tool_call_id"]): row for row in rows}
         for key, row in newest.items():
             if (call := self._open.get(key)) is not None:
@@ -284,29 +286,29 @@ RING_EVENTS = 1000
 RING_BYTES = 512 * 1024
 _BATCH = 100
 _MOST_PUSHED = 1000
-"""Most pieces of text that wait for events of the log."""
+"""Maximum number of pieces of text that wait for events of the log."""
 
 
 class RunStream:
     """The newest events and live text of a watched run.
 
     Attributes:
-        last: ``seq`` of the newest event read.
+        last: ``seq`` of the newest event that the stream has read.
         over: true if the event ``last`` is the final event.
         gone: true if the run was deleted.
         went_back: true if the log no longer has the event ``last``.
-        losses: losses of signals until the log was last compared with the events that were read.
+        losses: number of signal losses when the log was last compared with the events in memory.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new ``asyncio.Event``, at every change of the stream.
         watchers: number of subscribers.
         completions: live text of the model calls that are open after the event ``last``.
         tool_calls: progress of the MCP tools' calls that are open after the event ``last``.
-        text_id: id of the newest piece of live text added.
-        text_at: time from which live text is read again, or asked for.
+        text_id: id of the newest piece of live text in the stream.
+        text_at: earliest time of the next query or request for live text.
         text_seen_at: time when live text was last read.
-        text_wanted: true if workers are to repeat the text of open calls.
+        text_wanted: true if workers must send the text of open calls again.
         event_at: time when this process got the newest event or wake-up.
-        unwatch: ends the wake-ups about this run.
+        unwatch: function that ends the wake-ups about this run.
     """
 
     def __init__(self, reader: LogReader, cursor: RunCursor, after: int) -> None:
@@ -338,25 +340,25 @@ class RunStream:
 
     @property
     def ended(self) -> bool:
-        """True if there is nothing more to read."""
+        """True if the stream has nothing more to read."""
         return self.over or self.gone or self.went_back or self._failure is not None
 
     @property
     def newest(self) -> Frame | None:
-        """The last event that was read; ``None``: it is not in memory."""
+        """The last event that was read; ``None`` if this event is not in memory."""
         return self._ring[-1] if self._ring else None
 
     def compare(self, new: NewEvents) -> None:
-        """End the stream if the first of these events is not the event ``last``."""
+        """End the stream if the first event of ``new`` is not the stream's last event."""
         same = new.rows and of_row(self.cursor.run_id, new.rows[0]) == self.newest
         if not (same or new.gone):
             self.went_back = True
             self.wake()
 
     def since(self, after: int) -> list[Frame] | None:
-        """Return events after ``after`` from memory; ``None``: memory no longer has all of them."""
+        """Return events after ``after``; ``None`` if memory no longer has all these events."""
         if self._failure is not None:
-            # Many subscribers raise this error, and each would lengthen its traceback.
+            # Many subscribers raise this error. Each raise would lengthen the error's traceback.
             raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
@@ -364,10 +366,10 @@ class RunStream:
         return list(islice(self._ring, after - missing, after - missing + _BATCH))
 
     async def page(self, after: int) -> list[Frame]:
-        """Return events after ``after`` from the log, at most a page.
+        """Return at most one page of the log's events after ``after``.
 
-        Subscribers with an equal ``after`` share one query. Waits while the database is away.
-        Returns an empty list when this process is about to stop.
+        Subscribers with an equal ``after`` share one query. Wait while the database is away. Return
+        an empty list when this process is about to stop.
         """
         reading = self._pages.get(after)
         if reading is None:
@@ -377,12 +379,12 @@ class RunStream:
 
     async def _read_page(self, after: int) -> list[Frame]:
         rows = await self._reader.page(self.cursor, after)
-        if not (rows or self.closed.is_set()):  # the run has newer events, so it was deleted
+        if not (rows or self.closed.is_set()):  # no newer events: the run was deleted
             self._forget()
         return [of_row(self.cursor.run_id, row) for row in rows]
 
     def take(self, new: NewEvents) -> None:
-        """Add events that follow the event ``last``."""
+        """Add events that follow the stream's last event."""
         self._is_behind = new.more
         if new.gone:
             self._forget()
@@ -394,7 +396,7 @@ class RunStream:
             self.wake()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error, which each subscriber raises."""
+        """End the stream with an error. Each subscriber raises this error."""
         self._failure, self._failed_at = error, error.__traceback__
         self.wake()
 
@@ -410,23 +412,23 @@ class RunStream:
 
     @property
     def may_have_text(self) -> bool:
-        """True if calls of models or of MCP tools are under way, or if that is not known yet."""
+        """True if the run has open calls of models or MCP tools, or if this is not known yet."""
         any_open = self.completions.any_open or self.tool_calls.any_open
         return not self._has_calls or any_open
 
     def shows_text(self, since: float) -> bool:
-        """Return true if text of an open model call was read after the time ``since``."""
+        """Return true if live text was read after the time ``since``, and a model call is open."""
         return self.text_seen_at > since and self.completions.any_open
 
     def add_text(self, rows: list[Row]) -> None:
-        """Add rows of live text, in order; :meth:`show_text` shows them."""
+        """Add rows of live text, in order. :meth:`show_text` shows the text to subscribers."""
         self._text += rows
         self.text_id = rows[-1]["id"]
 
     def push_text(self, rows: Sequence[Row]) -> bool:
-        """Add text that NATS brought; return false if the log must be read before it is shown."""
+        """Add text from NATS. Return false if the log must be read before the text is shown."""
         self._pushed += rows
-        del self._pushed[:-_MOST_PUSHED]  # text that is missing then is asked for again
+        del self._pushed[:-_MOST_PUSHED]  # missing text is requested again
         if self._text or self._is_behind or self.ended or not self._knows_calls(self._pushed):
             return False
         self.take_pushed()
@@ -434,12 +436,12 @@ class RunStream:
         return True
 
     def take_pushed(self) -> None:
-        """Let :meth:`show_text` show the text that was pushed before the next read of the log."""
+        """Move the text from NATS to the text that :meth:`show_text` shows."""
         self._text += self._pushed
         self._pushed = []
 
     async def show_text(self) -> None:
-        """Show the added text to subscribers, if all events before it were read."""
+        """Show the added text to subscribers, if all events before the text were read."""
         if not self._text or self._is_behind or self.ended:
             return
         if not (self._has_calls or self._knows_calls(self._text)):
@@ -473,13 +475,12 @@ class RunStream:
             self._size -= len(self._ring.popleft().body)
 
     def wake(self) -> None:
-        """Wake all waiting subscribers."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 HEARTBEAT_S = 15.0
-"""Longest silence on a stream. Proxies close idle connections after 30 to 60 s."""
+"""Longest time, in seconds, without a frame. Proxies close idle connections after 30 to 60 s."""
 
 
 class Subscriber:
@@ -489,8 +490,8 @@ class Subscriber:
         after: ``seq`` of the last event that the client has.
 
     Attributes:
-        place: all events up to this ``seq`` were returned or filtered out.
-        stopped: true if no more events are to be returned, even if the run has more.
+        place: the subscriber's position; events up to this ``seq`` were returned or filtered out.
+        stopped: true if the subscriber returns no more events, even if the run has more events.
     """
 
     def __init__(self, stream: RunStream, after: int, only: Filter) -> None:
@@ -518,12 +519,11 @@ class Subscriber:
         return self._stream.gone
 
     def stop(self) -> None:
-        """Return no more events from now on."""
         self.stopped = True
         self._stream.wake()
 
     async def next(self) -> list[Frame] | None:
-        """Return the next frames; empty: a heartbeat is due; ``None``: the stream is over."""
+        """Return the next frames; ``[]`` if a heartbeat is due; ``None`` after the last frame."""
         stream = self._stream
         due = monotonic() + HEARTBEAT_S
         while not (stream.closed.is_set() or stream.gone or stream.went_back or self.stopped):
@@ -549,7 +549,7 @@ class Subscriber:
         return None
 
     def _until_final(self, found: list[Frame]) -> list[Frame]:
-        """Return frames up to the first final event; a retried batch has more events after it."""
+        """Return frames up to the final event. A retried batch has events after a final event."""
         for number, frame in enumerate(found, 1):
             if frame.is_final:
                 self._ended = True
@@ -559,8 +559,8 @@ class Subscriber:
     def _text(self) -> list[Frame]:
         """Return new live text, if all earlier events were returned.
 
-        After a page from the log, the subscriber may be ahead of the stream. The stream then does
-        not know all open calls, and the subscriber gets no text.
+        A subscriber that read a page from the log may be ahead of the stream. The stream then does
+        not know all open calls, so the subscriber gets no text.
         """
         if self.place > self._stream.last:
             return []
@@ -580,7 +580,7 @@ class Subscriber:
         return frames
 
     def _progress(self) -> list[Frame]:
-        """Return the newest progress of each tool call, if :meth:`_text` would return text."""
+        """Return each tool call's newest progress, unless the subscriber is ahead of the stream."""
         if self.place > self._stream.last:
             return []
         frames = []
@@ -593,14 +593,14 @@ class Subscriber:
 
 
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
-"""Least and most seconds between two reads of the runs that are awake, if the reads are quick."""
+"""Minimum and maximum seconds between two reads of the awake runs, if the reads are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
-"""Least seconds between two reads of a run's live text: after a read with text, and without."""
+"""Minimum seconds between two reads of a run's live text: after a read with and without text."""
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
 _ASK_EVERY_S = 1.0
-"""Least seconds between two requests to repeat a run's live text."""
+"""Minimum seconds between two requests to repeat a run's live text."""
 
 logger = structlog.get_logger(__name__)
 
@@ -610,20 +610,20 @@ def pause_of(awake: int, quiet: int, streaming: int) -> float:
 
     Args:
         awake: number of runs that are awake.
-        quiet: number of awake runs that have had no new event for a moment.
-        streaming: number of awake runs that receive a model's text. They may be read less often,
-            because their next event follows only at the text's end.
+        quiet: number of awake runs without an event in the last 50 ms.
+        streaming: number of awake runs that receive a model's text. These runs may be read less
+            often, because their next event comes only at the end of the text.
     """
     text_s = (TEXT_S - POLL_S) * streaming / max(1, awake)
     return min(LONGEST_POLL_S, POLL_S + text_s + quiet * _PER_QUIET_S)
 
 
 class RunStreams:
-    """The streams of this process, by run.
+    """The streams of this process, one for each watched run.
 
     Args:
-        poll_s: longest delay of an event by a lost wake-up, in seconds.
-        nats: brings live text; ``None``: it is read from the database.
+        poll_s: maximum delay of an event after a lost wake-up, in seconds.
+        nats: source of live text; ``None``: live text is read from the database.
     """
 
     def __init__(
@@ -649,15 +649,10 @@ class RunStreams:
         self._woken = 0
 
     async def cursor_of(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
-        """Find a run to watch.
-
-        Raises:
-            NotFoundError: unknown, or another tenant's.
-        """
         return await self._reader.cursor_of(tenant_id, run_id)
 
     def watched(self) -> dict[UUID, int]:
-        """Return the number of subscribers of each run in this process."""
+        """Return the number of subscribers of each watched run."""
         return {run_id: stream.watchers for (_, run_id), stream in self._streams.items()}
 
     def awake(self) -> int:
@@ -666,7 +661,7 @@ class RunStreams:
 
     @contextmanager
     def watching(self, cursor: RunCursor, after: int) -> Iterator[RunStream]:
-        """Yield the run's stream, which exists as long as it has subscribers."""
+        """Yield the run's stream. The stream exists as long as it has subscribers."""
         key = cursor.tenant_id, cursor.run_id
         stream = self._streams.get(key)
         if stream is None or (stream.over and not cursor.over):
@@ -687,7 +682,7 @@ class RunStreams:
                 stream.unwatch()
 
     def _watch(self, cursor: RunCursor, stream: RunStream) -> Callable[[], None]:
-        """Receive wake-ups of a run, and its live text; return the function that ends this."""
+        """Receive a run's wake-ups and live text. Return a function that stops the reception."""
         unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_wakeup(stream))
         if self._nats is None:
             return unwatch
@@ -701,7 +696,7 @@ class RunStreams:
         return end
 
     def _on_text(self, stream: RunStream, data: bytes | None, reply: str) -> None:
-        """Show a message of live text; if messages were lost, ask for all text so far."""
+        """Show a message of live text. If messages were lost, ask for all text so far."""
         if data is None:
             stream.text_wanted = True
             self._ask_for_text(stream)
@@ -740,7 +735,7 @@ class RunStreams:
         self._news.set()
 
     async def run(self) -> None:
-        """Read until cancelled. If this is started again, it first reads all streams."""
+        """Read the streams until cancelled. After a restart, first read all streams."""
         took_s = self._all_at = 0.0
         while True:
             await self._rest(took_s)
@@ -749,7 +744,7 @@ class RunStreams:
             took_s = monotonic() - began
 
     async def _rest(self, took_s: float) -> None:
-        """Wait for the next read, at least twice as long as the last read took."""
+        """Wait for the next read. The wait is at least twice as long as the last read took."""
         least = min(_MOST_S, max(_LEAST_S, 2 * took_s, self._woken * _PER_WOKEN_S))
         await asyncio.sleep(least)
         self._woken = 0
@@ -758,7 +753,7 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams to read now; mark streams that were quiet long enough as not awake."""
+        """Return the streams to read now. Streams without recent events are awake no more."""
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
@@ -775,7 +770,7 @@ class RunStreams:
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
             await self._compare_logs(some)
-            await self._read_text(some)  # before the log, which then has the calls' starts
+            await self._read_text(some)  # first: the log must have the starts of the texts' calls
             await self._read_logs(some)
             for stream in some:
                 try:
@@ -787,10 +782,10 @@ class RunStreams:
                     stream.fail(error)
 
     async def _compare_logs(self, due: Sequence[RunStream]) -> None:
-        """End streams whose log went back.
+        """End the streams whose log has lost events.
 
-        A standby that takes over may lack the last commits. Then all connections are lost, and a
-        new connection listens, which counts as a loss of wake-ups.
+        After a failover, the standby may lack the last commits. A failover breaks all connections.
+        The new listening connection counts as a loss of wake-ups, so the logs are compared then.
         """
         losses = self._wakeups.losses
         read = [
@@ -814,7 +809,7 @@ class RunStreams:
             if len(due) == 1:
                 due[0].fail(error)
                 return
-            for stream in due:  # one by one, so that only the streams with an error fail
+            for stream in due:  # read one by one: only the streams with an error fail
                 await self._read_logs([stream])
             return
         for stream, new in zip(due, found, strict=True):

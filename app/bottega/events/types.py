@@ -1,8 +1,8 @@
 """Types of the events in a run's log, and their envelope. Pure.
 
-If several modules read or write an event's data, this module has a class for it. The method ``of``
-of a class knows the optional fields and their defaults; without a default, an absent field is
-``None``. ``of`` does not copy or parse values, so that each event of a running agent may call it.
+If several modules read or write an event's data, this module has a class for the data. The method
+``of`` of a class sets the defaults of optional fields; an absent field without a default is
+``None``. ``of`` does not copy or parse values, so it is fast enough for each event of an agent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
-"""Reasons of waits in which the run's clock stands still: a person's decision, a client's tool."""
+"""Reasons for a wait that does not count against the run's timeout: a decision, a client's tool."""
 
 FINAL_EVENT = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,
@@ -95,7 +95,7 @@ FINAL_EVENT = {
 """The last event of a run, by its final status."""
 
 STATE = "server_state"
-"""Field of ``llm.completed`` with state for the model's server; it is hidden from clients."""
+"""Field of ``llm.completed`` with the model server's state; clients do not see this field."""
 
 FINAL_EVENT_TYPES = frozenset(
     (
@@ -113,7 +113,7 @@ class Event:
 
     Attributes:
         seq: 1, 2, 3 … over all tasks of the run, without gaps.
-        data: depends on the type (see ``docs/reference/events.md``).
+        data: fields that depend on the event's type; see ``docs/reference/events.md``.
     """
 
     run_id: UUID
@@ -154,11 +154,11 @@ Data = Mapping[str, Any]
 """The data of an event, as it is stored."""
 
 _new = tuple.__new__
-"""Builds the tuples of frequent events in half the time of a call of their class."""
+"""Function that makes the tuple of a frequent event, in half the time of the class's own call."""
 
 
 class EventError(NamedTuple):
-    """The ``error`` of a failed model call, agent or task; a cancelled task only has a message."""
+    """The ``error`` of a failed model call, agent or task; a cancelled task has only a message."""
 
     code: str | None
     message: str | None
@@ -172,7 +172,7 @@ class EventError(NamedTuple):
 
 
 TOOL_ERROR = "tool_error"
-"""Type of the error of a tool that gives its errors no type."""
+"""Error type for a tool's error that has no type."""
 
 
 class ToolError(NamedTuple):
@@ -193,7 +193,7 @@ class ToolError(NamedTuple):
 
 
 class LlmStarted(NamedTuple):
-    """Data of ``llm.started``; ``beside``: the call belongs to an asynchronous task."""
+    """Data of ``llm.started``. ``beside`` is true for a call of an asynchronous task."""
 
     call: int
     attempt: int
@@ -205,7 +205,7 @@ class LlmStarted(NamedTuple):
 
 
 class LlmCompleted(NamedTuple):
-    """Data of ``llm.completed``; ``state``: the model server's state, as JSON."""
+    """Data of ``llm.completed``. ``state`` is the model server's state as JSON."""
 
     call: int
     message: Data
@@ -241,7 +241,7 @@ class MessageDelivered(NamedTuple):
 
     Attributes:
         content: a text, or parts.
-        answered: true if the agent had given its last answer, and goes on because of the message.
+        answered: true if the agent had given its final answer, and continues with the message.
     """
 
     message_id: str
@@ -270,8 +270,8 @@ class ToolStarted(NamedTuple):
 class ToolEnded(NamedTuple):
     """Data of ``tool.completed`` and ``tool.failed``.
 
-    The data of a sub-agent's call have no result: ``answer_seq`` refers to the answer. ``parts``
-    are images and other content, by reference; ``annotations`` are for the agent's publication.
+    The data of a sub-agent's call have no result, because ``answer_seq`` refers to the answer.
+    ``parts`` refer to images and other content. ``annotations`` are for the publication.
     """
 
     call: int
@@ -319,7 +319,7 @@ class AgentCompleted(NamedTuple):
 
 
 class AgentFailed(NamedTuple):
-    """Data of ``agent.failed``; ``error`` has ``code`` and ``message``."""
+    """Data of ``agent.failed``. ``error`` has the fields ``code`` and ``message``."""
 
     error: Data
     usage: Data
@@ -330,7 +330,7 @@ class AgentFailed(NamedTuple):
 
 
 class MemoryPublished(NamedTuple):
-    """Data of ``memory.published``; ``content`` is ``None`` if the text is the agent's answer."""
+    """Data of ``memory.published``. ``content`` is ``None`` if the text is the agent's answer."""
 
     version: int
     content: str | None
@@ -346,7 +346,7 @@ class ContextReceived(NamedTuple):
 
     Attributes:
         content: ``None`` if ``answer_seq`` refers to it.
-        call, tool_call_id: the failed call for which memory was recalled.
+        call, tool_call_id: the failed tool call because of which memory was recalled.
     """
 
     source: str
@@ -373,7 +373,7 @@ class PatternReceived(NamedTuple):
     """Data of ``context.recalled`` for a pattern that was assigned to the run.
 
     Attributes:
-        arm: ``None`` if the source is no pattern.
+        arm: the run's arm in the pattern's experiment; ``None`` if the source is no pattern.
     """
 
     version: int
@@ -474,24 +474,23 @@ class SubagentEnded(NamedTuple):
 
 
 def call_of(data: Data) -> int:
-    """Return the number of the model call that an event is about."""
+    """Return the number of an event's model call."""
     call: int = data["call"]
     return call
 
 
 def tool_call_of(data: Data) -> tuple[int, str]:
-    """Return the model call and the id of the tool call that an event is about."""
+    """Return the number of an event's model call and the id of its tool call."""
     return data["call"], data["tool_call_id"]
 
 
 def tool_name_of(data: Data) -> str:
-    """Return the name of the tool in the event of its start or end."""
     name: str = data["name"]
     return name
 
 
 def is_repeated(failed: Data) -> bool:
-    """Return true if another try follows the try that ``llm.failed`` is about."""
+    """Return true if the model call is tried again after this ``llm.failed``."""
     return "try" in failed
 
 
@@ -501,8 +500,8 @@ def llm_failed(
     """Return the data of ``llm.failed``.
 
     Args:
-        retry: number of the failed try, and milliseconds until the next one; ``None``: no other
-            try follows.
+        retry: number of the failed try, and milliseconds until the next try; ``None``: no try
+            follows.
     """
     error = {"code": failure.code, "message": failure.detail}
     data: dict[str, Any] = {"call": call, "attempt": attempt, "error": error}
@@ -510,7 +509,7 @@ def llm_failed(
 
 
 def served_by(target: tuple[str, str] | None) -> dict[str, str]:
-    """Return the part of a model call's events that names its provider and model, if known."""
+    """Return the provider and model of a model call for its events; ``{}`` if unknown."""
     return {} if target is None else {"provider": target[0], "model": target[1]}
 
 
@@ -522,5 +521,4 @@ def context_recalled(
 
 
 def warning(code: str, message: str) -> dict[str, str]:
-    """Return the data of ``warning``."""
     return {"code": code, "message": message}

@@ -1,1 +1,1 @@
-"""Files for models: files that users upload, that runs' inputs contain, and that tools make."""
+"""Files for models. A file comes from an upload, from a run's input or from a tool."""

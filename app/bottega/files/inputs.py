@@ -1,4 +1,4 @@
-"""Parts of a run's input: check the files that parts name, and store the parts' data as files."""
+"""Input of runs: checks the files in the input, and stores the data in the input as files."""
 
 import asyncio
 import binascii
@@ -34,25 +34,25 @@ from bottega.files.store import (
 from bottega.tools.media import HEAD_BYTES, media_type_of
 
 RunInput = str | Sequence[Mapping[str, Any]]
-"""A question, or messages whose ``content`` is a text or a list of parts."""
+"""A question, or a list of messages. A message's ``content`` is a text or a list of parts."""
 
 _KINDS = {"image": "image/", "audio": "audio/"}
 
 
 @dataclass(slots=True)
 class StoredInput:
-    """A run's input as it is stored.
+    """A run's input in the form that is stored.
 
     Attributes:
         input: the input, with a file's id in place of each part's data.
-        made: ids of the files that were made of the data.
+        made: ids of the new files with the parts' data.
     """
 
     input: Any
     made: set[UUID] = field(default_factory=set)
 
     def keep(self, accepted: RunInput) -> None:
-        """Keep the new files that an accepted input names; all other new files are removed."""
+        """Protect an accepted input's new files from removal. Other new files are removed."""
         self.made -= set(files_of(accepted))
 
 
@@ -64,18 +64,18 @@ async def stored_input(
     owner: Owner,
     pointer: str = "/input",
 ) -> AsyncIterator[StoredInput]:
-    """Check an input, store its data as files, and yield it for the request that accepts it.
+    """Check an input, store its data as files, and yield the stored input to the request.
 
     If the request is refused, the new files are removed.
 
     Args:
-        owner: owner of the run; the input may name the owner's files, and the new files belong to
-            the owner's session.
+        owner: owner of the run and of the files in the input. New files belong to the owner's
+            session.
         pointer: JSON Pointer of the input in the request.
 
     Raises:
         InvalidInputError: ``unknown_file``, ``file_too_large``, ``wrong_media_type`` or
-            ``bad_data``; ``pointer`` names the part.
+            ``bad_data``; the error's ``pointer`` leads to the part of the input.
         LimitedError: ``file_quota``.
     """
     if not any(parts_of(asked)):
@@ -93,7 +93,7 @@ async def stored_input(
 
 
 def parts_of(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of an input that are not text, each with its JSON Pointer in the input."""
+    """Yield the parts of an input that are not text, with their JSON Pointers."""
     if isinstance(asked, str):
         return
     for index, message in enumerate(asked):
@@ -105,7 +105,6 @@ def parts_of(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def files_of(asked: RunInput) -> list[UUID]:
-    """Return the ids of the files that a stored input names."""
     return [UUID(str(part["file"])) for _, part in parts_of(asked) if part.get("file")]
 
 
@@ -146,7 +145,7 @@ class _Storing:
         ]
 
     async def _known(self, asked: RunInput) -> dict[str, Mapping[str, Any]]:
-        """Return the rows of the files that an input names, by the JSON Pointers of its parts."""
+        """Return the rows of an input's files by the JSON Pointers of the input's parts."""
         named = {at: UUID(str(part["file"])) for at, part in parts_of(asked) if part.get("file")}
         if not named:
             return {}
@@ -193,7 +192,7 @@ class _Storing:
 
 
 def _stored(part: Mapping[str, Any], row: Mapping[str, Any] | None) -> Part:
-    """Return a part in its stored form; ``row`` is the row of its file."""
+    """Return a part in its stored form. ``row`` is the row of the part's file."""
     if part["type"] == "text":
         return Part("text", text=part["text"])
     if row is None:
@@ -208,33 +207,31 @@ def _stored(part: Mapping[str, Any], row: Mapping[str, Any] | None) -> Part:
 
 
 NOT_STORED = "result_not_stored"
-"""Error code of a tool call whose answer could not be stored because of an internal error."""
+"""Error code of a tool call if an internal error prevents the storage of the tool's answer."""
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A run's access to the files of its tenant."""
-
     store: FileStore
     tenant_id: UUID
     run_id: UUID
     session_id: str | None
 
     async def load(self, file: str) -> FileContent:
-        """Load a file; it raises the errors of :meth:`FileStore.load`."""
+        """Load a file. The errors are those of :meth:`FileStore.load`."""
         return await self.store.load(self.tenant_id, file)
 
     async def stored(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        """Store the data in a tool's result as files; return the new result, or an error result.
+        """Store a tool result's data as files. Return the new result, or an error result.
 
         Raises:
             Exception: the database was unavailable for a minute.
         """
         try:
             parts = [await self._part(part) for part in result.parts]
-        except DatabaseAwayError:  # ends the attempt, because no model can act on this
+        except DatabaseAwayError:  # end the attempt: a model cannot act on this
             raise
         except (InvalidInputError, LimitedError, UnavailableError) as error:
             text = f"its answer could not be stored: {error.detail}"
@@ -252,7 +249,7 @@ class RunFiles:
         if part.data is None:
             return part
         origin = FileOrigin(self.session_id, self.run_id, part.name, part.media_type)
-        # If the tool's answer is not stored, the file stays unused, and is deleted with the run.
+        # If the tool's answer is not stored, the file is unused until it is deleted with the run.
         row = await persist(partial(self._add, part.data, origin))
         if isinstance(row, UnavailableError):
             raise row
@@ -265,7 +262,7 @@ class RunFiles:
         )
 
     async def _add(self, data: bytes, origin: FileOrigin) -> dict[str, Any] | UnavailableError:
-        """Store a file; return its row, or the error of an unavailable object store."""
+        """Store a file. Return its row, or the error of an unavailable object store."""
         try:
             return await self.store.add(self.tenant_id, data, origin)
         except DatabaseAwayError:

@@ -1,10 +1,10 @@
 """Files of tenants: rows in the database, and their bytes in the object store.
 
-A file's bytes are stored in pieces, objects of equal size. So an upload needs memory for one piece
+A file's bytes are stored in pieces: objects of equal size. So an upload needs memory for one piece
 only, and a part of a file can be read alone. The keys of pieces are claimed before the pieces are
-written. If no row names a piece an hour later, it is deleted, even if the process was killed.
+written. A piece that belongs to no row an hour later is deleted, even if the process was killed.
 
-This module also lists and deletes files for requests, and removes unused files.
+This module also lists and deletes files for API requests, and deletes unused files.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -44,9 +44,9 @@ from bottega.outside import BoundedReader
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
 
 MOST_BYTES = 100_000_000
-"""Largest file, in bytes."""
+"""Maximum size of a file in bytes."""
 LARGEST_IN_PROMPT = 32_000_000
-"""Largest file that is sent to a model, in bytes; models' servers refuse larger requests."""
+"""Maximum size, in bytes, of a file in a prompt. Models' servers refuse larger requests."""
 PIECE_BYTES = 1 << 20
 _MOST_CLAIMED = 16
 _CACHED_BYTES = 64_000_000
@@ -63,7 +63,7 @@ _DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
 
 @dataclass(frozen=True, slots=True)
 class FileQuota:
-    """Limits of all files of a tenant together."""
+    """Limits of the number and total size of a tenant's files."""
 
     bytes: int = 10_000_000_000
     count: int = 10_000
@@ -71,12 +71,12 @@ class FileQuota:
 
 @dataclass(frozen=True, slots=True)
 class FileOrigin:
-    """The origin of a file.
+    """The source of a file, and what the file belongs to.
 
     Attributes:
-        session_id: the session that the file belongs to and is deleted with.
-        run_id: the run whose tool made the file, and with which it is deleted.
-        name: the file's name, as its sender gave it.
+        session_id: the session that the file belongs to. The file is deleted with this session.
+        run_id: the run whose tool made the file. The file is deleted with this run.
+        name: the file's name, as the sender wrote it.
         media_type: the media type that the sender declared.
     """
 
@@ -87,10 +87,10 @@ class FileOrigin:
 
 
 class Owner(NamedTuple):
-    """User and session of a run, which may use the files of both; ``None``: it has none.
+    """User and session of a run, if any. The run may use the files of both.
 
     Attributes:
-        run_id: id of the run; ``None``: the run is new.
+        run_id: id of the run; ``None`` for a new run.
     """
 
     user: str | None
@@ -110,9 +110,9 @@ class FileStore:
     )
 
     async def add(self, tenant_id: UUID, data: bytes, origin: FileOrigin) -> dict[str, Any]:
-        """Store a file that is in memory; return its row.
+        """Store a file that is in memory. Return the file's row.
 
-        It raises the errors of :meth:`writing` and :meth:`FileWriter.finish`.
+        The errors are those of :meth:`writing` and :meth:`FileWriter.finish`.
         """
         async with self.writing(tenant_id) as writer:
             await writer.write(data)
@@ -120,7 +120,7 @@ class FileStore:
 
     @asynccontextmanager
     async def writing(self, tenant_id: UUID) -> "AsyncIterator[FileWriter]":
-        """Yield a writer of a new file; if the writer does not finish, its pieces are removed.
+        """Yield a writer of a new file. If the writer does not finish, delete the pieces.
 
         Raises:
             LimitedError: ``storage_quota``.
@@ -134,7 +134,7 @@ class FileStore:
             yield writer
         finally:
             if not writer.kept:
-                # If this deletion fails, the pieces are deleted when their claim expires.
+                # If this deletion fails, the pieces are deleted when their keys' claim expires.
                 with suppress(UnavailableError):
                     await self.objects.delete(writer.keys)
 
@@ -142,7 +142,7 @@ class FileStore:
         """Return a file's row.
 
         Raises:
-            NotFoundError: the file is unknown, or another tenant's.
+            NotFoundError: the tenant has no such file.
         """
         async with self._acting(tenant_id) as connection:
             row = await connection.fetchrow(_FIND, tenant_id, file_id)
@@ -151,14 +151,14 @@ class FileStore:
         return dict(row)
 
     async def discard(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
-        """Delete files that nothing refers to; files that are deleted already are ignored."""
+        """Delete files that nothing refers to. Ignore files that are already deleted."""
         async with self._acting(tenant_id) as connection:
             await connection.execute(_DISCARD, tenant_id, list(ids))
 
     async def use(
         self, tenant_id: UUID, ids: list[UUID], owner: Owner
     ) -> dict[UUID, Mapping[str, Any]]:
-        """Record that a run uses files; return the rows that its owner may use, by id."""
+        """Record that a run uses files. Return, by id, the rows that the run's owner may use."""
         async with self._acting(tenant_id) as connection:
             rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)), *owner)
         return {row["id"]: dict(row) for row in rows}
@@ -166,7 +166,7 @@ class FileStore:
     async def read(
         self, row: Mapping[str, Any], start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """Yield the bytes of a file from ``start``, before ``end``, piece by piece.
+        """Yield the bytes of a file from ``start`` (inclusive) to ``end`` (exclusive), in pieces.
 
         Args:
             row: result of :meth:`find`.
@@ -182,7 +182,7 @@ class FileStore:
             yield piece[max(0, start - begin) : end - begin]
 
     async def load(self, tenant_id: UUID, file: str) -> FileContent:
-        """Return a whole file; the bytes of recently used files come from a cache.
+        """Return a whole file. A cache has the bytes of recently used files.
 
         Raises:
             InvalidInputError: ``unknown_file``, or ``file_too_large`` for a model.
@@ -202,7 +202,7 @@ class FileStore:
         return content
 
     def forget(self, tenant_id: UUID | None) -> None:
-        """Remove a tenant's files from the cache; ``None``: files of all tenants."""
+        """Remove a tenant's files from the cache; ``None``: remove the files of all tenants."""
         for key in [key for key in self._cache if tenant_id in (None, key[0])]:
             del self._cache[key]
 
@@ -216,12 +216,12 @@ class FileStore:
 
 
 class FileWriter:
-    """Writer of one new file; :meth:`FileStore.writing` makes it.
+    """Writer of one new file. :meth:`FileStore.writing` makes the writer.
 
     Attributes:
-        size: number of bytes so far.
+        size: number of bytes written so far.
         keys: claimed keys; the object store may have a piece at each of these keys.
-        kept: true if the file's row may exist, so that the pieces must stay.
+        kept: true if the file's row may exist, so that the pieces must not be deleted.
     """
 
     def __init__(self, store: FileStore, tenant_id: UUID, file_id: UUID) -> None:
@@ -267,7 +267,7 @@ class FileWriter:
             self._pages.feed(step)
 
     async def finish(self, origin: FileOrigin) -> dict[str, Any]:
-        """Store the file's row, and return it.
+        """Store and return the file's row.
 
         Raises:
             LimitedError: ``file_quota``.
@@ -294,7 +294,7 @@ class FileWriter:
         }
         quota = self._store.quota
         sent = to_json(new).decode()
-        self.kept = True  # before the commit, because its answer may not arrive
+        self.kept = True  # before the commit, whose answer may get lost
         async with self._store._acting(self._tenant_id) as connection:
             try:
                 over = await connection.fetchval(
@@ -314,12 +314,12 @@ class FileWriter:
             self._pixels = pixels_of(piece)
         if self._written == len(self.keys):
             await self._claim()
-        # The lowest level, because most files are compressed already.
+        # Use the lowest compression level, because most files are already compressed.
         await self._store.objects.put(self.keys[self._written], piece, level=1)
         self._written += 1
 
     async def _claim(self) -> None:
-        first = len(self.keys)  # the first claim is for one piece, as most files have one piece
+        first = len(self.keys)  # first claim one key: most files have one piece
         more = range(first, first + min(max(1, first), _MOST_CLAIMED))
         keys = [new_key(self._tenant_id, self._id, f"p{number}") for number in more]
         async with self._store._acting(self._tenant_id) as connection:
@@ -337,7 +337,7 @@ def _over(limit: str, quota: FileQuota) -> LimitedError:
 
 
 def unknown_file(file: str, pointer: str | None = None) -> InvalidInputError:
-    """Return the error for a file that does not exist, or belongs to another tenant or user."""
+    """Return the error for a file that does not exist or belongs to another tenant or user."""
     return InvalidInputError(f"there is no file {file}", code="unknown_file", pointer=pointer)
 
 
@@ -366,12 +366,12 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of files by age, after the file with the id ``after``.
+    """List a page of files, sorted by age. The page begins after the file with the id ``after``.
 
     Args:
-        session_id: only files of this session.
-        user: only files of this user: uploaded with the user's token, or of the user's sessions and
-            runs.
+        session_id: list only files of this session.
+        user: list only this user's files: uploads with the user's token, and files of the user's
+            sessions and runs.
     """
     shown: ReadOnlyColumnCollection[str, Any] = files.c
     query = select(files).where(files.c.tenant_id == tenant_id)
@@ -388,7 +388,7 @@ async def page(
 
 
 def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
-    """Return the files of a user's sessions or runs; ``place``: the files' column with their id."""
+    """Return a query for files of a user's sessions or runs. ``place``: column with their ids."""
     its = lateral_rows(
         files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys()
     )
@@ -400,7 +400,7 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
     """Return the user and the session of a run.
 
     Raises:
-        NotFoundError: the run is unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
     """
     own = runs.c.tenant_id == tenant_id, runs.c.id == run_id
     found = await connection.execute(select(runs.c.user_id, runs.c.session_id).where(*own))
@@ -410,24 +410,23 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
 
 
 async def user_of(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> str | None:
-    """Return the user of a file's session or run; ``None``: no user, or the file is unknown."""
+    """Return the user of a file's session or run; ``None`` if there is no user or no such file."""
     query = "SELECT o.user_id FROM files f, file_owner(f) AS o WHERE f.tenant_id = $1 AND f.id = $2"
     user: str | None = await (await driver_of(connection)).fetchval(query, tenant_id, file_id)
     return user
 
 
 async def touch(connection: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]) -> None:
-    """Record that a run uses files again."""
     if ids:
         used = and_(files.c.tenant_id == tenant_id, files.c.id.in_(sorted(ids)))
         await connection.execute(update(files).where(used).values(used_at=func.now()))
 
 
 async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> None:
-    """Delete a file; its bytes are deleted some minutes later.
+    """Delete a file's row. The file's bytes are deleted some minutes later.
 
     Raises:
-        NotFoundError: the file is unknown, or another tenant's.
+        NotFoundError: the tenant has no such file.
     """
     own = and_(files.c.tenant_id == tenant_id, files.c.id == file_id)
     if not (await connection.execute(delete(files).where(own))).rowcount:
@@ -437,17 +436,17 @@ async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) ->
 _AT_ONCE = 500
 _UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
 _DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
-"""Deletes a file; the condition on ``used_at`` keeps it if a run has begun to use it meanwhile."""
+"""Deletes an unused file. ``used_at`` protects a file that a run has just begun to use."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FileRetention:
-    """Background work that deletes unused files; any number of processes may do it at once.
+    """Background work that deletes unused files. Several processes may do this work at once.
 
     Attributes:
-        kept: time after the last use for which a file without a session is kept.
+        kept: time after the last use for which a file without a session is not deleted.
     """
 
     pool: asyncpg.Pool
@@ -455,7 +454,7 @@ class FileRetention:
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete all unused files, in pages; return the seconds until the next time."""
+        """Delete all unused files. Return the seconds until the next call: infinite."""
         before = self.clock() - self.kept
         place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):

@@ -1,6 +1,6 @@
-"""Requests of clients about runs under way: cancellation of a run or task, and messages.
+"""Client requests about runs under way: cancellations of runs and tasks, and messages.
 
-A request is stored together with a row in the inbox of the run's worker.
+The transaction of a request also adds a row to the inbox of the run's worker.
 """
 
 import asyncio
@@ -40,14 +40,15 @@ async def request_cancel(
     calls: Sequence[UUID] = (),
     action: str = "run.cancel",
 ) -> bool:
-    """Store a request to cancel a run; return true if it was over already.
+    """Store a request to cancel a run. Return true if the run was already over.
 
     Args:
-        calls: do nothing unless one of these interrupts is pending; empty: cancel in any case.
-        action: action of the entry in the audit log.
+        calls: ids of interrupts. Cancel the run only if one of these interrupts is pending; empty:
+            always cancel the run.
+        action: name of the action in the audit log.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
     """
     async with database.begin(tenant_id) as tx:
         if calls:
@@ -67,10 +68,10 @@ async def request_cancel(
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Store a request to cancel a task and those below it; return for each if it was over already.
+    """Store a cancellation of a task and the tasks below it. Return true for ended tasks, by id.
 
     Raises:
-        NotFoundError: unknown, another run's, or another tenant's.
+        NotFoundError: the tenant's run has no such task.
     """
     wish = {"tenant": tenant_id, "run": run_id, "task": task_id}
     async with database.begin(tenant_id) as tx:
@@ -87,19 +88,19 @@ class RunsHere(Protocol):
     """The runs that a worker executes."""
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
-        """Cancel a run, or only one task of it. Idempotent."""
+        """Cancel a run, or only one of the run's tasks. Idempotent."""
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs; return the ids of the runs that got them."""
+        """Deliver new messages or decisions to runs. Return the ids of the runs that accepted."""
 
     def child_ended(self, run_id: UUID) -> None:
-        """Tell the parent run that a child run has ended. Idempotent."""
+        """Notify the parent run of a child run's end. Idempotent."""
 
 
 class WorkerInbox:
-    """A worker's inbox: cancellations, messages, decisions, and ends of child runs, for its runs.
+    """A worker's inbox of cancellations, messages, decisions and ends of child runs.
 
-    A row stays in the inbox until its run is ready for it. A cancellation stays until the run ends.
+    A row stays in the inbox until the row's run accepts it. A cancellation stays to the run's end.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:
@@ -142,11 +143,11 @@ REFUSED_MESSAGES = frozenset((*_CONFLICTS, "message_too_large"))
 
 
 class SentMessage(NamedTuple):
-    """A message as it is stored.
+    """A message to store.
 
     Attributes:
         content: a text or parts.
-        made_files: files that were created from data in the message; they are deleted with the run.
+        made_files: ids of the files with the message's data. They are deleted with the run.
     """
 
     content: Any
@@ -161,13 +162,13 @@ async def send(
     sent: SentMessage,
     pointer: str = "/content",
 ) -> UUID:
-    """Store a message for a run under way; return its id.
+    """Store a message for a run under way. Return the message's id.
 
     Args:
         pointer: JSON Pointer to the message in the request.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
         ConflictError: ``final``, ``no_root`` or ``too_many_messages``.
         InvalidInputError: ``message_too_large``.
     """
@@ -184,7 +185,7 @@ async def send(
 
 
 def refused_message(answer: Mapping[str, Any], run_id: object, pointer: str) -> BottegaError:
-    """Return the error for a message that a run does not take.
+    """Return the error for a message that a run does not accept.
 
     Args:
         pointer: JSON Pointer to the message in the request.

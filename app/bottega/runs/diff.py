@@ -1,4 +1,4 @@
-"""The difference of two runs, per agent, from their logs."""
+"""The difference between two runs, for each agent, derived from the runs' logs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from bottega.errors import NotFoundError, no_run
 from bottega.runs import graphs
 
 MOST_CHARACTERS = 10_000
-"""Most characters of an output that are shown and compared."""
+"""Maximum number of characters of an output that are compared and shown."""
 MOST_LINES = 400
-"""Most lines of an output that are compared; the time grows with the square of their number."""
+"""Maximum number of compared lines of an output. The time is quadratic in this number."""
 MOST_RECEIVED = 100
-"""Most sources of received context that are listed per agent."""
+"""Maximum number of sources of received context that the difference lists for an agent."""
 
 _RUNS = text("""
 SELECT id, status, agent, graph, mode, created_at, started_at, ended_at, usage,
@@ -29,7 +29,7 @@ SELECT id, status, agent, graph, mode, created_at, started_at, ended_at, usage,
 FROM runs WHERE tenant_id = :tenant AND id = ANY(:runs)
 """).bindparams(bindparam("runs", type_=ARRAY(Uuid)))
 
-# An event's data are parsed once, since the list of events is materialized.
+# The list of events is materialized, so that the data of an event are parsed only once.
 _AGENTS = text("""
 WITH events AS MATERIALIZED (
     SELECT run_id, step, seq, type, agent, task_id, at, data FROM run_events
@@ -96,7 +96,7 @@ ORDER BY CASE WHEN :descending THEN s.agent END DESC, s.agent
 )
 
 Side = Mapping[str, Any]
-"""Row of an agent in one run; empty if the agent did nothing in that run."""
+"""Row of an agent in one run. The row is empty if the agent did nothing in this run."""
 
 
 async def compare(
@@ -109,10 +109,10 @@ async def compare(
     descending: bool,
     limit: int,
 ) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
-    """Return two runs, and a page of their agents by name, each with its row in both runs.
+    """Return two runs, and a page of the runs' agents, sorted by name, with their rows.
 
     Args:
-        place: name of the agent before the page.
+        place: name of the last agent of the page before.
 
     Raises:
         NotFoundError: one of the two runs is unknown.
@@ -134,7 +134,7 @@ async def compare(
 async def node_differences(
     connection: AsyncConnection, tenant_id: UUID, before: UUID, after: UUID
 ) -> list[dict[str, Any]]:
-    """Return the nodes whose status differs in two existing runs, in the order of their graphs."""
+    """Return the nodes with different statuses in two existing runs, in the graph's order."""
     old, new = [await _statuses(connection, tenant_id, run_id) for run_id in (before, after)]
     return [
         {"name": name, "status": _both(old.get(name), new.get(name))}
@@ -154,14 +154,12 @@ async def _statuses(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) 
 async def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], pairs: Sequence[tuple[str, Side, Side]]
 ) -> list[dict[str, Any]]:
-    """Return the differences of all agents. The texts are compared in a thread."""
     return await asyncio.to_thread(
         lambda: [difference(agent, (before, after), sides) for agent, *sides in pairs]
     )
 
 
 def difference(agent: str, runs: Sequence[Side], sides: Sequence[Side]) -> dict[str, Any]:
-    """Return the difference of an agent in two runs. Pure."""
     old, new = sides
     received = [{each["source"]: each for each in side.get("received") or ()} for side in sides]
     sources = sorted({*received[0], *received[1]})
@@ -190,7 +188,7 @@ def difference(agent: str, runs: Sequence[Side], sides: Sequence[Side]) -> dict[
 
 
 def totals(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the difference of two runs' totals; ``None``: the run has not ended. Pure."""
+    """Return the difference between two runs' totals; ``None`` if a run has not ended. Pure."""
     usages = [run["usage"] for run in (before, after)]
     return {
         "tokens": _both(*(usage and _tokens(usage) for usage in usages)),

@@ -1,9 +1,9 @@
-"""Forks: a new run repeats a part of an earlier run, and takes over the steps before that part.
+"""Forks: a new run repeats a part of an earlier run, and copies the steps before this part.
 
-A fork begins at a node of the graph or after an event. At a node, the new run executes the node and
-the nodes that follow it again; or the node publishes a text that the fork gives. After an event,
-the new run repeats everything that follows. The steps that the new run takes over cost no second
-call of a model or a tool, because their events are copied into its log and replayed.
+A fork begins at a node of the graph or after an event. At a node, the new run executes this node
+again, or publishes a text from the fork's request as the node's output. Then the new run executes
+all later nodes again. After an event, the new run repeats all later steps. The copied steps cost no
+second call of a model or tool, because their events are copied into the new run's log and replayed.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The part of a run to repeat, and what differs in it.
+    """The part of a run that a new run repeats, and the changes in this part.
 
     Attributes:
-        node: node of the run's graph at which the fork begins; ``None``: it begins after an event.
-        at_seq: the last event that is taken over, moved back to the end of a complete block.
-        publication: text that the node publishes; ``None``: the node is executed.
-        agent: changed fields, by name, in the definition of the node's agent, or of the run's own.
-        input: a message for the run's own agent; in a graph, the question to the repeated nodes.
-        session_id: session of the new run, without a conversation; ``None``: no session.
+        node: name of the node at which the fork begins; ``None``: the fork begins after an event.
+        at_seq: ``seq`` of the last event to copy. An incomplete block at this event is not copied.
+        publication: text that the node publishes; ``None``: the new run executes the node.
+        agent: new values, by field, for the definition of the node's agent, or of the run's agent.
+        input: a message to the run's agent; in a graph, the question to the repeated nodes.
+        session_id: session of the new run; the run joins no conversation. ``None``: no session.
     """
 
     node: str | None = None
@@ -62,7 +62,7 @@ class Fork:
 
 
 def _refuse_giving(nodes: NodeTasks, name: str, may_give: Callable[[Any], None]) -> None:
-    """Raise an error if the caller may not answer for a node, or for people in its graph."""
+    """Check that the caller may answer for a node, and for people whom its sub-graph asks."""
     for node in (nodes.node(name), *nodes.human_nodes().get(name, ())):
         may_give(node)
 
@@ -79,16 +79,16 @@ async def fork(
     limits: StoredLimits = NO_LIMITS,
     may_give: Callable[[Mapping[str, Any], str | None], None],
 ) -> dict[str, Any]:
-    """Submit a run that repeats a part of another one, with the same pinned versions.
+    """Submit a run that repeats a part of another run, with the same pinned versions.
 
     Args:
-        memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
-        principal, limits: who starts the new run, and the limits of the API key.
-        may_give: gets a node and the run's user; raises an error if the caller may not answer it.
+        memory: the server's memory mode. The new run has the stricter of this and the old mode.
+        principal: the API key or user that starts the new run. limits: limits of the API key.
+        may_give: raises an error if the caller may not answer for a node and the run's user.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
-        ForbiddenError: ``beyond_limits``, or an error of ``may_give``.
+        NotFoundError: the tenant has no such run.
+        ForbiddenError: ``beyond_limits``, or the error that ``may_give`` raises.
         InvalidInputError: ``unknown_node``, ``node_skipped``, ``unknown_event``; the publication
             does not fit the node's schema; ``agent`` is given, but the node has no agent.
         ConflictError: ``not_final``, ``child_run``, ``no_graph``, ``session_user``.
@@ -132,7 +132,7 @@ async def fork(
 def _refuse_node(
     events: Sequence[Event], old: Mapping[str, Any], nodes: NodeTasks | None, name: str
 ) -> None:
-    """Check that a run has a node, and did not skip it."""
+    """Check that a run has a node, and did not skip the node."""
     if nodes is None:
         raise ConflictError(
             f"no graph decides the course of run {old['id']} (its mode is '{old['mode']}'): "
@@ -157,7 +157,6 @@ def _refuse_node(
 
 
 def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> list[Event]:
-    """Return the events up to a ``seq``, without incomplete blocks."""
     if seq > len(events):
         raise InvalidInputError(
             f"the last event of run {old['id']} has the seq {len(events)}: give an 'at_seq' from "
@@ -171,11 +170,11 @@ def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> l
 def _done_again(
     nodes: NodeTasks, wanted: Fork, may_answer: Callable[[Mapping[str, Any]], bool]
 ) -> set[str]:
-    """Return the nodes that a fork executes again: the wanted node, and those that follow it.
+    """Return the nodes that a fork executes again: the fork's node, and all later nodes.
 
-    Nodes that ask people are executed again, with all nodes that follow them, in two cases: the
-    fork changes the question that people saw, or repeated nodes depend on the answer of people and
-    the caller may not answer for these people.
+    A node that asks people is executed again, with all later nodes, in two cases. First, the fork
+    changes the question that people saw. Second, repeated nodes depend on people's answer, and the
+    caller may not answer for these people.
 
     Args:
         may_answer: returns true if the caller may answer for a node that asks people.
@@ -209,7 +208,6 @@ async def _check_publication(
     node: Mapping[str, Any],
     text: str,
 ) -> None:
-    """Check that a text fits the schema of a node's publication."""
     schema = await _schema_of(connection, old, nodes, node)
     if schema is None:
         return
@@ -241,9 +239,9 @@ async def _schema_of(
 
 
 def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
-    """Return the texts that nodes publish without being executed, by node.
+    """Return, by node, the texts that nodes publish without an execution.
 
-    Texts of the old run stay for nodes that are not executed again.
+    Nodes that are not executed again publish the old run's texts.
     """
     kept = {name: text for name, text in before.items() if name not in again}
     if wanted.node is not None and wanted.publication is not None:
@@ -254,7 +252,7 @@ def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> d
 def _with_changes(
     old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
 ) -> dict[str, Any]:
-    """Return the old run's overrides, changed by the fork's fields for an agent."""
+    """Return the old run's overrides, with the fork's new values for an agent."""
     name = old["agent"]
     if nodes is not None:
         name = None if wanted.node is None else nodes.node(wanted.node).get("agent")

@@ -1,8 +1,8 @@
-"""The graph of a run as it stood at an event of its log, for the API.
+"""The graph of a run in the API, with the states that its nodes had at an event of the log.
 
-Nodes have their names in the log. The parts of a node are its elements, the turns of its loop, or
-the nodes of its graph: ``pages`` has the part ``pages/0``, ``improve`` the part ``improve/2``, and
-``improve/2`` the part ``improve/2/draft``.
+A node may have parts: its elements, the turns of its loop, or the nodes of its sub-graph. The name
+of a part begins with the node's name, as in the log: ``pages/0`` is an element of ``pages``,
+``improve/2`` is a turn of ``improve``, and ``improve/2/draft`` is a node of this turn.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _OF_TASKS = (
 """Types of events that change the status of a task."""
 _OF_NODES = (*_OF_TASKS, *NODE_STATES, EventType.EDGE_DECIDED)
 _OF_ELEMENTS = (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
-"""Types of events that change the status of an element of a tool's node; they may be long."""
+"""Types of events that change the status of a tool node's element. The events may be long."""
 _STATES_OF_TASKS = {
     "queued": "pending",
     "streaming": "running",
@@ -68,7 +68,7 @@ _STATES_OF_TASKS = {
 async def definition_of(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the definition of the graph that a run pinned, with its sub-graphs' definitions.
+    """Return the definition of a run's pinned graph, with the sub-graphs' definitions.
 
     Raises:
         NotFoundError: ``no_graph``.
@@ -92,14 +92,14 @@ _Node = Mapping[str, Any]
 
 
 class _Level(NamedTuple):
-    """Nodes that are read together, by name, each after those on which it depends; their edges."""
+    """Nodes by name, each after the nodes on which it depends, and the edges between the nodes."""
 
     nodes: Mapping[str, _Node]
     edges: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of(cls, content: Mapping[str, Any], prefix: str = "") -> Self:
-        """Read a definition; names get the prefix."""
+        """Read a graph's definition. Put the prefix before the nodes' names."""
         defined = {name_of_node(node): node for node in content["nodes"]}
         order = to_graph(content).get_topological_order()
         ends = ("source", "target")
@@ -108,7 +108,7 @@ class _Level(NamedTuple):
 
     @classmethod
     def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
-        """Return the parts of a node; ``steps``: last steps of the names of those that began."""
+        """Return the parts of a node. ``steps``: last steps of the names of begun parts."""
         for each in ("for_each", "loop"):
             if each in node:
                 part = _without(each, node)
@@ -133,16 +133,17 @@ async def graph(
     seq: int | None = None,
     inside: str | None = None,
 ) -> dict[str, Any]:
-    """Return a run's graph, or the parts of a node, with the states and publications of nodes.
+    """Return a run's graph, or a node's parts, with the nodes' states and publications.
 
-    The graph of a child run that executes an element is this element.
+    If a child run executes an element, the graph of the child run consists of this element.
 
     Args:
-        seq: the event after which the graph is read; ``None``: the run's last event.
-        inside: name of the node whose parts are read; ``None``: the whole graph.
+        seq: show the graph after the event with this ``seq``; ``None``: after the run's last event.
+        inside: name of the node whose parts are returned; ``None``: return the whole graph.
 
     Raises:
-        NotFoundError: unknown run; ``no_graph``: a run without a graph; ``no_node``: no such node.
+        NotFoundError: the run does not exist; ``no_graph``: the run has no graph; ``no_node``:
+            there is no such node.
         InvalidInputError: the run has no event ``seq``.
     """
     run = await read.get(connection, tenant_id, run_id)
@@ -205,7 +206,7 @@ async def _publications(
     seq: int,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the last publications of nodes after an event, also in earlier runs of the session."""
+    """Return nodes' last publications up to an event, or from earlier runs of the session."""
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
@@ -220,16 +221,16 @@ def _level_inside(
     """Return the parts of a node at any depth.
 
     Args:
-        level: the run's own graph.
+        level: the nodes of the run's graph.
         children: child runs that execute elements, by the element's name.
 
     Raises:
-        NotFoundError: ``no_node``.
+        NotFoundError: ``no_node``: there is no such node.
     """
     steps = inside.split("/")
     for name in ("/".join(steps[:end]) for end in range(1, len(steps) + 1)):
         if any(each.startswith(f"{name}/") for each in level.nodes):
-            continue  # the run is a child run, and executes only one element of this node
+            continue  # a child run executes only one element of this node
         if name in children:
             detail = f"run {children[name].id} executes '{name}': read the graph of this run"
             raise NotFoundError(detail, code="no_node")
@@ -243,7 +244,7 @@ def _level_inside(
 
 
 class _Part(NamedTuple):
-    """The state of a node, a turn or an element; ``run_id``: the child run that executes it."""
+    """The state of a node, a turn or an element, and the child run, if any, that executes it."""
 
     status: str
     task_id: UUID | None = None
@@ -256,7 +257,7 @@ class _NodeStates:
 
     Attributes:
         parts: states of nodes that began or were skipped, and of elements.
-        steps: last steps of the names of parts that began, by the name of the node above.
+        steps: by a node's name: the last steps in the names of the node's parts that began.
         reasons: the reason of each skipped node, by name.
         ends: ``seq`` of the last event of each node that has ended, by name.
     """
@@ -268,14 +269,12 @@ class _NodeStates:
     steps: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, name: str, part: _Part) -> None:
-        """Note the state of a node or an element."""
         self.parts[name] = part
         while "/" in name:
             name, _, step = name.rpartition("/")
             self.steps.setdefault(name, {})[step] = None
 
     def add_elements(self, name: str, node: _Node, children: Mapping[str, Any]) -> None:
-        """Note the states of the elements of a node."""
         above = self.parts.get(name, _PENDING).task_id
         for number in range(node["for_each"]["max"]):
             element = f"{name}/{number}"
@@ -288,7 +287,7 @@ class _NodeStates:
                     self.add(element, _Part(_status_of(self.replay, task), task_id))
 
     def part(self, name: str, node: _Node) -> _Part:
-        """Return the state of a part; that of a turn follows from the states of its own parts."""
+        """Return the state of a part. A turn's state follows from its parts' states."""
         if name in self.parts or name not in self.steps:
             return self.parts.get(name, _PENDING)
         inner = _Level.inside(name, node, self.steps[name]).nodes
@@ -314,10 +313,10 @@ async def _node_states(
     seq: int,
     more: Sequence[EventType],
 ) -> _NodeStates:
-    """Return the states of the nodes of a run's graph after an event, from a replay of the log.
+    """Return the states that a run's nodes have after an event, from a replay of the log.
 
     Args:
-        more: types of events to read besides those of nodes.
+        more: types of events to read, in addition to the events about nodes.
     """
     decides = run["mode"] == "dag" and not is_plain(definition)
     events = await read_events(
@@ -342,7 +341,8 @@ async def _node_states(
     ends = {name: node.seq for name, node in replay.nodes.items() if node.status != "running"}
     reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
     states = _NodeStates(replay, ends, reasons)
-    # The nodes of a sub-graph come after the node that contains it, and begin with its name.
+    # In the replay, the nodes of a sub-graph follow the node that contains the sub-graph. Their
+    # names begin with this node's name.
     waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
         status = node.status
@@ -357,14 +357,14 @@ async def _node_states(
 
 
 def _unended(replay: RunReplay, status: str | None) -> str:
-    """Return the status of a node that has not ended yet, from the status of its task."""
+    """Return the status of a node that has not ended, derived from the status of its task."""
     if replay.is_over:
         return "failed"
     return "waiting" if status == "waiting" else "running"
 
 
 def _status_of(replay: RunReplay, task: TaskReplay) -> str:
-    """Return the status of a task; that of a tool's element is that of its last call."""
+    """Return a task's status. The status of a tool's element is the status of its last call."""
     ended = next((call.ended for call in reversed(task.tools.values())), None)
     if task.status is None and ended is not None:
         return "completed" if ended.status == ToolStatus.SUCCESS else "failed"
@@ -374,7 +374,6 @@ def _status_of(replay: RunReplay, task: TaskReplay) -> str:
 
 @cache
 def _published() -> Select[Any]:
-    """Select the last publication of each node of a run's graph, from its log."""
     version = run_events.c.data["version"].as_integer()
     name = func.coalesce(run_events.c.data["node"].astext, run_events.c.agent)
     until = bindparam("until", type_=Integer)
@@ -406,15 +405,15 @@ def _published() -> Select[Any]:
 async def published_graph(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str, inside: str | None
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return a run's graph as a definition, and the version that each node has published.
+    """Return a run's graph as a definition, and each node's last published version.
 
-    Skipped nodes have a ``reason``.
+    A skipped node has a ``reason``.
 
     Args:
         inside: as for :func:`graph`.
 
     Raises:
-        NotFoundError: unknown run, its graph has another name, or ``no_node``.
+        NotFoundError: the run does not exist, the run's graph has another name, or ``no_node``.
     """
     found = await graph(connection, tenant_id, run_id, inside=inside)
     if found["name"] != name:

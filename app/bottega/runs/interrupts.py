@@ -1,4 +1,4 @@
-"""Clients' operations on interrupts: tool calls that wait for people."""
+"""Client operations on interrupts. An interrupt is a tool call that waits for people."""
 
 import asyncio
 import json
@@ -21,9 +21,9 @@ from bottega.json_schema.output import output_schema
 from bottega.tenants import audit
 
 Place = tuple[datetime, UUID]
-"""Time (of creation or decision) and id of an interrupt, by which interrupts are listed."""
+"""Position in a list of interrupts: time of creation or decision, and id of an interrupt."""
 _OF_FEW = ("run_id", "session_id", "user_id")
-"""Filters with an index of their own; the index has another order than the list."""
+"""Filters that have an index. The index does not have the order of the list."""
 
 _RESOLVE = text(
     "SELECT resolve_interrupt(:tenant, :id, 'resolved', CAST(:said AS jsonb), CAST(:by AS jsonb))"
@@ -59,8 +59,8 @@ async def page(
     """List a page of interrupts by time.
 
     Args:
-        filters: values by column, ``None``: any.
-        by_decision: list only decided ones, by the time of the decision.
+        filters: required values by column; ``None``: any value.
+        by_decision: list only decided interrupts, sorted by the time of the decision.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     few = wanted.get("status") == "pending" or not wanted.keys().isdisjoint(_OF_FEW)
@@ -82,7 +82,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, interrupt_id: UUID) -> dict[
     """Return an interrupt.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such interrupt.
     """
     query = _SHOWN.where(_now.tenant_id == tenant_id, _now.id == interrupt_id)
     row = (await tx.execute(query)).mappings().one_or_none()
@@ -99,16 +99,16 @@ async def of_client(
     run_id: UUID | None = None,
     session_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return calls of clients' tools that meet one of the conditions, oldest first.
+    """Return calls of clients' tools that meet one of the conditions, sorted by age.
 
     Args:
-        ids: the calls with these ids.
-        run_id: all calls of a run.
-        session_id: pending calls of a session.
+        ids: return the calls with these ids.
+        run_id: return all calls of this run.
+        session_id: return the pending calls of this session.
 
     Returns:
         ``id``, ``run_id``, ``tool``, ``tool_call_id``, ``arguments`` and ``status`` of each call,
-        and ``agent``, ``graph``, ``principal``, ``user_id`` and ``last_seq`` of its run.
+        and ``agent``, ``graph``, ``principal``, ``user_id`` and ``last_seq`` of the call's run.
     """
     wanted: list[ColumnElement[bool]] = [_now.id.in_(ids)]
     wanted += [] if run_id is None else [_now.run_id == run_id]
@@ -130,7 +130,7 @@ async def of_client(
 async def started_with(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> Mapping[str, Any]:
-    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}``: unknown run."""
+    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}``: no such run."""
     shown = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
     query = select(*shown).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -145,15 +145,15 @@ async def resolve(
     by: Mapping[str, Any],
     actor: str,
 ) -> dict[str, Any]:
-    """Store the decision on an interrupt, and let the run go on; return the interrupt.
+    """Store the decision on an interrupt, so that the run can continue. Return the interrupt.
 
     Args:
-        said: the decision, see :class:`bottega.agents.approval.Resolution`.
+        said: the decision; see :class:`bottega.agents.approval.Resolution`.
         by: ``key_id`` and ``name`` of the API key that decided.
 
     Raises:
         InvalidInputError: ``said`` is no valid decision on an interrupt of this kind.
-        ConflictError: ``resolved``, ``expired`` or ``cancelled``: the decision comes too late.
+        ConflictError: the decision is too late: ``resolved``, ``expired`` or ``cancelled``.
     """
     if interrupt["status"] != "pending":
         raise _too_late(interrupt["status"])
@@ -175,7 +175,7 @@ def _too_late(status: str) -> ConflictError:
 
 
 async def _check(interrupt: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """Check that a decision has the fields of the interrupt's kind, and fits its schema."""
+    """Check that a decision has the fields that the interrupt's kind and schema require."""
     kind, schema = interrupt["kind"], interrupt["schema"]
     if other := sorted(set(said) - _FIELDS[kind]):
         expected = ", ".join(sorted(_FIELDS[kind]))
@@ -200,7 +200,7 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
-        return  # we do not support this schema: the MCP server or the client checks the arguments
+        return  # an unsupported schema: the MCP server or the client checks the arguments
     try:
         await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:

@@ -1,7 +1,7 @@
-"""A run's conversations as messages, derived from its log.
+"""A run's conversations as lists of messages, derived from the run's log.
 
 The log has the input of a run or task, context from other agents, the model's answers, and tool
-results. The agent's own system message is in its definition.
+results. The log does not have the agent's system message, which is in the agent's definition.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def message_of(
 
     Args:
         event: the event that contains ``said``.
-        heard: a tool's result as the model read it, if its text differs from the event's.
+        heard: the text that the model read as the tool's result, if the event has another text.
     """
     match said:
         case AssistantMessage():
@@ -93,14 +93,14 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List messages of a task (``None``: of the run's own agent), in the order of the log.
+    """List messages of a task, or, without ``task_id``, of the run's agent, in the log's order.
 
     Args:
-        types: types of the events whose messages are listed; the question is always listed.
-        after: (``seq``, ``part``) of the message before the page.
+        types: list the messages of events of these types. The question is always listed.
+        after: (``seq``, ``part``) of the last message of the page before.
 
     Raises:
-        NotFoundError: an unknown run or task.
+        NotFoundError: the run or task does not exist.
     """
     run = await read.get(connection, tenant_id, run_id)
     parent: UUID | None = None
@@ -137,13 +137,13 @@ async def page_of_turn(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List messages of a run's own agent, or of its graph's agents, each with its ``agent``.
+    """List messages of a run's agent, or of the agents in its graph, with the agents' names.
 
-    System messages are left out.
+    System messages are not listed.
 
     Args:
         run: the run's row.
-        agent: list only messages of this agent; ``None``: of all.
+        agent: list only messages of this agent; ``None``: list the messages of all agents.
         after: as for :func:`page`.
     """
     which: ColumnElement[bool]
@@ -184,10 +184,10 @@ async def _page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List the messages of some of a run's events.
+    """List the messages of the run's events that ``which`` and ``types`` select.
 
     Args:
-        first: type of the event for which the question is listed.
+        first: type of the event before which the question is listed.
         asked: returns the question's messages.
     """
     query = _conversation(run, which, (first, *types))
@@ -195,7 +195,7 @@ async def _page(
     query = query.order_by(*(place.desc() if descending else place for place in places))
     found: list[dict[str, Any]] = []
     more = True
-    while more and not found:  # perhaps the message at ``after`` was the last one of its event
+    while more and not found:  # the message at ``after`` may be the last message of its event
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()
@@ -219,7 +219,7 @@ def _listed(
     *,
     descending: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of some events of a run, each with its position and its agent."""
+    """Yield the messages of some events of a run, with the messages' positions and agents."""
     events = events_of_rows(run_id, rows)
     references = zip(rows, events, strict=True)
     texts = {event.data.get("answer_seq") or 0: row["output"] for row, event in references}
@@ -239,7 +239,7 @@ def _listed(
 
 
 def events_of_rows(run_id: UUID, rows: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """Return the events of rows. Reads ``body``, because ``data`` (jsonb) has its keys sorted."""
+    """Return the events of rows. Read ``body``, because the jsonb ``data`` sorts the keys."""
     return [
         Event(
             run_id=run_id,
@@ -258,7 +258,6 @@ def events_of_rows(run_id: UUID, rows: Sequence[Mapping[str, Any]]) -> list[Even
 async def read_events(
     connection: AsyncConnection, run: Mapping[str, Any], *where: ColumnElement[bool]
 ) -> list[Event]:
-    """Return some events of a run, in order."""
     events = run_events.c
     query = select(events.seq, events.type, events.at, events.task_id, events.agent, events.body)
     query = query.where(events.tenant_id == run["tenant_id"], events.run_id == run["id"], *where)
@@ -283,7 +282,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut messages to a page's size: the database has not measured the messages of an input."""
+    """Cut a list of messages to a page's size. The query did not limit the input's messages."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
@@ -295,7 +294,7 @@ def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems
 def _conversation(
     run: Mapping[str, Any], which: ColumnElement[bool], types: Sequence[str]
 ) -> Select[Any]:
-    """Select some of a run's events, each with the text of the answer to which it refers."""
+    """Select some of a run's events, and the text of the answer to which an event refers."""
     events = run_events.c
     columns = events.seq, events.type, events.task_id, events.agent, events.at, events.body
     return read.with_answers(*columns, _heard().label("heard")).where(
@@ -307,9 +306,9 @@ def _conversation(
 
 
 def _heard() -> ColumnElement[Any]:
-    """Select the text of a tool's result that the model read, from its task's next model call.
+    """Select the text that the model read as a tool's result, from the task's next model call.
 
-    NULL: the model read the text of the result's own event, or no model call followed.
+    NULL: the model read the text in the event of the result, or no model call followed.
     """
     own, later = run_events.c, run_events.alias("later").c
     told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
@@ -334,7 +333,7 @@ def _heard() -> ColumnElement[Any]:
 def events_of(
     tenant_id: UUID, run_id: UUID, task_id: UUID | None
 ) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for the events of a task; ``None``: of the run's own agent."""
+    """Return the conditions that select a task's events; ``None``: the run's agent."""
     return (
         run_events.c.tenant_id == tenant_id,
         run_events.c.run_id == run_id,
@@ -345,7 +344,6 @@ def events_of(
 async def _parent_of(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, task_id: UUID
 ) -> UUID | None:
-    """Return the task above a task; ``None`` is the root."""
     query = select(tasks.c.parent_id).where(
         tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id, tasks.c.id == task_id
     )
@@ -371,7 +369,6 @@ def _input(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read_as(result: ToolResult, heard: str | None) -> ToolMessage:
-    """Return the tool message as the model read it."""
     if heard is None:
         return ToolMessage.answering(result)
     if not result.parts:
@@ -393,7 +390,7 @@ def _shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
 async def _asked(
     connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
 ) -> list[Mapping[str, str]]:
-    """Return the question to a sub-agent: its dispatch's prompt, or the call's arguments."""
+    """Return the question to a sub-agent: the dispatch's prompt, or the call's arguments."""
     dispatched = select(run_events.c.data).where(
         *events_of(run["tenant_id"], run["id"], task_id),
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,
@@ -410,7 +407,8 @@ async def _asked(
         for index, tool_call in enumerate(made or ()):
             if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
-            # Read the arguments of the executed call: a hook may have changed the model's own.
+            # Read the executed call's arguments, because a hook may have changed the model's
+            # arguments.
             started = select(run_events.c.data["arguments"]).where(
                 *calls,
                 run_events.c.type == EventType.TOOL_STARTED,

@@ -1,7 +1,7 @@
-"""Versions of agents and graphs that a new run pins, cached by each process.
+"""Pins: the versions of agents and graphs that a new run uses, cached in each process.
 
-This module also checks a run before its start: each of its models must have the agent's parameters,
-accept the parts of the input, and have a known price if the run has a cost budget.
+This module also checks a run before its start: each model must have the agent's parameters, accept
+the parts of the input, and have a known price if the run has a cost budget.
 """
 
 import asyncio
@@ -49,11 +49,11 @@ from bottega.memory.episodes.scope import MemoryScope, least_strict, strictest
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
 Dialects = Mapping[DialectName, Collection[str]]
-"""Names of the parameters that an agent's models accept, by dialect."""
+"""Names of the parameters that an agent's models accept, by the models' dialect."""
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
-    """Return the dialects of an agent's models, each with the parameters that all its models have.
+    """Return the dialects of an agent's models, and the parameters that a dialect's models share.
 
     Args:
         servers: dialect and headers of each model's server.
@@ -76,7 +76,7 @@ def refuse_unsupported(
         whose: the agent's name.
 
     Raises:
-        InvalidInputError: ``unsupported_param``; ``reserved_field`` for a field of ``extra_body``.
+        InvalidInputError: ``unsupported_param``; ``reserved_field`` in ``extra_body``.
     """
     given = merged(params, None)
     for dialect, known in dialects.items():
@@ -140,7 +140,7 @@ def refuse_overrides(
 
 
 def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
-    """Check that every dialect can express each part of a stored input.
+    """Check that every model's dialect can express each part of a stored input.
 
     Raises:
         InvalidInputError: ``unsupported_part``, with a pointer to the part.
@@ -184,7 +184,7 @@ class UsedModel(NamedTuple):
     """A model that an agent may call.
 
     Attributes:
-        address: URL of its server.
+        address: URL of the model's server.
         is_priced: the model's provider has a price for the model.
     """
 
@@ -194,7 +194,7 @@ class UsedModel(NamedTuple):
 
     @classmethod
     def of(cls, provider: KnownProvider, model: str | None, default: str) -> "UsedModel":
-        """Build it from a reference to a provider's model.
+        """Return the model for a reference to a provider's model.
 
         Args:
             model: ``None``: the provider's first model, or ``default`` if it lists no models.
@@ -208,16 +208,16 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
     """Refuse models without a known price.
 
     Args:
-        models: models of each agent.
+        models: models by agent.
 
     Raises:
-        InvalidInputError: ``unpriced_model``.
+        InvalidInputError: ``unpriced_model``: a model has no known price.
     """
     for agent, used in models.items():
         for model in used:
             if model.is_priced:
                 continue
-            # In a thread: the first search loads the public lists.
+            # Search in a thread, because the first search loads the public price lists.
             prices = await asyncio.to_thread(prices_of, model.name, model.address)
             if prices is None:
                 raise InvalidInputError(
@@ -238,25 +238,25 @@ _ANY = MappingProxyType({DEFAULT: KnownProvider(None, "chat")})
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Versions that a run keeps.
+    """The versions of definitions that a run uses to its end.
 
     Attributes:
-        epoch: epoch of the tenant's definitions, if the tenant has definitions. The versions are
-            current until the epoch changes.
+        epoch: epoch of the tenant's definitions, if there are definitions. The versions are current
+            until the epoch changes.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
-            {name: version}, "operators": [name], "mcp_servers": {name: version}}``.
-            ``providers`` and ``operators`` are the tenant's and the operator's providers that the
-            agents use. If the graph contains graphs, ``graph`` has ``below: {name: [the current
-            version, others]}``. If the tenant has chosen a model for agents that name none,
-            ``default_model`` is this model.
-        first: the agents with which the run starts; each gets the run's input.
-        memory: memory mode of the root agent; of a DAG, the least strict mode of its nodes.
-        memory_scope: memory scope of the root agent; None: it names none, or the run is a DAG.
+            {name: version}, "operators": [name], "mcp_servers": {name: version}}``. ``providers``
+            has the tenant's providers that the agents use, and ``operators`` the operator's. If the
+            graph contains graphs, ``graph`` has ``below: {name: [the current version, other
+            versions]}``. ``default_model`` is the tenant's default model for agents without a
+            model, if the tenant has chosen one.
+        first: the agents that start the run. Each of these agents gets the run's input.
+        memory: memory mode of the root agent; for a DAG, the least strict mode of the nodes.
+        memory_scope: memory scope of the root agent; None: the agent has none, or the run is a DAG.
         params: the parameters of each agent.
         tools: names of the tools of each agent, with its sub-agents.
         dialects: dialects of each agent's models.
         models: models of each agent, with their providers.
-        expose: the façades (APIs of other products) that show the root agent; None: all façades.
+        expose: the façades (APIs of other products) that offer the root agent; None: all façades.
     """
 
     epoch: UUID | None
@@ -272,12 +272,12 @@ class Pins:
 
 
 class PinCache:
-    """Pins by tenant, agent and graph. They may be stale, so every use compares the epoch.
+    """Cache of pins by tenant, agent and graph. Pins may be stale: each use compares the epoch.
 
     Args:
-        operators: the operator's providers; a tenant's provider replaces that of an equal name.
-        default_model: model of providers that list none.
-        shared: the operator lets agents read the memory of all sessions.
+        operators: the operator's providers. A tenant's provider replaces one of the same name.
+        default_model: model of providers that list no models.
+        shared: true if the operator lets agents read the memory of all sessions.
     """
 
     def __init__(
@@ -300,15 +300,15 @@ class PinCache:
         graph: str | None,
         version: int | None = None,
     ) -> Pins:
-        """Return the pins of a run with this agent and graph, which may be stale.
+        """Return the pins of a run with this agent and graph. The pins may be stale.
 
         Args:
-            version: version of the agent, or of the graph if there is no agent; None: the current
-                one.
+            version: version of the agent or, without an agent, of the graph; None: the current
+                version.
 
         Raises:
-            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. Errors
-                are never stale, because they are not cached.
+            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. An error
+                is never stale, because errors are not cached.
         """
         key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:
@@ -323,10 +323,10 @@ class PinCache:
     async def of_draft(
         self, driver: asyncpg.Pool | asyncpg.Connection, tenant_id: UUID, draft: Mapping[str, Any]
     ) -> Pins:
-        """Return the pins of a run of an unstored definition; the pins contain the definition.
+        """Return the pins of a run of an unstored definition. The pins contain the definition.
 
         Args:
-            draft: ``agent`` (its name), ``definition`` and ``model`` (``demo`` or ``real``).
+            draft: ``agent`` (a name), ``definition`` and ``model`` (``demo`` or ``real``).
 
         Raises:
             UnknownAgentError, InvalidInputError: as :meth:`find`.
@@ -344,7 +344,7 @@ class PinCache:
     def forget(
         self, tenant_id: UUID, agent: str | None, graph: str | None, version: int | None = None
     ) -> None:
-        """Drop pins that turned out to be stale."""
+        """Remove stale pins from the cache."""
         self._known.pop((tenant_id, agent, graph, version), None)
 
 
@@ -359,7 +359,7 @@ def _pins(
     operators: Mapping[str, KnownProvider],
     default_model: str,
 ) -> Pins:
-    """Check the definitions of a run, as read from the database, and return its pins."""
+    """Return the pins of a run. Check the definitions that were read from the database."""
     if graph is not None and found["graph"] is None:
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
@@ -415,7 +415,7 @@ def _pins(
 
 
 def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Return the versions of a graph's sub-graphs, by name: first the current one, then others."""
+    """Return the versions of a graph's sub-graphs by name. The current version is the first one."""
     versions: dict[str, dict[int, None]] = {}
     sizes: dict[GraphRef, GraphSize] = {}
     for each in graph["below"]:
@@ -446,7 +446,7 @@ def _graph_size(read: Mapping[str, Any]) -> GraphSize:
 def _checked_agents(
     read: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
 ) -> dict[str, Reached]:
-    """Return a run's agents; refuse agents that do not exist or cannot call each other."""
+    """Return a run's agents. Refuse agents that do not exist or cannot call each other."""
     agents = {name: _reached(each) for name, each in read.items()}
     _refuse_unknown(named_by, agents)
     _refuse_depth(root, agents)
@@ -461,7 +461,7 @@ def _memory(
 ) -> str:
     """Return the strictest memory mode of the agents in ``first``.
 
-    ``None``: the least strict mode of a graph's nodes, as each node keeps its own.
+    Without ``first``: the least strict mode of the graph's nodes, as each node has a mode.
     """
     if first is not None:
         return strictest("full", *(agents[name]["memory"] for name in first))
@@ -472,7 +472,7 @@ def _memory(
 def _refuse_unknown_version(
     found: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
 ) -> None:
-    """Refuse a version that the agent does not have; without an agent, that the graph lacks."""
+    """Refuse a version that the agent, or the graph if there is no agent, does not have."""
     if version is None:
         return
     if agent is None and found["graph"] is None:
@@ -511,7 +511,7 @@ def _refuse_unfit_tools(
     servers: Mapping[str, Mapping[str, Any]],
     pointer: str,
 ) -> None:
-    """Refuse agents by :func:`bottega.tools.mcp.refuse_unfit`, with a pointer into the request."""
+    """Call :func:`bottega.tools.mcp.refuse_unfit` for each agent; add a pointer to its errors."""
     for name, agent in agents.items():
         if any(tool["type"] == "mcp" for tool in agent["tools"]):
             try:
@@ -521,7 +521,7 @@ def _refuse_unfit_tools(
 
 
 def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of an agent's tools, as its model sees them."""
+    """Yield the names that the model sees for an agent's tools."""
     yield from TASK_TOOLS if agent["beside"] else agent["children"]
     for tool in agent["tools"]:
         if tool["type"] == "mcp":
@@ -534,7 +534,7 @@ def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -
 def _judges(
     agent: str, found: Mapping[str, Any], known: Mapping[str, KnownProvider]
 ) -> Sequence[ModelName]:
-    """Return the models that an agent's success checks name; see :func:`_models`."""
+    """Return the models of the judges in an agent's success checks; see :func:`_models`."""
     named = [each for each in found["judges"] if each is not None]
     return _models(agent, named, known) if named else ()
 
@@ -542,7 +542,7 @@ def _judges(
 def _models_of_graph(
     judges: Iterable[str | None], known: Mapping[str, KnownProvider], default: str | None
 ) -> Iterator[ModelName]:
-    """Yield the models of a graph's success checks; ``None``: the default model."""
+    """Yield the models of the judges in a graph's success checks; ``None``: the default model."""
     for each in judges:
         yield from _models("of the graph's success_check", each, known, default)
 
@@ -556,7 +556,7 @@ def _models(
     """Return an agent's models.
 
     Args:
-        default: model of agents that name none, if the tenant has chosen one.
+        default: the tenant's model for agents without a model, if the tenant has chosen one.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
@@ -571,11 +571,11 @@ def _models(
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
-    """Refuse names that no agent has.
+    """Refuse names in the request that are not names of agents.
 
     Args:
-        named_by: the names in the request, each with the pointer to its field of a run. The
-            error's text leaves the pointer out, because other APIs name the field differently.
+        named_by: the names in the request, each with the pointer to its field in ``POST /v1/runs``.
+            The error's text has no pointer, because other APIs have other field names.
         agents: existing agents, with their sub-agents.
     """
     for name, agent in agents.items():
@@ -595,7 +595,6 @@ def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> 
 
 
 def _refuse_depth(root: str | None, agents: Mapping[str, Reached]) -> None:
-    """Refuse chains of sub-agents that are too deep, and cycles."""
     level = set(agents) if root is None else {root}
     for _ in range(_MAX_CHAIN):
         level = {child for name in level if name in agents for child in agents[name].children}

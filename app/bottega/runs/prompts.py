@@ -1,4 +1,4 @@
-"""The prompt of a model call, derived from the run's log and its pinned definitions."""
+"""The prompt of a model call, derived from the run's log and pinned definitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,9 +23,9 @@ from bottega.subagents.child import DEFAULT_INSTRUCTIONS
 from bottega.tools.mcp import model_name, tools_in
 
 MOST_CONTEXT = 100
-"""Most messages that are read before the conversation: question, shared context and memory."""
+"""Maximum number of messages before the conversation: question, shared context and memory."""
 MOST_SAID = 200
-"""Most messages that are read of the conversation; these are the newest messages."""
+"""Maximum number of the conversation's messages. The newest messages are read."""
 
 Row = Mapping[str, Any]
 
@@ -40,11 +40,11 @@ async def prompt(
     """Return the prompt of a model call.
 
     Args:
-        task_id: ``None``: the run's own agent.
-        call: number of the model call; ``None``: the last one.
+        task_id: id of the agent's task; ``None``: the run's agent.
+        call: number of the model call; ``None``: the last call.
 
     Raises:
-        NotFoundError: an unknown run or task; ``no_model_call``: there was no such call.
+        NotFoundError: the run or task does not exist; ``no_model_call``: there was no such call.
     """
     run = await read.get(connection, tenant_id, run_id)
 
@@ -91,14 +91,14 @@ async def prompt(
 def composed(
     own: str, order: str | None, opening: Sequence[Row], said: Sequence[Row], before: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a prompt in their order, each with its origin. Pure.
+    """Yield the messages of a prompt, in order, each with its origin. Pure.
 
     Args:
         own: the agent's system message.
-        order: the message about the order in which the agent calls its sub-agents.
-        opening: the question, shared context and memory, in the order of the log.
+        order: the message that sets the order of the sub-agents' calls.
+        opening: the question, shared context and memory, in the log's order.
         said: the conversation, the newest message first.
-        before: ``seq`` of the model call's start.
+        before: ``seq`` of the event that starts the model call.
     """
     yield {"role": "system", "origin": "agent", "content": own}
     if order is not None:
@@ -122,14 +122,14 @@ def composed(
 
 
 def _fenced(given: Row) -> str:
-    """Return shared context as text, in the form that it has in a prompt."""
-    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # has no effect on the given content
+    """Return shared context in the form of a text in a prompt."""
+    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # no effect on this content
     item = MemoryItem(given["source"], given["content"], given["at"], given["version"], policy)
     return shared_message(item).content
 
 
 def _own(definition: Row, dispatched: Row | None) -> str:
-    """Return an agent's system message; ``dispatched``: the dispatch of an asynchronous task."""
+    """Return an agent's system message. ``dispatched``: data of an asynchronous task's dispatch."""
     told = (dispatched or {}).get("instructions")
     own: str = definition.get("system_message") or ""
     if not definition:
@@ -174,7 +174,7 @@ async def _begun(connection: AsyncConnection, run: Row, task_id: UUID | None) ->
 
 
 def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]:
-    """Return the start events of a model call; ``None``: of the last call."""
+    """Return the start events of a model call; ``None``: the task's last model call."""
     number = max(task.calls, default=0) if call is None else call
     if number not in task.calls:
         which = "a model call" if call is None else f"the model call {call}"
@@ -184,7 +184,6 @@ def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]
 
 
 async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dict[str, Row]:
-    """Return the pinned definitions of an agent and of its sub-agents."""
     pinned: Mapping[str, int] = run["pinned"]["agents"]
     found: dict[str, Row] = dict(draft_of(run["pinned"]))
     wanted: Sequence[str] = [agent]
@@ -201,7 +200,7 @@ async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dic
 
 
 async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -> dict[str, Row]:
-    """Return the pinned definitions of the MCP servers that an agent names, by name."""
+    """Return, by name, the pinned definitions of the MCP servers that an agent uses."""
     pinned: Mapping[str, int] = run["pinned"].get("mcp_servers") or {}
     tools = definition.get("tools") or ()
     wanted = {(each["server"], pinned[each["server"]]) for each in tools if each["type"] == "mcp"}
@@ -216,7 +215,7 @@ async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -
 
 
 async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) -> str | None:
-    """Return the message about the order in which an agent calls its sub-agents."""
+    """Return the message that sets the order in which an agent calls its sub-agents."""
     pinned = run["pinned"]["graph"]
     if pinned is None or not names:
         return None

@@ -1,7 +1,7 @@
 """Queries about runs, for the API.
 
-They read runs, tasks, deliveries of webhooks, sums of usage, and what was learned from a run. This
-module also stores feedback and determines a run's outcome.
+The queries read runs, tasks, webhook deliveries, sums of usage, and the results of learning from a
+run. This module also stores feedback and determines a run's outcome.
 """
 
 import math
@@ -71,7 +71,7 @@ from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.handle import SubagentStatus
 
-_MOST = 200  # candidates of a run, and applications to it
+_MOST = 200  # number of a run's candidates and of pattern applications
 
 _LEARNING = text("""
 SELECT l.episode_id, l.status, coalesce(l.tries, 0) AS tries, l.error, l.updated_at, r.reflection,
@@ -111,7 +111,7 @@ _LABEL = text("SELECT label_episode_of(:tenant, :run)")
 
 
 async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return an existing run's learning status, reflection, new candidates, and applications."""
+    """Return the learning status, reflection, pattern candidates and applications of a run."""
     values: dict[str, Any] = {"tenant": tenant_id, "run": run_id}
     row = (await connection.execute(_LEARNING, values)).mappings().one()
     values = {"tenant": tenant_id, "episode": row["episode_id"], "most": _MOST}
@@ -139,14 +139,14 @@ async def give_feedback(
     score: float | None = None,
     comment: str | None = None,
 ) -> dict[str, Any]:
-    """Store feedback on a finished run, in place of earlier feedback.
+    """Store feedback on a finished run. The feedback replaces earlier feedback.
 
     The run's episode does not change. Learning then processes the run again.
 
     Args:
-        by: the author, as in the audit log.
-        outcome: replaces the run's own outcome.
-        score: from 0 to 1 (best).
+        by: the author, in the form of the audit log.
+        outcome: outcome that replaces the run's outcome.
+        score: a number from 0 (worst) to 1 (best).
     """
     where = {"tenant": tenant_id, "run": run_id}
     said = {"outcome": outcome, "score": score, "comment": comment, "by": by}
@@ -160,7 +160,7 @@ async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -
     """Return the latest feedback on a run.
 
     Raises:
-        NotFoundError: the run is unknown, or has no feedback.
+        NotFoundError: the tenant has no such run, or the run has no feedback.
     """
     found = await connection.execute(_FEEDBACK, {"tenant": tenant_id, "run": run_id})
     if (row := found.mappings().one_or_none()) is None:
@@ -180,16 +180,16 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``outcome`` and ``success_check`` of a run's row, as the API shows them.
+    """Return the API's fields ``outcome`` and ``success_check`` for a run's row.
 
-    Feedback decides the outcome, else the agent's checks, else the run's status; a completed run
-    without feedback and checks is ``UNKNOWN``. The first check that agrees with the decision and
-    has a reason gives the reason.
+    The outcome comes from the feedback; without feedback, from the agent's checks; without checks,
+    from the run's status. A completed run without feedback and checks is ``UNKNOWN``. If checks
+    decide, the reason is the first reason of a check with the same result.
 
     Args:
-        row: has the columns of ``run_checks`` with the prefix ``check_``, and the outcome and the
-            comment of its feedback with the prefix ``feedback_``; the row of a run that was just
-            accepted has none of these.
+        row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome and
+            comment of the feedback have the prefix ``feedback_``. The row of a run that was just
+            accepted has no such columns.
     """
     check = None
     if row.get("check_status") is not None:
@@ -215,7 +215,7 @@ _OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
 SHOWN_TEXT = 200
-"""Most characters of a question or a message that a list shows."""
+"""Maximum number of characters of a question or message in a list."""
 _HIDDEN = (
     "pinned",
     "session_base",
@@ -228,22 +228,22 @@ _HIDDEN = (
     "batch",
     "given",
 )
-"""Columns of a run's row that lists leave out, because some are large."""
+"""Columns of a run's row that lists do not read, because some of these columns are large."""
 ABOVE_ROOTS = UUID(int=4 << 120)
-"""Bound above the ids of runs (UUIDv7) until 2109. Most ids of child runs (UUIDv5) are larger."""
+"""Upper bound of runs' ids (UUIDv7) until 2109. Most ids of child runs (UUIDv5) are larger."""
 _BLOCKED_BY = func.blocked_by(
     runs.c.tenant_id, func.unfinished_in(runs.c.tenant_id, runs.c.conversation_id), type_=JSONB
 )
 
 
 def _version(run: Any) -> ColumnElement[int]:
-    """Return the version of a run's graph, or of its first agent; ``run``: the run's columns."""
+    """Return the version of a run's graph or first agent. ``run``: the run's columns."""
     of_agent = run.pinned["agents"][run.agent].as_integer()
     return func.coalesce(run.pinned["graph"]["version"].as_integer(), of_agent)
 
 
 def _runs(*but: str) -> Select[Any]:
-    """Select runs, without the columns ``but``, joined with related rows of other tables."""
+    """Select runs with related rows of other tables. ``but``: columns that are not selected."""
     reported = case((runs.c.mode == "batch", runs.c.last_seq), else_=0)
     ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == reported), *_OF_WEBHOOK)
     learning = lateral_rows(run_learning, _of_run(run_learning), "status")
@@ -276,7 +276,7 @@ def _of_run(table: Table) -> ColumnElement[bool]:
 
 
 def _first_subagents() -> ScalarSelect[Any]:
-    """Select ``subagents`` of a run's first agent, which is its ``agent``, or its graph's first."""
+    """Select the ``subagents`` of a run's agent or, in a graph, of the graph's first agent."""
     graphs, agents = graph_versions.c, agent_versions.c
     of_graph = (
         select(func.jsonb_path_query_first(graphs.definition, _AGENT_OF_NODE, type_=JSONB))
@@ -302,7 +302,8 @@ def _first_subagents() -> ScalarSelect[Any]:
 
 
 _AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
-# Statements of frequent requests are built once, because building takes longer than such a request.
+# Statements of frequent requests are built only once, because building a statement takes longer
+# than such a request.
 _RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
 )
@@ -333,12 +334,13 @@ class RunFilter:
     """Conditions on listed runs. A field that is ``None`` or empty is no condition.
 
     Attributes:
-        parent_run_id: the run whose child runs are listed; ``None``: only runs without a parent.
-        created_after, created_before: exclusive bounds.
-        metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
-            string, or the number, boolean or null that it spells.
+        parent_run_id: list the child runs of this run; ``None``: list only runs without a parent.
+        created_after, created_before: exclusive bounds of the time of creation.
+        metadata: (key, value) pairs that the run's metadata must have. The value ``1`` matches the
+            string and the number; booleans and null match in the same way.
         draft: true: list only drafts; false: list only runs of stored definitions.
-        search: conditions on the newest ``SEARCHED_RUNS`` runs that meet all other conditions.
+        search: more conditions; only the newest ``SEARCHED_RUNS`` runs that meet all other
+            conditions are searched.
     """
 
     status: str | None = None
@@ -356,18 +358,18 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunSearch:
-    """Conditions that no index serves. A field that is ``None`` is no condition.
+    """Conditions that have no index. A field that is ``None`` is no condition.
 
     Attributes:
-        statuses, agents, outcomes: a run has one of the values; empty: any. An outcome is one by
-            :func:`shown`.
-        text: part of the question, whatever its case and accents.
+        statuses, agents, outcomes: the run must have one of these values; empty: any value.
+            :func:`shown` determines an outcome.
+        text: part of the question. Case and accents are ignored.
         error_code: code of the run's error.
-        longer_than_s: least duration, from the run's start to its end, or to now.
-        cost_over: least cost in US dollars.
+        longer_than_s: minimum duration in seconds, from the run's start to its end, or to now.
+        cost_over: minimum cost in US dollars.
         version: version of the run's first agent, or of its graph.
-        retrying: the run's last model call failed and is about to be repeated.
-        rated: a person gave feedback.
+        retrying: true for runs whose last model call failed and will be tried again.
+        rated: true for runs with a person's feedback.
     """
 
     statuses: Sequence[str] = ()
@@ -383,27 +385,27 @@ class RunSearch:
 
 
 SEARCHED_RUNS = 20_000
-"""Number of newest runs that a search reads, and a list of sessions by time."""
+"""Maximum number of runs, the newest ones, that a search or a list of sessions reads."""
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return one run: its row, with the state of its webhook's delivery as ``webhook``.
+    """Return a run's row. ``webhook`` is the state of the delivery of the run's webhook.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
     """
     return await _fetch(connection, _RUN, tenant_id, run_id)
 
 
 async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return one run, the ``subagents`` of its first agent, and its ``tasks``.
+    """Return a run with the ``subagents`` of its first agent, and with ``tasks``.
 
-    ``tasks`` has counts of dispatched tasks: ``waiting``, ``running``, ``done`` and ``failed``. If
-    enough tasks have ended, ``estimated_ms`` is the estimated time until all have ended. ``tasks``
-    is ``None`` if the run has dispatched none.
+    ``tasks`` has numbers of dispatched tasks: ``waiting``, ``running``, ``done`` and ``failed``. If
+    enough tasks have ended, ``estimated_ms`` is the estimated time in milliseconds until all tasks
+    have ended. ``tasks`` is ``None`` if the run has dispatched no tasks.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
     """
     return await _fetch(connection, _RUN_IN_FULL, tenant_id, run_id)
 
@@ -419,12 +421,11 @@ async def _fetch(
 
 
 def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's row in the form of the API."""
     webhook = None
     if (url := row["webhook_url"]) is not None:
         webhook = {name: row.get(f"webhook_{name}") for name in _OF_WEBHOOK}
         webhook["url"] = url.split("?")[0]
-        if webhook["status"] is None:  # a trigger queues it when the run ends
+        if webhook["status"] is None:  # a trigger queues the delivery when the run ends
             webhook |= {"status": "pending", "tries": 0}
     fork = row.get("fork_of")
     taken_over = None
@@ -460,7 +461,7 @@ async def page(
     limit: int,
     full: bool,
 ) -> PageItems[dict[str, Any]]:
-    """List the page of runs after the run ``after``, by age; ``full``: with input and output."""
+    """List a page of runs by age, after the run ``after``. ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES))
     conditions = [runs.c.tenant_id == tenant_id]
     if wanted.parent_run_id is None:
@@ -504,15 +505,15 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield runs.c.parent_run_id == wanted.parent_run_id
         return
     yield and_(runs.c.parent_run_id.is_(None), runs.c.mode != "batch")
-    # A run's id (UUIDv7) begins with a time shortly after created_at, the start of its transaction.
-    # So the primary key can serve as the index for both bounds.
+    # A run's id (UUIDv7) begins with a time shortly after created_at, the start of the transaction.
+    # So the primary key is the index for both bounds of created_at.
     if after is not None:
         yield runs.c.id >= first_id(after)
     yield runs.c.id < (ABOVE_ROOTS if before is None else first_id(before + MOST_SKEW))
 
 
 def _search(conditions: Iterable[ColumnElement[bool]], wanted: RunSearch) -> Select[Any]:
-    """Select the ids of the newest runs that meet some conditions and a search."""
+    """Select the ids of the newest runs that meet the conditions and the search."""
     newest = (
         select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS).subquery()
     )
@@ -520,7 +521,7 @@ def _search(conditions: Iterable[ColumnElement[bool]], wanted: RunSearch) -> Sel
 
 
 def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions of a search; ``run``: the columns of a run."""
+    """Yield the conditions of a search. ``run``: the columns of a run."""
 
     def own(table: Table, *columns: Any) -> Select[Any]:
         return select(*columns).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
@@ -560,14 +561,14 @@ async def _with_metadata(
     descending: bool,
     limit: int,
 ) -> Sequence[UUID]:
-    """Return the ids of a page of runs, found by their metadata.
+    """Return the ids of a page of runs with the wanted metadata.
 
-    Under row-level security, ``@>`` cannot use its index. So the search runs inside an SQL function
-    without row-level security, which restricts the search to the transaction's tenant itself.
+    Under row-level security, ``@>`` cannot use its index. So an SQL function without row-level
+    security does the search. This function reads only rows of the transaction's tenant.
     """
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # as in _conditions; no run has exactly this id
+    if wanted.created_after is not None:  # see _conditions; no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))
@@ -592,7 +593,7 @@ async def _with_metadata(
 
 
 def spelled(value: str) -> list[Any]:
-    """Return the JSON values that a text may stand for."""
+    """Return the JSON values that a text in a query may mean: ``1`` may be a string or a number."""
     try:
         parsed = from_json(value)
     except ValueError:
@@ -603,13 +604,13 @@ def spelled(value: str) -> list[Any]:
 
 
 TALKING = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
-"""Statuses of tasks whose model may be saying something."""
+"""Statuses of tasks that may have live text."""
 
 
 async def children(
     connection: AsyncConnection, tenant_id: UUID, parents: Collection[UUID], since: datetime
 ) -> list[UUID]:
-    """Return the child runs of some runs that are not over, or were created since a time."""
+    """Return the child runs that are not over or were created since a time."""
     query = select(runs.c.id).where(
         runs.c.tenant_id == tenant_id,
         runs.c.parent_run_id.in_(parents),
@@ -628,10 +629,10 @@ async def tasks_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a run's tasks in the order of their creation, each with its accepted answer.
+    """List a run's tasks, sorted by creation, each with its accepted answer.
 
     Args:
-        status: ``None``: tasks of all statuses.
+        status: list only tasks with this status; ``None``: list all tasks.
     """
     await require(connection, tenant_id, run_id)
     values: dict[str, object] = {"tenant": tenant_id, "run": run_id}
@@ -646,7 +647,7 @@ async def tasks_page(
 
 @cache
 def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
-    """Select a run's tasks; ``on``: only the tasks after a position."""
+    """Select a run's tasks. ``on``: select only the tasks after a position."""
     data = event_data(tasks, tasks.c.answer_seq).label("data")
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
@@ -695,7 +696,7 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
 
 
 def _positions() -> Subquery:
-    """Select the queued tasks of a run, each with the number of queued tasks before it."""
+    """Select the queued tasks of a run, each with its position in the queue."""
     order = tasks.c.priority, tasks.c.created_at, tasks.c.id
     position = func.row_number().over(order_by=order) - 1
     return (
@@ -713,17 +714,17 @@ async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) ->
 
 
 def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Select the data of an event, NULL without a ``seq``; ``of``: a table with ``run_id``."""
+    """Select an event's data; NULL if ``seq`` is NULL. ``of``: a table with ``run_id``."""
     return func.event_data(of.c.tenant_id, of.c.run_id, seq, type_=JSONB)
 
 
 def answer_in(of: FromClause, data: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Select the text of the answer that an event has or refers to; NULL without an event."""
+    """Select the text of the answer in an event or in the event to which it refers, or NULL."""
     return func.answer_in(of.c.tenant_id, of.c.run_id, data, type_=Text)
 
 
 def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
-    """Select events, each with ``output``: the text of the answer to which the event refers."""
+    """Select events. ``output`` is the text of the answer to which an event refers."""
     answer = event_data(run_events, run_events.c.data["answer_seq"].as_integer())
     return select(*columns, answer_in(run_events, answer).label("output"))
 
@@ -731,10 +732,10 @@ def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
 async def context(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
 ) -> list[dict[str, Any]]:
-    """Return the context that an agent received in a run from others, in order.
+    """Return the context that an agent received from other agents of a run, in order.
 
     Raises:
-        NotFoundError: unknown run, or the run has no such agent.
+        NotFoundError: the tenant has no such run, or the run has no such agent.
     """
     run = await get(connection, tenant_id, run_id)
     if agent not in run["pinned"]["agents"]:
@@ -758,7 +759,7 @@ async def context(
 
 
 Place = tuple[UUID, int]
-"""Run and ``seq`` of a delivery; deliveries are listed by the age of runs, then by ``seq``."""
+"""Run and ``seq`` of a delivery: the position of the delivery in a list."""
 
 _same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
 _run = lateral_rows(runs, _same_run, "mode", "status", "user_id")
@@ -786,10 +787,10 @@ async def deliveries_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of deliveries. Their ``url`` has no query, because a query may hold a secret.
+    """List a page of deliveries. ``url`` has no query, because a query may contain a secret.
 
     Args:
-        filters: values of ``status`` and ``run_id``; ``None``: any.
+        filters: required values of ``status`` and ``run_id``; ``None``: any value.
         user: list only deliveries of this user's runs.
     """
     own = webhooks.c
@@ -808,12 +809,12 @@ async def deliveries_page(
     if user is not None:
         query = query.where(_run.c.user_id == user)
     query = paged(query, own.run_id, own.seq, after=after, descending=descending)
-    few = filters.get("status") == "pending"  # the index of pending deliveries has another order
+    few = filters.get("status") == "pending"  # their index has another order
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
 USAGE_BY = "agent", "model", "session", "day", "key", "user", "batch"
-"""Groupings of usage, besides the grouping by the values of a key of metadata."""
+"""Groupings of usage. Another grouping is the one by the values of a metadata key."""
 
 _USUAL = timedelta(days=30)
 _LONGEST = timedelta(days=366)
@@ -823,13 +824,13 @@ _COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Conditions on the usage that is summed up. A field that is ``None`` is no condition.
+    """Conditions on the summed usage. A field that is ``None`` is no condition.
 
     Attributes:
-        agent, model: agent and model of the model calls.
-        user, session: user and session of the runs.
+        agent, model: the model call's agent and model.
+        user, session: the run's user and session.
         metadata: (key, value) pairs that a run's metadata must have.
-        key: key of the metadata whose values group the sums, if the grouping is ``metadata``.
+        key: for the grouping ``metadata``: the metadata key whose values are the groups.
     """
 
     agent: str | None = None
@@ -852,19 +853,19 @@ async def usage_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, object]]:
-    """List sums of the usage of ended runs that were created from ``since`` to ``until``.
+    """List the summed usage of ended runs that were created from ``since`` to ``until``.
 
-    The sums are ordered by the name of their group, which each sum has under the key ``by``. The
-    group ``None`` has the runs without a session, a user, a batch, or the key of metadata.
+    The sums are sorted by the name of the group, which is in the field with the name of the
+    grouping. The group ``None`` has the runs without a value for the grouping, such as no session.
 
     Args:
         by: the grouping: one of `USAGE_BY`, or ``metadata``.
         since: ``None``: 30 days before ``until``.
         until: ``None``: now.
-        after: name of the group before the page.
+        after: name of the last group of the page before.
 
     Raises:
-        InvalidInputError: the time is longer than a year.
+        InvalidInputError: the period from ``since`` to ``until`` is longer than a year.
     """
     until = until or await connection.scalar(select(func.now()))
     assert until is not None

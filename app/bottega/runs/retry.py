@@ -1,7 +1,7 @@
-"""Repetition of a run as a new run: from the start, or with a part of the earlier run's steps.
+"""Repetition of a run as a new run, from the start or with some steps of the earlier run.
 
-A retry takes over all steps that succeeded. A fork takes over the steps before a node or an event
-(see :mod:`bottega.runs.forks`).
+A retry from the last step copies all steps that succeeded. A fork copies the steps before a node or
+an event (see :mod:`bottega.runs.forks`).
 """
 
 from collections import defaultdict
@@ -91,19 +91,19 @@ async def retry(
     principal: str | None = None,
     limits: StoredLimits = NO_LIMITS,
 ) -> dict[str, Any]:
-    """Submit a run that repeats a finished one, with the same pinned versions.
+    """Submit a run that repeats a finished run, with the same pinned versions.
 
     Args:
-        from_last_step: copy the finished steps of the old run into the new run's log, so that their
-            model calls and tools are not paid for again.
-        memory: the server's memory mode; the run gets the stricter of this and the old run's mode.
-        principal: who starts the new run.
+        from_last_step: copy the finished steps of the old run into the new run's log, so that no
+            model call or tool of these steps is executed again.
+        memory: the server's memory mode. The new run has the stricter of this and the old mode.
+        principal: the API key or user that starts the new run.
         limits: limits of the principal's API key.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
         ForbiddenError: ``beyond_limits``.
-        ConflictError: ``not_final``; ``child_run``: it does a task of another run.
+        ConflictError: ``not_final``; ``child_run``: the run does a task of another run.
     """
     old = await repeatable(connection, tenant_id, run_id)
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
@@ -126,16 +126,16 @@ async def repeatable(
     *,
     unfinished: Collection[str] = UNFINISHED,
 ) -> dict[str, Any]:
-    """Return a run that may be repeated, locked.
+    """Lock and return a run that may be repeated.
 
     Args:
         unfinished: statuses in which a run may not be repeated.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
-        ConflictError: ``not_final``; ``child_run``: it does a task of another run.
+        NotFoundError: the tenant has no such run.
+        ConflictError: ``not_final``; ``child_run``: the run does a task of another run.
     """
-    # A deletion of the run's session or user waits for this lock, and then finds the new run too.
+    # A deletion of the session or user waits for this lock, and then deletes the new run, too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)
@@ -161,7 +161,7 @@ async def repeated_values(
     memory: str,
     limits: StoredLimits,
 ) -> dict[str, Any]:
-    """Return the values that a repetition has in common with the old run.
+    """Return the values of the new run that are those of the old run.
 
     Args:
         memory, limits: see :func:`retry`.
@@ -176,27 +176,27 @@ async def repeated_values(
 
 
 def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``turn`` of the new run; it follows the same earlier turns as the old run."""
+    """Return the ``turn`` of the new run, which follows the same turns as the old run."""
     return old["turn"] and {"base": old["turn"]["base"]}
 
 
 def task_root_of(old: Mapping[str, Any]) -> UUID:
-    """Return the id from which the ids of a run's tasks are derived."""
+    """Return the id from which a run derives the ids of its tasks."""
     root: UUID = old["task_root"] or old["id"]
     return root
 
 
 def same_tasks(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by which a new run has the old run's session memory and task ids."""
+    """Return the values that give a new run the old run's session memory and task ids."""
     return {"session_base": old["session_base"], "task_root": task_root_of(old)}
 
 
 class NodeTasks(NamedTuple):
-    """The nodes of a run's graph.
+    """The nodes of a run's graph, with the ids of the nodes' tasks.
 
     Attributes:
-        definition: definition of the graph, with the definitions of its sub-graphs.
-        ids: ids of the nodes' tasks, by name.
+        definition: definition of the graph, including the definitions of the sub-graphs.
+        ids: ids of the nodes' tasks, by the node's name.
     """
 
     definition: Mapping[str, Any]
@@ -207,7 +207,7 @@ class NodeTasks(NamedTuple):
     async def of(
         cls, connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
     ) -> Self | None:
-        """Return the nodes of a run's graph; ``None``: no graph decides the run's course."""
+        """Return the nodes of a DAG's graph; ``None`` if the run has another mode."""
         if run["mode"] != "dag":
             return None
         definition = await graphs.definition_of(connection, tenant_id, run)
@@ -222,17 +222,17 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the nodes that ask people, inside sub-graphs too, by the run's node with them."""
+        """Return the nodes that ask people, by the run's node that is or contains such a node."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 
     def below(self, names: Iterable[str]) -> set[str]:
-        """Return the nodes that follow some nodes."""
+        """Return all nodes that follow the named nodes."""
         return {edge.target for name in names for edge in self.rules.below(name)}
 
 
 def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a node if it asks people, and the nodes in its sub-graph that ask people."""
+    """Yield the nodes that ask people: a node and the nodes in its sub-graph."""
     if node.get("type") == "human":
         yield node
     for inner in node.get("definition", {}).get("nodes", ()):
@@ -240,7 +240,7 @@ def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object]:
-    """Return the versions that the new run pins; refuse versions beyond the key's limits."""
+    """Return the versions that the new run pins. Refuse versions beyond the key's limits."""
     limits.need_names(pinned["agents"], ())
     if limits.models is not None:
         raise ForbiddenError(
@@ -259,17 +259,18 @@ def carry_over(
 ) -> Carried:
     """Return the steps of a run that its repetition does not execute again. Pure.
 
-    The steps are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
+    The steps are the run's events, numbered from 2, because event 1 is the new run's
+    ``run.queued``. These events are left out:
 
-    - failures that no later step used, and their consequences;
+    - failures that no later step used, and the consequences of these failures;
     - work that began and did not finish;
-    - decisions of people on calls without a result, so that people are asked again;
-    - messages of users that no agent got.
+    - decisions of people on calls without a result: the new run asks the people again;
+    - users' messages that no agent received.
 
     Args:
         task_root: the id from which the ids of the run's tasks are derived.
         nodes: nodes of the run's graph, if it is a DAG.
-        again: nodes that are executed again from their start.
+        again: names of nodes that are executed again from their start.
     """
     whole = events
     settled: set[UUID | None] = set()
@@ -297,7 +298,7 @@ def carry_over(
         and not (
             event.type in _ASKS
             and _call_of(event) not in ended
-            and event.task_id not in settled  # a node that asks people has no call with an end
+            and event.task_id not in settled  # a node that asks people has no tool call that ends
         )
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
@@ -313,9 +314,9 @@ def carry_over(
 
 
 def until(events: Sequence[Event], seq: int) -> list[Event]:
-    """Return the events up to a ``seq``, without blocks that are incomplete there. Pure.
+    """Return the events up to a ``seq``, without blocks that are then incomplete. Pure.
 
-    A block is a model's message with the results of all its tool calls.
+    A block is a model's message with the results of all tool calls in the message.
     """
     events = events[:seq]
     parents = {event.task_id: event.parent_task_id for event in events}
@@ -348,7 +349,7 @@ def _without(
     """Return a run's events without the events of some nodes.
 
     Args:
-        again: nodes whose work is dropped.
+        again: nodes whose events are dropped.
         undecided: nodes whose decisions on their outgoing edges are dropped.
     """
     parents = {event.task_id: event.parent_task_id for event in events}
@@ -366,12 +367,12 @@ def _without(
 
 
 def _node_of(name: str) -> str:
-    """Return the run's own node for a name in the log: ``draft`` for ``draft/2/write``."""
+    """Return the run's node for a name in the log: ``draft`` for ``draft/2/write``."""
     return name.partition("/")[0]
 
 
 def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
-    """Return the tasks of nodes that completed, or after whose failure the run went on."""
+    """Return the tasks of nodes that completed, or that failed without ending the run."""
     rules = nodes.rules.nodes
     return {
         event.task_id
@@ -386,10 +387,10 @@ def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
 
 
 def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Event]:
-    """Return events without those of failed nodes, and of nodes that follow unfinished nodes.
+    """Return events without the events of failed nodes and of nodes after unfinished nodes.
 
-    The events of a failed node stay if the run went on after it. A node that has not ended, but in
-    which an inner node failed, is executed again from its start.
+    The events of a failed node stay if the run continued after the failure. If an inner node of an
+    unfinished node failed, the unfinished node is executed again from its start.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for event in events:
@@ -408,7 +409,7 @@ def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Eve
 
 
 def _is_of_run(event: Event) -> bool:
-    """Check if an event is about the start or end of the run, not its agents' work."""
+    """Check if an event is about the run's start or end, and not about the work of its agents."""
     unstored = event.type == EventType.WARNING and event.data["code"] == EPISODE_NOT_STORED
     return event.type.startswith("run.") or event.type == EventType.EPISODE_STORED or unstored
 
@@ -424,18 +425,18 @@ def _undone(
     task_root: UUID,
     settled: AbstractSet[UUID | None] = frozenset(),
 ) -> set[int]:
-    """Return the indexes of failures that no later step used, and of their consequences.
+    """Return the indexes of failures that no later step used, and of these failures' consequences.
 
-    A failure that a model received and answered stays. A task that is executed again, or that has
-    no end, keeps its dispatch and its finished steps. If an agent read the state of its tasks and
-    made no step afterwards, it reads the state again.
+    A failure that a model received and answered is no such failure. A task that is executed again,
+    or that has not ended, keeps its dispatch and finished steps. If an agent read the state of its
+    tasks and then made no step, the agent reads the state again.
 
     Args:
-        settled: tasks whose failures stay.
+        settled: tasks whose failures are not undone.
     """
     log = _Log(events, parents, settled)
-    failed: dict[UUID | None, int] = {}  # by task: from this index on, its events are dropped
-    again: set[UUID | None] = set()  # tasks that are executed again: their end events are dropped
+    failed: dict[UUID | None, int] = {}  # by task: index of the first dropped event
+    again: set[UUID | None] = set()  # tasks to execute again, without end events
     for index, event in enumerate(events):
         failure = _is_failure(event) or log.is_no_answer(event, index)
         if failure and not log.built_upon(event.task_id, index):
@@ -487,11 +488,11 @@ class _Log:
                     self._reported.setdefault(task, []).append((event.task_id, index))
 
     def is_last(self, task: UUID | None, index: int) -> bool:
-        """Check if no model call of a task follows after the event at an index."""
+        """Check that no answer of the task's model follows the event at an index."""
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
-        """Check if an event is a failed task's last answer, which was cut, refused or invalid."""
+        """Check if an event is a failed task's last answer that was cut, refused or invalid."""
         task = event.task_id
         if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
             return False
@@ -502,10 +503,10 @@ class _Log:
         return is_invalid or ending_of(answer_of(LlmCompleted.of(event.data))) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
-        """Check if an agent above a failed task used the failure, or succeeded after it.
+        """Check if an agent above a failed task used the failure or succeeded after the failure.
 
-        The caller of a synchronous task gets its end at once. The caller of an asynchronous task
-        gets the end when it reads the task's state.
+        The caller of a synchronous task receives the task's end at once. The caller of an
+        asynchronous task receives the end when the caller reads the task's state.
         """
         if not self._settled.isdisjoint((task, *_above(task, self._parents))):
             return True
@@ -524,7 +525,7 @@ class _Log:
 
 
 def _ends_reported(look: Event) -> Iterator[UUID]:
-    """Yield the tasks that the result of a tool in ``_LOOKS`` reports as ended."""
+    """Yield the ended tasks in the result of a tool in ``_LOOKS``."""
     result = look.data["result"]
     for task in result.get("tasks", ()) if isinstance(result, Mapping) else ():
         if task["status"] in ENDS.values():
@@ -538,29 +539,29 @@ def _is_failure(event: Event) -> bool:
 
 
 def _is_of_attempt(event: Event) -> bool:
-    """Check if an event belongs to one execution of an asynchronous task."""
+    """Check if an event belongs to an execution of an asynchronous task."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
         EventType.SUBAGENT_MESSAGE_SENT,
-        EventType.SUBAGENT_BACKPRESSURE,  # belongs to the task that dispatched the other one
+        EventType.SUBAGENT_BACKPRESSURE,  # belongs to the dispatching task
     )
 
 
 def _is_look(event: Event) -> bool:
-    """Check if an event is a call of a tool in ``_LOOKS``, which read the state of tasks."""
+    """Check if an event is about a call of a tool in ``_LOOKS``: tools that read tasks' states."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
     return is_call and tool_name_of(event.data) in _LOOKS
 
 
 def _follows_call(event: Event) -> bool:
-    """Check if an event is the end of a tool call, or memory recalled because the call failed."""
+    """Check if an event is a tool call's end, or memory recalled because of the call's failure."""
     if event.type == EventType.CONTEXT_RECALLED:
         return ContextReceived.of(event.data).tool_call_id is not None
     return event.type in _TOOL_ENDS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
-    """Map each task that a model called to (parent task, model call, tool call id)."""
+    """Map each task that a model called to its parent task, model call and tool call's id."""
     asked: dict[UUID | None, tuple[Any, ...]] = {}
     for event in events:
         if event.type == EventType.LLM_COMPLETED:
@@ -581,7 +582,7 @@ def _code(event: Event) -> str | None:
 
 
 def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
-    """Yield the tasks above a task, up to ``None`` (the root)."""
+    """Yield the tasks above a task. The last one is ``None``, the root."""
     while task is not None:
         task = parents[task]
         yield task
@@ -594,7 +595,7 @@ def _was_cancelled(event: Event) -> bool:
 def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
     """Check if a published or received text refers to an event that is dropped.
 
-    To refer to a node's text, a log may name the answer of another node with an equal text.
+    The log may refer to a node's text by the answer of another node with an equal text.
     """
     seq = event.data.get("answer_seq")
     return event.type in _TEXTS and seq is not None and seq not in numbers
@@ -607,7 +608,7 @@ def _row(
 
     Args:
         numbers: new ``seq`` of the kept events, by their old ``seq``.
-        texts: texts of answers by their old ``seq``; they replace references to dropped events.
+        texts: texts of answers by their old ``seq``, which replace references to dropped events.
     """
     data = dict(event.data)
     if _names_dropped(event, numbers):
@@ -626,7 +627,7 @@ def _row(
 
 
 def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of tasks after some events; ``rows`` has the events in their new form."""
+    """Return the rows of tasks after some events. ``rows``: the events as the new run's rows."""
     tasks: dict[UUID, dict[str, Any]] = {}
     for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
         if event.task_id is None:
@@ -643,6 +644,6 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
         )
         change = row_change(event.type, row["data"], seq)
         if event.type == EventType.AGENT_STARTED:
-            del change["status"]  # a task without an end gets the status before its start again
+            del change["status"]  # a restart does not change the status
         task |= change
     return list(tasks.values())

@@ -1,6 +1,6 @@
-"""Sessions: conversations and shared memory that outlive a run.
+"""Sessions, which have conversations and shared memory for several runs.
 
-The messages of a session are pages over its runs.
+The list of a session's messages is read from the logs of the session's runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,11 +60,11 @@ from bottega.runs import messages
 from bottega.runs.read import ABOVE_ROOTS, SEARCHED_RUNS, SHOWN_TEXT, spelled
 
 MOST_WORDS = 10
-"""Most words of a search."""
+"""Maximum number of words in a search."""
 
 
 def _sessions() -> Select[Any]:
-    """Select sessions, each with a title, state and last message from its first and last run."""
+    """Select sessions. Title, state and last message come from the session's first and last run."""
     first, last = _run_of_session(descending=False), _run_of_session(descending=True)
     for_people = exists().where(
         run_waits.c.tenant_id == sessions.c.tenant_id,
@@ -101,7 +101,6 @@ def _sessions() -> Select[Any]:
 
 
 def _run_of_session(*, descending: bool) -> LateralFromClause:
-    """Select the first or the last run of each session."""
     of = runs.alias("last" if descending else "first")
     return (
         select(of)
@@ -131,7 +130,6 @@ SELECT sessions_by_metadata(
 
 
 def session_user(session_id: str) -> ConflictError:
-    """Return the error for a request whose user is not the session's user."""
     return ConflictError(
         f"session '{session_id}' belongs to another user, or to none: name the user with whom it "
         "began, or use another session",
@@ -140,7 +138,7 @@ def session_user(session_id: str) -> ConflictError:
 
 
 def conversation_busy(run_id: str) -> BusyError:
-    """Return the error for a run that may not wait for the end of the conversation's other run."""
+    """Return the error for a run that is rejected because its conversation has a run under way."""
     return BusyError(
         f"run {run_id} of this conversation is not over: wait for its end, or set if_busy to "
         "'queue', 'interrupt' or 'steer'",
@@ -154,7 +152,7 @@ async def create(
     """Create a session.
 
     Args:
-        new: ``id`` (``None``: a generated id), ``user``, ``title`` and ``metadata``.
+        new: ``id``, ``user``, ``title`` and ``metadata``. Without ``id``, an id is generated.
 
     Raises:
         ConflictError: ``exists``.
@@ -207,11 +205,11 @@ async def fork(
     """Create a session with the conversations, user, metadata and memory of another session.
 
     Args:
-        run_id: the last turn to take over; ``None``: all turns so far.
-        new_id: id of the new session; ``None``: a generated id.
+        run_id: run of the last turn that the new session has; ``None``: all turns so far.
+        new_id: id of the new session; ``None``: generate an id.
 
     Raises:
-        NotFoundError: an unknown session.
+        NotFoundError: the tenant has no such session.
         InvalidInputError: ``unknown_run``.
         ConflictError: ``not_final`` or ``not_completed``.
     """
@@ -227,7 +225,7 @@ async def fork(
 async def ends_with(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID
 ) -> bool:
-    """Return true if a run is the newest run of a session, apart from child runs."""
+    """Return true if a run is a session's newest run. Child runs do not count."""
     last = (
         select(runs.c.id)
         .where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
@@ -244,8 +242,8 @@ async def change(
     """Replace a session's ``metadata``, its ``title``, or both.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
-        LimitedError: ``storage_quota``, unless the session becomes smaller.
+        NotFoundError: the tenant has no such session.
+        LimitedError: ``storage_quota``, if the change makes the session larger.
     """
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     query = update(sessions).where(own).values(**values, updated_at=func.now()).returning(_GREW)
@@ -262,14 +260,14 @@ def unknown_session(session_id: str) -> NotFoundError:
 
 
 async def user_of(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> str | None:
-    """Return a session's user; ``None``: no user, or no session."""
+    """Return a session's user; ``None`` if there is no user or no session."""
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     found: str | None = await connection.scalar(select(sessions.c.user_id).where(own))
     return found
 
 
 async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | None) -> None:
-    """Keep an erasure of a user from ending before this transaction, which stores user data.
+    """Make an erasure of the user wait for this transaction, which stores data of the user.
 
     Raises:
         UserErasingError: the user is being erased.
@@ -283,7 +281,7 @@ async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | No
 async def hold_owner(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, user: str | None
 ) -> None:
-    """Check that a session, if it exists, belongs to a user; call :func:`hold_user` for the user.
+    """Check that a session, if it exists, belongs to a user. Then call :func:`hold_user`.
 
     Raises:
         ConflictError: ``session_user``.
@@ -302,13 +300,13 @@ class SessionFilter:
     """Conditions on listed sessions. A field that is ``None`` or empty is no condition.
 
     Attributes:
-        metadata: as in :class:`bottega.runs.read.RunFilter`.
-        text: words, each of which is in the title, in a question, in the user's name or in the
-            last message as it is shown, whatever its case and accents; after ``MOST_WORDS`` words,
-            the rest belongs to the last word.
-        agent: agent or graph of one of its runs.
+        metadata: see :class:`bottega.runs.read.RunFilter`.
+        text: words to find. The title, a question, the user's name or the shown part of the last
+            message must contain each word. Case and accents are ignored. If there are more than
+            ``MOST_WORDS`` words, the rest of the text belongs to the last word.
+        agent: agent or graph of one of the session's runs.
         state: see the schema of a session.
-        active_after, active_before: one of its runs was created in this time.
+        active_after, active_before: period in which a run of the session was created.
     """
 
     user: str | None = None
@@ -339,11 +337,11 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List sessions by id, or by their last run.
+    """List sessions, sorted by id or by last run.
 
     Args:
-        by_time: list only sessions with runs, in the order of their last runs.
-        after: id of the session before the page; with ``by_time``, the id of its last run.
+        by_time: list only sessions with runs, sorted by last run.
+        after: id of the page before's last session; with ``by_time``, id of its last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     searches = by_time or wanted.searches
@@ -367,7 +365,7 @@ async def page(
         recent = _recent_sessions(tenant_id, wanted).subquery("recent")
         query = query.join(recent, recent.c.session_id == sessions.c.id)
         query = query.where(*_matches(query, recent.c, wanted))
-        if by_time:  # of a past time, the last run of then may not be the session's last
+        if by_time:  # the last run of a past period may not be the session's last run
             is_last = wanted.active_before is None
             place = recent.c.last_run if is_last else query.selected_columns.last_run_id
     query = paged(query, place, after=after, descending=descending)
@@ -375,7 +373,7 @@ async def page(
 
 
 def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
-    """Select the sessions of the newest runs, each with true if one of its runs meets a search."""
+    """Select the sessions of the newest runs, with flags for the conditions that a run meets."""
     own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
     query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
     query = query.where(*own, runs.c.parent_run_id.is_(None))
@@ -413,7 +411,7 @@ def _has(column: ColumnElement[Any], word: str) -> ColumnElement[bool]:
 def _matches(
     query: Select[Any], recent: Any, wanted: SessionFilter
 ) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions of a search on sessions and their recent runs."""
+    """Yield the search's conditions on sessions and the sessions' recent runs."""
     shown = query.selected_columns
     if wanted.agent is not None:
         yield recent.has_agent
@@ -429,7 +427,7 @@ async def shown(connection: AsyncConnection, tenant_id: UUID, session_id: str) -
     """Return a session without its publications.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such session.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -439,10 +437,10 @@ async def shown(connection: AsyncConnection, tenant_id: UUID, session_id: str) -
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:
-    """Return a session with the latest publications of its agents.
+    """Return a session with its agents' latest publications.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such session.
     """
     row = await shown(connection, tenant_id, session_id)
     metadata = func.coalesce(session_memory.c.details["metadata"], text("'{}'::jsonb"))
@@ -457,9 +455,9 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
 async def clear_memory(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, agent: str | None
 ) -> int:
-    """Remove the publications of a session's agents, or of one agent; return their number.
+    """Delete the publications of a session's agents, or of one agent. Return their number.
 
-    Runs under way may publish again afterwards.
+    After the deletion, runs under way may publish again.
     """
     of = session_memory.c
     removal = delete(session_memory).where(of.tenant_id == tenant_id, of.session_id == session_id)
@@ -493,11 +491,11 @@ async def message_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List the messages of a session's conversations by run, then in the order of its log.
+    """List the messages of a session's conversations, sorted by run and by the run's log.
 
     Args:
         agent: list only conversations of this agent.
-        after: the message before the page.
+        after: position of the last message of the page before.
     """
     wanted = _Wanted(tenant_id, session_id, agent, descending)
     found: list[dict[str, Any]] = []
@@ -524,7 +522,7 @@ async def message_page(
 
 
 def _is_node(agent: str) -> ColumnElement[bool]:
-    """Return the condition for runs whose graph has an agent; other runs' logs are not read."""
+    """Return the condition for runs of a graph that contains an agent."""
     version = runs.c.pinned["graph"]["version"].as_integer()
     return exists().where(
         runs.c.mode == "dag",
@@ -537,7 +535,7 @@ def _is_node(agent: str) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The runs whose messages are listed: a session's own, and those that its fork took over."""
+    """The runs whose messages are listed: a session's runs, and the runs that its fork copied."""
 
     tenant_id: UUID
     session_id: str
@@ -545,7 +543,7 @@ class _Wanted:
     descending: bool
 
     def runs(self, after: UUID | None, *, inclusive: bool) -> Select[Any]:
-        """Select at most ``_RUNS_AT_ONCE`` of the runs in order, from or after a run."""
+        """Select at most ``_RUNS_AT_ONCE`` runs, in order. ``inclusive``: begin with ``after``."""
         named = forked_turns.c
         of_session = and_(named.tenant_id == self.tenant_id, named.session_id == self.session_id)
         shared = self._some(named.run_id, after, inclusive=inclusive).where(

@@ -1,10 +1,10 @@
-"""Acceptance of a run: its row, pinned versions, first event and queue entry.
+"""Acceptance of a run: a transaction stores the run's row, pins, first event and queue entry.
 
-One transaction stores these four, so that a run is queued only if the client's request succeeds.
+Because one transaction stores all four, a run is queued only if the client's request succeeds.
 
-A repeated request with an ``Idempotency-Key`` creates no run, and gets the first answer. The
-transaction that creates the run also stores the answer, so that a crash leaves both or neither. The
-sweep deletes old answers.
+A repeated request with an ``Idempotency-Key`` creates no run, and gets the answer to the first
+request. The transaction that creates the run also stores the answer, so that a crash cannot lose
+one of the two. The sweep deletes old answers.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -44,14 +44,14 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 
 class OnceKey(NamedTuple):
-    """The ``Idempotency-Key`` of a request, and a hash of the request."""
+    """The ``Idempotency-Key`` of a request, and the request's hash."""
 
     key: str
     request_hash: bytes
 
 
 def first_answer(found: Mapping[str, Any] | None) -> Any:
-    """Return the stored answer that the SQL function ``earlier_answer`` found, or ``None``.
+    """Return the stored answer from the SQL function ``earlier_answer``; ``None``: no answer.
 
     Raises:
         ConflictError: ``in_flight``: a request with this key is in progress.
@@ -65,7 +65,7 @@ def first_answer(found: Mapping[str, Any] | None) -> Any:
 
 
 def refused_key(reason: str) -> BottegaError:
-    """Return the error for an ``Idempotency-Key`` that is refused."""
+    """Return the error for a refused ``Idempotency-Key``."""
     if reason == "in_flight":
         return ConflictError(
             "a request with this Idempotency-Key is in progress: repeat the request in a moment",
@@ -101,7 +101,7 @@ SELECT CAST(accept_run(
 """)
 
 RUN_TIMEOUT_S = 3600.0
-"""Time limit in seconds of a run whose request sets no time limit."""
+"""Default timeout of a run in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +110,27 @@ class RunRequest:
 
     Attributes:
         conversation: ``continue``, ``new`` or ``none``.
-        if_busy: what to do while another run of the conversation is not over: ``queue`` or
-            ``reject`` this run, ``interrupt`` the other run, or ``steer``: send the input to the
-            other run as a message.
-        user: the integrator's name for its end user; a session's runs have the session's user.
-        timeout_s: longest time from the first start to the end, with all pauses.
-        queue_timeout_s: longest wait for the first start.
-        token_budget: most input and output tokens of all model calls; ``None``: no limit.
-        cost_budget: most cost (``amount``, ``currency``) of all model calls; ``None``: no limit.
-        webhook_url: called when the run has ended.
-        overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
-        output_schema: JSON Schema of the answer, in place of the agent's own.
-        goals, constraints, success_criteria: texts that the run's agents read besides the input.
-        memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
+        if_busy: action if another run of the conversation is not over. ``queue``: this run waits.
+            ``reject``: this run is refused. ``interrupt``: the other run is cancelled. ``steer``:
+            the other run gets the input as a message.
+        user: the end user's name in the customer's product. A session has only one user.
+        timeout_s: maximum time in seconds from the first start to the end, including all pauses.
+        queue_timeout_s: maximum time in seconds until the first start.
+        token_budget: maximum number of input and output tokens of all calls; ``None``: no limit.
+        cost_budget: maximum cost (``amount``, ``currency``) of all model calls; ``None``: no limit.
+        webhook_url: URL that receives a message when the run has ended.
+        overrides: ``{agent: {"params": {…}}}``. These parameters are merged with the agent's.
+        output_schema: JSON Schema of the answer. It replaces the agent's schema.
+        goals, constraints, success_criteria: texts that the agents read in addition to the input.
+        memory: ``off``, ``read`` or ``full``. The run's agents may have a stricter mode.
         principal: the API key or user that starts the run.
-        traceparent, tracestate: trace of the request; ``None``: the request has no trace.
-        version: version of the agent, or of the graph if there is no agent; ``None``: the current
+        traceparent, tracestate: trace context of the request; ``None``: the request has none.
+        version: version of the agent or, without an agent, of the graph; ``None``: the current
             version.
-        way: the façade of the request, which must show the agent; ``None``: our own API.
-        made_files: files created from data in the input; they are deleted with the run.
+        way: the request's façade, which must offer the agent; ``None``: our own API.
+        made_files: ids of the files with the input's data. They are deleted with the run.
         batch: ``concurrency``, ``on_error`` and ``total`` of a batch.
-        draft: the unstored definition of a draft: see :meth:`bottega.runs.pins.PinCache.of_draft`.
+        draft: a draft's unstored definition; see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
 
     mode: str
@@ -173,11 +173,11 @@ class RunRequest:
         memory: str,
         principal: str | None,
     ) -> "RunRequest":
-        """Build it from a validated body of ``POST /v1/runs``.
+        """Return the request from a validated body of ``POST /v1/runs``.
 
         Args:
-            timeout_s, queue_timeout_s: the server's defaults.
-            memory: the server's memory mode; the body can only make it stricter.
+            timeout_s, queue_timeout_s: the server's defaults in seconds.
+            memory: the server's memory mode. The body can only have a stricter mode.
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
         usual = "none" if asked.get("session_id") is None else "continue"
@@ -187,7 +187,7 @@ class RunRequest:
             "conversation": asked.get("conversation") or usual,
             "if_busy": asked.get("if_busy") or "queue",
         }
-        # A body that another version stored may have other fields.
+        # A body that another version of Bottega stored may have other fields.
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
         trace = trace_context.current.get()
         own: dict[str, str | None] = {"principal": principal}
@@ -201,12 +201,12 @@ _FIELDS = tuple(field.name for field in fields(RunRequest))
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Steps that a run copies from the run that it repeats.
+    """Steps that a new run copies from an earlier run.
 
     Attributes:
         events: events of the log, from ``seq`` 2 on.
-        tasks: rows of tasks that result from the events.
-        usage: usage of the events, which the repeated run paid.
+        tasks: rows of the tasks that the events are about.
+        usage: sum of the events' usage, which the earlier run has paid.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
@@ -222,22 +222,22 @@ async def submit(
     once: OnceKey | None = None,
     limits: StoredLimits = NO_LIMITS,
 ) -> dict[str, Any]:
-    """Store and queue a run; return it as :func:`bottega.runs.read.get` does.
+    """Store and queue a run. Return the run in the form of :func:`bottega.runs.read.get`.
 
-    If its input became a message of another run, return that run, with ``message_id``.
+    If another run got the input as a message, return the other run, with ``message_id``.
 
     Args:
-        pool: a pool or a connection without a transaction: the run is committed at once.
-        once: key of the request; a repeated request with this key returns the first one's run.
+        pool: a pool, or a connection without a transaction, so that the run is committed at once.
+        once: idempotency key. A repeated request with this key returns the first request's run.
         limits: limits of the API key that starts the run.
 
     Raises:
         UnknownAgentError: an agent that the run needs does not exist.
         InvalidInputError: the graph does not exist (``unknown_graph``); a sub-agent has no
             description (``missing_description``); sub-agents nest too deep (``too_deep``); a model
-            lacks a parameter (``unsupported_param``), does not take a part of the input
-            (``unsupported_part``) or has no known price for a ``cost_budget``
-            (``unpriced_model``); ``idempotency_key_reused``, ``message_too_large``.
+            does not have a parameter (``unsupported_param``), does not accept a part of the input
+            (``unsupported_part``) or has no known price for a ``cost_budget`` (``unpriced_model``);
+            ``idempotency_key_reused``, ``message_too_large``.
         ForbiddenError: ``beyond_limits``.
         LimitedError, ConflictError: see :func:`accept`; ``in_flight``, ``too_many_messages``.
     """
@@ -265,7 +265,7 @@ async def _checked(
     new: RunRequest,
     limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
-    """Return a run's values with its pinned versions, and the epoch of these versions."""
+    """Return a run's values with pinned versions, and the epoch of these versions."""
     if new.draft is None:
         found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
     else:
@@ -323,7 +323,7 @@ async def accept(
 
 
 def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored run, or raise the error of a refusal."""
+    """Return the stored run. Raise the error for a refusal."""
     if (reason := answer.get("refused")) == "session_user":
         raise session_user(new["session_id"])
     if reason == "user_erasing":
@@ -359,13 +359,12 @@ _BATCHES = select(runs.c.id, _SHOWN).where(
 async def store_items(
     pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID, items: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Store the items of an accepted batch, a page in each transaction, and start the batch.
+    """Store the items of an accepted batch, one page per transaction. Then start the batch.
 
-    After a failure, the next call stores the items that are missing. Once the batch has started, a
-    call changes nothing.
+    After a failure, the next call stores the missing items. A started batch is not changed.
 
     Args:
-        items: mappings with ``input``, and perhaps ``metadata`` and ``key``.
+        items: mappings with ``input`` and, optionally, ``metadata`` and ``key``.
     """
     for first in range(0, len(items), _ITEMS_AT_ONCE):
         page = to_json(storable([*items[first : first + _ITEMS_AT_ONCE]])).decode()
@@ -376,10 +375,10 @@ async def store_items(
 
 
 async def get_batch(tx: AsyncConnection, tenant_id: UUID, batch_id: UUID) -> dict[str, Any]:
-    """Return a batch as the API shows it.
+    """Return a batch in the form of the API.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such batch.
     """
     query = _BATCHES.where(runs.c.id == bindparam("batch"))
     row = (await tx.execute(query, {"tenant": tenant_id, "batch": batch_id})).one_or_none()
@@ -391,14 +390,14 @@ async def get_batch(tx: AsyncConnection, tenant_id: UUID, batch_id: UUID) -> dic
 async def list_batches(
     tx: AsyncConnection, tenant_id: UUID, *, after: UUID | None, descending: bool, limit: int
 ) -> PageItems[dict[str, Any]]:
-    """List batches by age: the page after ``after``."""
+    """List a page of batches, sorted by age, after the batch ``after``."""
     query = paged(_BATCHES, runs.c.id, after=after, descending=descending)
     rows = await fetch_page(tx, query.params(tenant=tenant_id), limit)
     return PageItems((dict(row["batch"]) for row in rows), more=rows.more)
 
 
 async def batch_lines(pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID) -> AsyncIterator[bytes]:
-    """Yield a line of JSON for each item, in order. Reads a page at a time."""
+    """Yield one line of JSON per item, in order. Read the items in pages."""
     after = 0
     while True:
         about = tenant_id, batch_id, after, _RESULTS_AT_ONCE
@@ -417,10 +416,10 @@ async def batch_lines(pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID) -> As
 
 
 async def retry_batch(tx: AsyncConnection, tenant_id: UUID, batch_id: UUID) -> dict[str, Any]:
-    """Let the failed items of a batch run again; return the batch.
+    """Queue the failed items of a batch again. Return the batch.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such batch.
         ConflictError: ``nothing_failed``.
     """
     await get_batch(tx, tenant_id, batch_id)

@@ -1,8 +1,8 @@
-"""A run's working memory as the API shows it, derived from its log.
+"""A run's working memory in the form of the API, derived from the run's log.
 
-The intermediate results are the answers of the root agent's tools and sub-agents; in a DAG, they
-are the answers of its agents. Each result has a reference by which the agent can recall it. Only
-the newest results are read with their texts, so that the cost does not grow with the run.
+The intermediate results are the answers of the root agent's tools and sub-agents. In a DAG, the
+intermediate results are the answers of the agents. The agent can recall each result by a reference.
+Only the newest results are read with their texts, so that the cost does not grow with the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ from bottega.memory.working_memory import (
 from bottega.runs import messages, read
 
 NEWEST = 50
-"""Number of newest results that are read with their texts and listed."""
-_LONGEST = 40_000  # characters read of a result; more do not fit into the section of results
+"""Maximum number of results, the newest ones, that are listed with their texts."""
+_LONGEST = 40_000  # read characters of a result; more do not fit into the section
 _EXCERPT_TOKENS = 60
 
 _e = run_events.c
@@ -79,7 +79,7 @@ WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.complete
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An intermediate result; ``size`` is in bytes, ``text`` is its beginning, if it was read."""
+    """An intermediate result. ``size``: in bytes. ``text``: its beginning; ``None``: not read."""
 
     seq: int
     name: str
@@ -89,11 +89,11 @@ class Result:
 
 
 def in_order(results: Mapping[tuple[int, str], Result], calls: Mapping[int, Any]) -> list[Result]:
-    """Return results in the order in which the agent's history has them. Pure.
+    """Return results in the order of the agent's history. Pure.
 
     Args:
         results: results by (model call, id of the tool call).
-        calls: ids of tool calls in the order in which the model wrote them, by model call.
+        calls: by model call: ids of the tool calls, in the model's order.
     """
     found: list[Result] = []
     for call, ids in sorted(calls.items()):
@@ -117,12 +117,12 @@ def fold_working(
 
     Args:
         definition: definition of the root agent; ``None`` in a DAG.
-        results: all results, the newest with their texts.
+        results: all results; only the newest results have texts.
         spent: the run's ``tokens``, ``model_calls`` and ``cost`` in US dollars.
-        tasks: the newest tasks, the newest first.
-        retrieved: memory of earlier runs that this run got.
-        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it had to be cut.
-        plan: plan of the root agent, if it wrote one.
+        tasks: the newest tasks, sorted from new to old.
+        retrieved: memory of earlier runs in this run's prompts.
+        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if this prompt was cut.
+        plan: the root agent's plan, if the agent wrote a plan.
     """
     memory = _filled(run, definition, results, spent)
     at_work = next((each for each in tasks if each["started_at"] and not each["ended_at"]), None)
@@ -142,7 +142,7 @@ def fold_working(
                 "name": part,
                 "budget": memory.budgets.of(part),
                 "tokens": memory.tokens_of(part),
-                "content": memory.compose(part).partition("\n")[2],  # the first line is the title
+                "content": memory.compose(part).partition("\n")[2],  # without the title
             }
             for part in Area
         ],
@@ -166,7 +166,7 @@ def fold_working(
 
 
 def _outputs(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the answers, or errors, of tasks that have ended, by the task's id."""
+    """Return the answers or errors of ended tasks, by the task's id."""
     return {
         str(each["id"]): f"Error: {error['message']}"
         if (error := each["error"])
@@ -217,7 +217,6 @@ def _tool_names(definition: Mapping[str, Any]) -> list[str]:
 
 
 def question_of(asked: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the user's question in a run's input."""
     if isinstance(asked, str):
         return asked
     return content_text([each["content"] for each in asked if each["role"] == "user"][-1])
@@ -226,10 +225,10 @@ def question_of(asked: str | Sequence[Mapping[str, Any]]) -> str:
 async def working_memory(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> dict[str, Any]:
-    """Return a run's working memory: see :func:`fold_working`.
+    """Return a run's working memory; see :func:`fold_working`.
 
     Raises:
-        NotFoundError: unknown, or another tenant's.
+        NotFoundError: the tenant has no such run.
     """
     run = await read.get(connection, tenant_id, run_id)
     of_run = {"tenant_id": tenant_id, "run_id": run_id}
@@ -259,7 +258,7 @@ async def working_memory(
 
 
 def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for the root's recalled memory, last plan and last model call."""
+    """Return the conditions for events of recalled memory, the last plan and the last call."""
     of_root = _e.tenant_id == run["tenant_id"], _e.run_id == run["id"], _e.task_id.is_(None)
 
     def last(*where: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -275,7 +274,7 @@ def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
 
 
 def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> list[Result]:
-    """Return the results among a log's rows, in the order of their references."""
+    """Return the results from a log's rows, in the order of the results' references."""
     own = definition is None or RECALL in _tool_names(definition)
     found: dict[tuple[int, str], Result] = {}
     calls: dict[int, list[str]] = {}
