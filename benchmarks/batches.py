@@ -9,8 +9,8 @@ clock goes from then to the last end; single runs are stored by then, while item
 they are queued. Ends are those of the database.
 
 Then chats are started one by one: alone; beside a batch, of its tenant and of another one; and
-beside as many single runs. API, workers and database are processes of their own. Compare only
-figures of the same invocation.
+beside as many single runs. The workers have free places for chats and items at any time. API,
+workers and database are processes of their own. Compare only figures of the same invocation.
 """
 
 import argparse
@@ -38,6 +38,7 @@ _SETTINGS = {
     "BOTTEGA_MEMORY": "off",
     "BOTTEGA_QUEUED_RUNS": "100000",
     "BOTTEGA_REQUESTS_PER_S": "100000",
+    "BOTTEGA_WORKER_CONCURRENCY": "100",
 }
 _LEFT = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
 _LAST_END = "SELECT extract(epoch FROM max(ended_at))::double precision FROM runs"

@@ -25,7 +25,7 @@ _TASK = '[{"id":"01900000-0000-7000-8000-000000000000","agent":"a","depth":0,"st
 _ENDED = '{"status":"completed","usage":null,"spent":[]}'
 _APPEND = "SELECT append_steps($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 
-_FILL = (
+STORED = (
     "INSERT INTO tenants (name) SELECT 'tenant-' || n FROM generate_series(1, $1::integer) AS n",
     """
     INSERT INTO runs (tenant_id, timeout_s, mode, input, pinned, status, attempt, attempts,
@@ -106,7 +106,7 @@ def statements(tenants: Sequence[UUID], runs: Sequence[UUID]) -> dict[str, tuple
 async def fill(url: str, count: int) -> None:
     """Store so many runs of the default tenant, and one of each of as many other tenants."""
     owner = await asyncpg.connect(url)
-    for statement in _FILL:
+    for statement in STORED:
         await owner.execute(statement, *([count] if "$1" in statement else []))
     await owner.execute("VACUUM ANALYZE")
     await owner.close()

@@ -85,10 +85,15 @@ DECLARE
 BEGIN
     WITH arrived AS (
         DELETE FROM run_inbox WHERE tenant_id = p_tenant AND run_id = p_batch RETURNING subject
+    ), ended AS (  -- each item is looked up by its key: a join might read all items
+        SELECT o.*, c.place FROM arrived a CROSS JOIN LATERAL (
+            SELECT status, usage, error, ended_at FROM runs
+            WHERE tenant_id = p_tenant AND id = a.subject OFFSET 0) AS o
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM run_children
+            WHERE tenant_id = p_tenant AND child_id = a.subject FOR NO KEY UPDATE) AS c
     ), noted AS (
-        UPDATE run_children c SET status = o.status
-        FROM arrived a JOIN runs o ON o.tenant_id = p_tenant AND o.id = a.subject
-        WHERE c.tenant_id = p_tenant AND c.child_id = a.subject
+        UPDATE run_children c SET status = o.status FROM ended o WHERE c.ctid = o.place
         RETURNING c.number, c.key, c.child_id, c.status, o.usage, o.error, o.ended_at)
     SELECT array_agg(event_line('batch.item_ended', jsonb_build_object(
                'index', number - 1, 'key', key, 'run_id', child_id, 'status', status))

@@ -116,9 +116,9 @@ BEGIN
     IF v_queued IS NOT NULL THEN
         PERFORM send_message(p_tenant, c.child_id, m.value -> 'content', NULL, '{}',
                              (m.value ->> 'id')::uuid)
-        FROM unnest(v_queued) AS q(id)
-        JOIN run_children c ON c.tenant_id = p_tenant AND c.child_id = q.id
+        FROM run_children c
         CROSS JOIN jsonb_array_elements(c.request -> 'messages') WITH ORDINALITY AS m(value, n)
+        WHERE c.tenant_id = p_tenant AND c.child_id = ANY (v_queued)
         ORDER BY c.number, m.n;
         PERFORM wake_worker();
     END IF;

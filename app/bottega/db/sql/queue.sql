@@ -214,8 +214,8 @@ CREATE OR REPLACE FUNCTION report(
         seen_at = excluded.seen_at, leased_until = excluded.leased_until, runs = excluded.runs,
         free_places = excluded.free_places, common_places = excluded.common_places,
         pool = excluded.pool, tenants = excluded.tenants;
-    SELECT h.run_id FROM unnest(p_tenants, p_runs, p_attempts) AS n(tenant_id, run_id, attempt)
-    JOIN run_heads h USING (tenant_id, run_id, attempt);
+    SELECT h.run_id FROM run_heads h WHERE h.tenant_id = ANY (p_tenants) AND h.run_id = ANY (p_runs)
+      AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts));
 $$;
 
 -- Called by a worker that stops executing a run, or by the sweep in its place. Queue the run; or

@@ -144,8 +144,9 @@ BEGIN
             v_answers[v_places[1]] := 'due';
         END IF;
         PERFORM count_spending(v_tenant, jsonb_agg(s))
-        FROM unnest(v_places) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n]
-        CROSS JOIN jsonb_array_elements(r.spent) AS s;
+        FROM runs r CROSS JOIN jsonb_array_elements(r.spent) AS s
+        WHERE r.tenant_id = v_tenant
+          AND r.id = ANY (ARRAY(SELECT p_runs[n] FROM unnest(v_places) AS n));
     END LOOP;
     RETURN v_answers;
 END $$;
@@ -162,22 +163,27 @@ DECLARE
     v_stored integer[];
     i integer;
 BEGIN
+    -- Each row is looked up by its key: a join might read all of the tenant's runs.
     IF p_outcomes IS NOT NULL THEN
         v_ending := ARRAY(
-            SELECT r.id FROM unnest(p_places) AS n
-            JOIN runs r ON r.tenant_id = p_tenant AND r.id = p_runs[n]
-            WHERE may_end(r, p_outcomes[n])
-            ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
+            SELECT r.id FROM (SELECT n FROM unnest(p_places) AS n ORDER BY p_runs[n]) AS n
+            CROSS JOIN LATERAL (
+                SELECT o.id FROM runs o
+                WHERE o.tenant_id = p_tenant AND o.id = p_runs[n] AND may_end(o, p_outcomes[n])
+                FOR NO KEY UPDATE SKIP LOCKED) AS r);
     END IF;
     WITH free AS (
-        SELECT h.run_id, n FROM unnest(p_places) AS n
-        JOIN run_heads h ON h.tenant_id = p_tenant AND h.run_id = p_runs[n]
-             AND h.attempt = p_attempts[n] AND h.last_seq = p_after[n]
-        WHERE p_outcomes[n] IS NULL OR h.run_id = ANY (v_ending)
-        ORDER BY h.run_id FOR NO KEY UPDATE OF h SKIP LOCKED
+        SELECT h.run_id, n FROM (SELECT n FROM unnest(p_places) AS n ORDER BY p_runs[n]) AS n
+        CROSS JOIN LATERAL (
+            SELECT o.run_id FROM run_heads o
+            WHERE o.tenant_id = p_tenant AND o.run_id = p_runs[n]
+              AND o.attempt = p_attempts[n] AND o.last_seq = p_after[n]
+              AND (p_outcomes[n] IS NULL OR o.run_id = ANY (v_ending))
+            FOR NO KEY UPDATE SKIP LOCKED) AS h
     ), moved AS (
         UPDATE run_heads h SET last_seq = h.last_seq + p_counts[f.n]
         FROM free f WHERE h.tenant_id = p_tenant AND h.run_id = f.run_id
+          AND h.run_id = ANY (ARRAY(SELECT run_id FROM free))
         RETURNING f.n
     ), put AS (
         INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
@@ -274,9 +280,10 @@ CREATE OR REPLACE FUNCTION tell_parents(p_tenant uuid, p_runs uuid[]) RETURNS vo
 LANGUAGE sql AS $$
     WITH told AS (
         INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
-        SELECT p_tenant, p.id, 'child', r.id
-        FROM runs r JOIN runs p ON p.tenant_id = p_tenant AND p.id = r.parent_run_id
-        WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs) AND p.ended_at IS NULL
+        SELECT p_tenant, r.parent_run_id, 'child', r.id FROM runs r
+        WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs) AND r.parent_run_id IS NOT NULL
+          AND (SELECT p.ended_at IS NULL FROM runs p
+               WHERE p.tenant_id = p_tenant AND p.id = r.parent_run_id)
         RETURNING run_id)
     SELECT send_signal('bottega_arrivals', p_tenant || ' ' || run_id)
     FROM (SELECT DISTINCT run_id FROM told) AS parents

@@ -90,6 +90,7 @@ BEGIN
             RETURNING id, kind, subject, worker_id)
         SELECT n.*, t.parent_id, t.depth FROM arrived a
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
+             AND n.id = ANY (ARRAY(SELECT subject FROM arrived))
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
         -- A decision that is assigned to a worker is logged by this worker, or by the next worker.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
@@ -149,9 +150,9 @@ LANGUAGE sql AS $$
         RETURNING id, status
     )
     INSERT INTO run_inbox (tenant_id, run_id, worker_id, kind)
-    SELECT p_tenant, q.id, h.worker_id, 'cancel' FROM requested q
-    LEFT JOIN run_heads h ON h.tenant_id = p_tenant AND h.run_id = q.id
-    WHERE q.status <> 'queued'
+    SELECT p_tenant, q.id, (SELECT h.worker_id FROM run_heads h
+                            WHERE h.tenant_id = p_tenant AND h.run_id = q.id), 'cancel'
+    FROM requested q WHERE q.status <> 'queued'
 $$;
 
 -- Called by a worker. Return the arrivals for its runs, oldest first, without those already read.
