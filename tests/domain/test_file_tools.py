@@ -23,8 +23,7 @@ CHILD = UUID(int=7)
 
 
 def workspace(task_id: UUID | None = CHILD) -> Workspace:
-    context = SharedContext()
-    return Workspace(context, context.private_files(), task_id, lambda task_id: False)
+    return Workspace(SharedContext(), task_id, lambda task_id: False)
 
 
 async def use(space: Workspace, name: str, **arguments: Any) -> ToolResult:

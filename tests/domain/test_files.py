@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from bottega.errors import InvalidInputError
 from bottega.subagents.shared_context import (
     SharedContext,
-    VirtualFileSystem,
     Workspace,
     check_path,
     namespace_of,
@@ -180,8 +179,7 @@ class Sizes(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.context = SharedContext(max_bytes=60, max_files=4, max_run_bytes=100)
         self.spaces = {
-            who: Workspace(self.context, self.context.private_files(), who, lambda task_id: False)
-            for who in (None, CHILD)
+            who: Workspace(self.context, who, lambda task_id: False) for who in (None, CHILD)
         }
         self.model: dict[tuple[UUID | None, str], str] = {}
 
@@ -241,17 +239,17 @@ TestSizes.settings = settings(max_examples=examples(50), stateful_step_count=30)
 
 
 def test_single_file_has_its_own_limit() -> None:
-    files = VirtualFileSystem(max_bytes=100, max_file_bytes=10)
-    files.write("a", "x" * 10)
+    files = SharedContext(max_bytes=100, max_file_bytes=10)
+    files.write("/global/a", "x" * 10)
     with pytest.raises(InvalidInputError, match="a file may have 10 bytes"):
-        files.write("a", "é" * 6)
-    assert files.read("a") == "x" * 10
+        files.write("/global/a", "é" * 6)
+    assert files.read("/global/a") == "x" * 10
 
 
 @pytest.mark.parametrize("content", ["a\x00", "a\ud800"])
 def test_content_that_cannot_be_stored_is_refused(content: str) -> None:
-    files = VirtualFileSystem()
+    files = SharedContext()
     with pytest.raises(InvalidInputError) as refused:
-        files.write("a", content)
+        files.write("/global/a", content)
     assert refused.value.code == "bad_content"
-    assert files.list() == []
+    assert (files.folders(), files.used) == ((), 0)

@@ -1,6 +1,5 @@
-"""A run's files: access rights, and concurrent writes of one file."""
+"""A run's files: access rights."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid5
@@ -9,7 +8,6 @@ import pytest
 
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.subagents.shared_context import SharedContext, Workspace
-from tests.domain.scripted import let_others_run
 
 ROOT = UUID(int=1)
 CHILD, SIBLING, GRANDCHILD = (uuid5(ROOT, name) for name in ("child", "sibling", "grandchild"))
@@ -26,7 +24,7 @@ class Family:
     def __init__(self) -> None:
         self.context = SharedContext()
         self.root, self.child, self.sibling, self.grandchild = (
-            Workspace(self.context, self.context.private_files(), who, is_child_of(who))
+            Workspace(self.context, who, is_child_of(who))
             for who in (None, CHILD, SIBLING, GRANDCHILD)
         )
 
@@ -150,72 +148,27 @@ async def test_folder_or_similar_path_is_no_file(path: str) -> None:
 
 async def test_accepted_write_is_accepted_again() -> None:
     tight = SharedContext(max_bytes=1, max_files=1, max_run_bytes=1)
-    child = Workspace(tight, tight.private_files(), CHILD, lambda task_id: False)
+    child = Workspace(tight, CHILD, lambda task_id: False)
     for path in ("notes", "/more", inside(CHILD), inside(GRANDCHILD, "input/a"), "global/a"):
-        child.restore(path, f"in {path}")
+        tight.restore(path, f"in {path}", child.private)
     assert await child.read("/notes") == "in notes"
     assert await child.read("more") == "in /more"
     assert await child.read(inside(CHILD)) == f"in {inside(CHILD)}"
     assert await child.read("/global/a") == "in global/a"
-    parent = Workspace(tight, tight.private_files(), None, lambda task_id: True)
+    parent = Workspace(tight, None, lambda task_id: True)
     assert await parent.read(inside(GRANDCHILD, "input/a")) == f"in {inside(GRANDCHILD, 'input/a')}"
 
 
-async def test_writes_to_one_file_take_turns_and_others_do_not_wait() -> None:
-    context = SharedContext()
-    go_on = asyncio.Event()
-
-    async def slowly(old: str | None) -> str:
-        await go_on.wait()
-        return f"{old} and slow"
-
-    await context.write("/global/a", "first")
-    writers = [
-        asyncio.create_task(act)
-        for act in (
-            context.update("/global/a", slowly),
-            context.write("global/a", "second"),
-            context.update("/global/a", slowly),
-        )
-    ]
-    await let_others_run()
-    await context.write("/global/b", "other")
-    assert [context.read(f"/global/{name}") for name in "ab"] == ["first", "other"]
-    assert len(context._locks) == 1
-    go_on.set()
-    await asyncio.gather(*writers)
-    assert context.read("/global/a") == "second and slow"
-    assert len(context._locks) == 0
-
-
-async def test_no_update_is_lost() -> None:
-    context = SharedContext()
-
-    async def one_more(old: str | None) -> str:
-        await let_others_run()
-        return str(int(old or 0) + 1)
-
-    await asyncio.gather(*(context.update("/global/count", one_more) for _ in range(50)))
-    assert context.read("/global/count") == "50"
-
-
-async def test_cancelled_or_failed_writer_leaves_no_lock_and_no_file() -> None:
+async def test_refused_write_leaves_no_file_and_forgotten_folder_no_bytes() -> None:
     context = SharedContext(max_bytes=5)
-
-    async def never(old: str | None) -> str:
-        await asyncio.Event().wait()
-        return "never"
-
-    holding = asyncio.create_task(context.update("/global/a", never))
-    waiting = asyncio.create_task(context.write("/global/a", "x"))
-    await let_others_run()
-    waiting.cancel()
-    await let_others_run()
-    assert len(context._locks) == 1
-    holding.cancel()
-    await asyncio.wait([holding, waiting])
-    del holding, waiting  # their tracebacks have the lock
     with pytest.raises(InvalidInputError, match="too large"):
-        await context.write("/global/a", "x" * 6)
-    assert (len(context._locks), context.folders(), context.used) == (0, (), 0)
-    await context.write("/global/a", "x")
+        context.write("/global/a", "x" * 6)
+    assert (context.folders(), context.used) == ((), 0)
+    context.write("/global/a", "xyz")
+    context.forget("/global")
+    assert (context.folders(), context.used) == ((), 0)
+
+
+async def test_only_a_workspace_has_private_files() -> None:
+    with pytest.raises(InvalidInputError, match="is no shared file"):
+        SharedContext().write("draft", "x")

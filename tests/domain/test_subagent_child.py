@@ -57,7 +57,7 @@ async def asked(model: Model, *agents: BaseAgent, **about: Any) -> tuple[list[An
         response = await lead.execute_query_async("go", recorder=recorder)
         assert response.error is None, response
         assert not swarm._parents  # a query leaves these behind
-        assert not swarm._files
+        assert not [each for each in swarm.context.folders() if each[0] != "/"]
         assert where.active_count == where.queued_count == 0
         await swarm.close()
         return results(lead.conversation_history), heard

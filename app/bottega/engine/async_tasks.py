@@ -25,6 +25,7 @@ from bottega.events.types import EventType
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.plugins import sees_dispatches
 from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.shared_context import private_folder_of
 from bottega.subagents.swarm import ChildEnd, Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
 from bottega.subagents.tool_base import screening, shown_usage
@@ -251,7 +252,7 @@ def _restore_files(
     for write in replay.writes:
         swarm.restore_file(*write)
     for each in restored.over:
-        swarm.forget_files(each)
+        swarm.context.forget(private_folder_of(each))
 
 
 def end_all(runtime: SubagentRuntime, recorder: JournalRecorder, run: ClaimedRun) -> None:

@@ -15,7 +15,13 @@ from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import GLOBAL, Workspace, file_tools, folder_of
+from bottega.subagents.shared_context import (
+    GLOBAL,
+    Workspace,
+    file_tools,
+    folder_of,
+    private_folder_of,
+)
 from bottega.subagents.swarm import (
     ChildWork,
     DispatchingTool,
@@ -120,7 +126,7 @@ class ChildTask:
         self.scope.dispatched[self.task_id] = False
         return handle
 
-    async def give(self, files: Mapping[str, str]) -> None:
+    def give(self, files: Mapping[str, str]) -> None:
         """Write the task's input files, before the task is dispatched.
 
         Raises:
@@ -129,7 +135,7 @@ class ChildTask:
         context = self.scope.swarm.context
         try:
             for path, content in files.items():
-                await context.write(self._input(path), content)
+                context.write(self._input(path), content)
         except InvalidInputError:
             self.take_back()
             raise
@@ -218,7 +224,7 @@ class ChildTask:
                 raise
             for path, content in end.files.items():
                 try:
-                    await swarm.context.write(path, content)
+                    swarm.context.write(path, content)
                 except InvalidInputError as error:  # the run has too many files
                     lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
                     handle.parent.listener.on_event(handle, "warning", lost)
@@ -288,7 +294,7 @@ async def _query_with_retries(
         keep_answer(swarm, handle.task_id, outcome)
         return outcome
     finally:
-        swarm.forget_files(handle.task_id)
+        swarm.context.forget(private_folder_of(handle.task_id))
 
 
 def _is_retried(outcome: SubagentOutcome) -> bool:

@@ -5,13 +5,11 @@ folder; the task's parent reads all of it and writes its folder ``input``. Any o
 private file of a query. Models have the tools ``read_file``, ``write_file`` and ``list_files``.
 """
 
-import asyncio
 import re
 import unicodedata
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 from pydantic import Field
 
@@ -102,133 +100,9 @@ def _check_name(name: str, path: str) -> None:
         raise bad_path("a name in the path is longer than 255 bytes")
 
 
-def check_prefix(prefix: str) -> str:
-    """Return the normal form of a folder or file to list: ``""`` for all files.
-
-    Raises:
-        InvalidInputError: code ``bad_path``.
-    """
-    return "" if prefix in ("", "/") else check_path(prefix.removesuffix("/"))
-
-
-def below(prefix: str, paths: Iterable[str]) -> list[str]:
-    """Return the ``paths`` at or below ``prefix``, sorted. All are in normal form."""
-    return sorted(path for path in paths if path == prefix or path.startswith(f"{prefix}/"))
-
-
 def missing(path: str) -> NotFoundError:
     """Return the error for a missing file, and for a forbidden file, so that it stays hidden."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files lists your files")
-
-
-class Allowance:
-    """Bytes that several file systems may use together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used = 0
-
-
-class VirtualFileSystem:
-    """Text files in memory, stored as UTF-8 by path.
-
-    Args:
-        max_bytes: limit for all files together.
-        max_files: limit for the number of files.
-        max_file_bytes: limit for one file.
-        shared: allowance of bytes that the file systems of the run share.
-    """
-
-    def __init__(
-        self,
-        max_bytes: int = 8_000_000,
-        max_files: int = 1_000,
-        max_file_bytes: int = 1_000_000,
-        shared: Allowance | None = None,
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._max_files = max_files
-        self._max_file_bytes = max_file_bytes
-        self._shared = Allowance(max_bytes) if shared is None else shared
-        self._files: dict[str, bytes] = {}
-        self.used = 0
-
-    def read(self, path: str) -> str:
-        """Return a file's text.
-
-        Raises:
-            InvalidInputError: ``bad_path``.
-            NotFoundError: no such file.
-        """
-        path = check_path(path)
-        try:
-            return self._files[path].decode()
-        except KeyError:
-            raise missing(path) from None
-
-    def write(self, path: str, content: str) -> None:
-        """Write a file; replace its text if it exists.
-
-        Raises:
-            InvalidInputError: ``bad_path``, ``bad_content`` (NUL or a lone surrogate) or
-                ``too_large``. Nothing is written then.
-        """
-        path = check_path(path)
-        if "\x00" in content:
-            raise InvalidInputError(
-                "the content has a NUL character: leave it out", code="bad_content"
-            )
-        try:
-            data = content.encode()
-        except UnicodeEncodeError:
-            raise InvalidInputError(
-                "the content has half a surrogate pair: leave it out", code="bad_content"
-            ) from None
-        self._check_room(path, len(data))
-        self._put(path, data)
-
-    def _check_room(self, path: str, size: int) -> None:
-        if size > self._max_file_bytes:
-            raise _too_large(f"a file may have {self._max_file_bytes} bytes, this has {size}")
-        if path not in self._files and len(self._files) >= self._max_files:
-            raise _too_large(f"there are {self._max_files} files already, and may be no more")
-        growth = size - len(self._files.get(path, b""))
-        if growth <= 0:
-            return
-        if self.used + growth > self._max_bytes:
-            left = self._max_bytes - self.used
-            raise _too_large(f"room for {left} bytes is left here, {growth} more are needed")
-        if self._shared.used + growth > self._shared.max_bytes:
-            left = max(0, self._shared.max_bytes - self._shared.used)
-            raise _too_large(f"room for {left} bytes is left in this run, {growth} more are needed")
-
-    def restore(self, path: str, content: str) -> None:
-        """Write a file from before a crash, without checks of limits."""
-        path = path if path.startswith("/") else f"/{path}"
-        self._put(path, content.encode(errors="replace"))
-
-    def _put(self, path: str, data: bytes) -> None:
-        growth = len(data) - len(self._files.get(path, b""))
-        self._files[path] = data
-        self.used += growth
-        self._shared.used += growth
-
-    def list(self, prefix: str = "") -> list[str]:
-        """Return the paths below a folder, sorted.
-
-        Raises:
-            InvalidInputError: ``bad_path``.
-        """
-        return below(check_prefix(prefix), self._files)
-
-    def clear(self) -> None:
-        self._files.clear()
-        self._shared.used -= self.used
-        self.used = 0
-
-
-def _too_large(detail: str) -> InvalidInputError:
-    return InvalidInputError(f"too large: {detail}", code="too_large")
 
 
 GLOBAL = "/global"
@@ -236,8 +110,13 @@ SUBAGENT = "/subagent"
 
 
 def folder_of(task_id: UUID) -> str:
-    """Return a task's folder, without a slash at the end."""
+    """Return a task's shared folder, without a slash at the end."""
     return f"{SUBAGENT}/{task_id}"
+
+
+def private_folder_of(task_id: UUID | None) -> str:
+    """Return the name of a query's private folder; it is no path. ``None``: the root's."""
+    return f"private {task_id}"
 
 
 def namespace_of(path: str) -> str | None:
@@ -261,106 +140,125 @@ def namespace_of(path: str) -> str | None:
 
 
 class SharedContext:
-    """The shared files of one run; :class:`Workspace` checks the rights.
+    """The files of one run in memory; :class:`Workspace` checks the rights.
+
+    A write is one step of the event loop, so that concurrent writes of a file follow each other.
 
     Args:
-        max_bytes: limit per folder (``/global``, or a task's).
+        max_bytes: limit per folder (``/global``, a task's shared or private folder).
         max_files: limit per folder.
-        max_run_bytes: limit for all folders and private files (:meth:`private_files`) together.
+        max_file_bytes: limit for one file.
+        max_run_bytes: limit for all folders together.
+
+    Attributes:
+        used: bytes of all files.
     """
 
     def __init__(
         self,
         max_bytes: int = 8_000_000,
         max_files: int = 1_000,
+        max_file_bytes: int = 1_000_000,
         max_run_bytes: int = 64_000_000,
     ) -> None:
         self._max_bytes = max_bytes
         self._max_files = max_files
-        self._allowance = Allowance(max_run_bytes)
-        self._folders: dict[str, VirtualFileSystem] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._max_file_bytes = max_file_bytes
+        self._max_run_bytes = max_run_bytes
+        self._folders: dict[str, dict[str, bytes]] = {}
+        self.used = 0
 
-    def private_files(self) -> VirtualFileSystem:
-        """Return a new file system that counts towards the run's bytes."""
-        return VirtualFileSystem(self._max_bytes, self._max_files, shared=self._allowance)
+    def read(self, path: str, private: str | None = None) -> str:
+        """Return a file's text.
 
-    @property
-    def used(self) -> int:
-        """Bytes of all files of the run."""
-        return self._allowance.used
-
-    def texts(self, *folders: str) -> dict[str, str]:
-        return {path: self.read(path) for folder in folders for path in self.list(folder)}
-
-    def read(self, path: str) -> str:
-        """Return the text of a shared file after its last finished write.
+        Args:
+            private: folder of a path outside the shared folders.
 
         Raises:
             InvalidInputError: ``bad_path``.
             NotFoundError: no such file.
         """
-        path, namespace = _shared(path)
-        if namespace not in self._folders:
-            raise missing(path)
-        return self._folders[namespace].read(path)
+        path = check_path(path)
+        try:
+            return self._folders[_folder(path, private)][path].decode()
+        except KeyError:
+            raise missing(path) from None
 
-    async def write(self, path: str, content: str) -> None:
-        """Replace a shared file's text, after earlier writes to this file have ended.
-
-        Raises:
-            InvalidInputError: as :meth:`VirtualFileSystem.write`.
-        """
-
-        async def whole(old: str | None) -> str:
-            return content
-
-        await self.update(path, whole)
-
-    async def update(self, path: str, change: Callable[[str | None], Awaitable[str]]) -> None:
-        """Read, change and write a shared file as one atomic operation.
-
-        Args:
-            change: returns the new text for the old text (``None``: no file).
+    def write(self, path: str, content: str, private: str | None = None) -> None:
+        """Write a file; replace its text if it exists.
 
         Raises:
-            InvalidInputError: as :meth:`VirtualFileSystem.write`.
+            InvalidInputError: ``bad_path``, ``bad_content`` (NUL or a lone surrogate) or
+                ``too_large``. Nothing is written then.
         """
-        path, namespace = _shared(path)
-        async with self._locks.setdefault(path, asyncio.Lock()):
-            try:
-                old = self.read(path)
-            except NotFoundError:
-                old = None
-            new = await change(old)
-            folder = self._folders.get(namespace) or self.private_files()
-            folder.write(path, new)
-            self._folders[namespace] = folder
+        path = check_path(path)
+        folder = _folder(path, private)
+        if "\x00" in content:
+            raise InvalidInputError(
+                "the content has a NUL character: leave it out", code="bad_content"
+            )
+        try:
+            data = content.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError(
+                "the content has half a surrogate pair: leave it out", code="bad_content"
+            ) from None
+        self._check_room(self._folders.get(folder, {}), path, len(data))
+        self._put(folder, path, data)
+
+    def restore(self, path: str, content: str, private: str | None = None) -> None:
+        """Write a file from before a crash, without checks of limits."""
+        path = path if path.startswith("/") else f"/{path}"
+        self._put(_folder(path, private), path, content.encode(errors="replace"))
 
     def folders(self) -> tuple[str, ...]:
         return tuple(self._folders)
 
     def list(self, folder: str) -> list[str]:
-        return self._folders[folder].list() if folder in self._folders else []
+        """Return the paths of a folder's files."""
+        return list(self._folders.get(folder, ()))
+
+    def texts(self, *folders: str) -> dict[str, str]:
+        return {path: self.read(path, folder) for folder in folders for path in self.list(folder)}
 
     def forget(self, folder: str) -> None:
-        if (files := self._folders.pop(folder, None)) is not None:
-            files.clear()
+        """Delete a folder and its files."""
+        self.used -= _size(self._folders.pop(folder, {}))
 
-    def restore(self, path: str, content: str) -> None:
-        """Write a file from before a crash; no limit is checked."""
-        path, namespace = _shared(path)
-        folder = self._folders.setdefault(namespace, self.private_files())
-        folder.restore(path, content)
+    def _check_room(self, files: Mapping[str, bytes], path: str, size: int) -> None:
+        if size > self._max_file_bytes:
+            raise _too_large(f"a file may have {self._max_file_bytes} bytes, this has {size}")
+        if path not in files and len(files) >= self._max_files:
+            raise _too_large(f"there are {self._max_files} files already, and may be no more")
+        growth = size - len(files.get(path, b""))
+        rooms = {
+            "here": self._max_bytes - _size(files),
+            "in this run": max(0, self._max_run_bytes - self.used),
+        }
+        for where, left in rooms.items():
+            if growth > max(0, left):
+                raise _too_large(f"room for {left} bytes is left {where}, {growth} more are needed")
+
+    def _put(self, folder: str, path: str, data: bytes) -> None:
+        files = self._folders.setdefault(folder, {})
+        self.used += len(data) - len(files.get(path, b""))
+        files[path] = data
 
 
-def _shared(path: str) -> tuple[str, str]:
-    """Return a shared file's path in normal form, and its folder."""
-    path = check_path(path)
-    namespace = namespace_of(path)
-    if namespace is None:
+def _folder(path: str, private: str | None) -> str:
+    """Return the folder of a path in normal form."""
+    folder = namespace_of(path) or private
+    if folder is None:
         raise bad_path(f"'{path}' is no shared file: shared files are in {GLOBAL} or {SUBAGENT}")
-    return path, namespace
+    return folder
+
+
+def _size(files: Mapping[str, bytes]) -> int:
+    return sum(map(len, files.values()))
+
+
+def _too_large(detail: str) -> InvalidInputError:
+    return InvalidInputError(f"too large: {detail}", code="too_large")
 
 
 class Workspace:
@@ -370,22 +268,17 @@ class Workspace:
     for a folder that does not exist.
 
     Args:
-        context: the run's shared files.
-        files: the query's private files.
+        context: the run's files.
         task_id: the query's task; ``None`` for the root.
         is_child: returns true if this query itself dispatched the task.
     """
 
     def __init__(
-        self,
-        context: SharedContext,
-        files: VirtualFileSystem,
-        task_id: UUID | None,
-        is_child: Callable[[UUID], bool],
+        self, context: SharedContext, task_id: UUID | None, is_child: Callable[[UUID], bool]
     ) -> None:
         self._context = context
-        self._files = files
         self._own = GLOBAL if task_id is None else folder_of(task_id)
+        self.private = private_folder_of(task_id)
         self._is_child = is_child
 
     @property
@@ -401,12 +294,9 @@ class Workspace:
             NotFoundError: no such file, or this query may not read it.
         """
         path = check_path(path)
-        namespace = namespace_of(path)
-        if namespace is None:
-            return self._files.read(path)
-        if not self._reads(namespace):
+        if not self._reads(_folder(path, self.private)):
             raise missing(path)
-        return self._context.read(path)
+        return self._context.read(path, self.private)
 
     async def write(self, path: str, content: str) -> None:
         """Write a file; replace its text if it exists.
@@ -417,55 +307,45 @@ class Workspace:
             NotFoundError: the folder is another task's, or does not exist.
         """
         path = check_path(path)
-        namespace = namespace_of(path)
-        if namespace is None:
-            self._files.write(path, content)
-            return
-        self._check_write(path, namespace)
-        await self._context.write(path, content)
+        self._check_write(path, _folder(path, self.private))
+        self._context.write(path, content, self.private)
 
     def list(self, prefix: str = "") -> list[str]:
-        """Return the paths below a folder that this query may read, sorted.
+        """Return the paths at or below a folder that this query may read, sorted.
 
         Raises:
             InvalidInputError: ``bad_path``.
         """
-        prefix = check_prefix(prefix)
-        paths = self._files.list()
-        for folder in self._context.folders():
-            if self._reads(folder):
-                paths += self._context.list(folder)
-        return below(prefix, paths)
+        prefix = "" if prefix in ("", "/") else check_path(prefix.removesuffix("/"))
+        return sorted(
+            path
+            for folder in self._context.folders()
+            if self._reads(folder)
+            for path in self._context.list(folder)
+            if path == prefix or path.startswith(f"{prefix}/")
+        )
 
-    def restore(self, path: str, content: str) -> None:
-        """Write a file from before a crash, without checks of rights."""
-        path = path if path.startswith("/") else f"/{path}"
-        if namespace_of(path) is None:
-            self._files.restore(path, content)
-        else:
-            self._context.restore(path, content)
+    def _reads(self, folder: str) -> bool:
+        return folder in (GLOBAL, self._own, self.private) or self._of_child(folder)
 
-    def _reads(self, namespace: str) -> bool:
-        return namespace in (GLOBAL, self._own) or self._of_child(namespace)
-
-    def _of_child(self, namespace: str) -> bool:
+    def _of_child(self, folder: str) -> bool:
         try:
-            task_id = UUID(namespace.removeprefix(f"{SUBAGENT}/"))
+            task_id = UUID(folder.removeprefix(f"{SUBAGENT}/"))
         except ValueError:
             return False
-        return folder_of(task_id) == namespace and self._is_child(task_id)
+        return folder_of(task_id) == folder and self._is_child(task_id)
 
-    def _check_write(self, path: str, namespace: str) -> None:
-        if namespace == self._own:
+    def _check_write(self, path: str, folder: str) -> None:
+        if folder in (self._own, self.private):
             return
-        if namespace == GLOBAL:
+        if folder == GLOBAL:
             raise ForbiddenError(
                 f"only the root agent writes to {GLOBAL}; your own folder is {self.folder}",
                 code="read_only",
             )
-        if not self._of_child(namespace):
+        if not self._of_child(folder):
             raise missing(path)
-        mine = f"{namespace}/input"
+        mine = f"{folder}/input"
         if path != mine and not path.startswith(f"{mine}/"):
             raise ForbiddenError(
                 f"in the folder of a sub-agent you may write only '{mine}' and files below it",

@@ -32,7 +32,7 @@ from bottega.subagents.handle import (
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import SharedContext, VirtualFileSystem, Workspace
+from bottega.subagents.shared_context import SharedContext, Workspace, private_folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,6 @@ class Swarm:
         self.task_root = options.task_root or self.run_id
         self.context = SharedContext()
         self.broken: Exception | None = None
-        self._files: dict[UUID, VirtualFileSystem] = {}
         self._parents: dict[Parent, None] = {}
         self._closed: WeakSet[Parent] = WeakSet()  # kept while the registry has their tasks
         self._plugin_calls: set[asyncio.Task[None]] = set()
@@ -170,21 +169,10 @@ class Swarm:
         """Return the id of the query at a path; the id of the root is the run's id."""
         return task_id_at(self.task_root, path) if path else self.run_id
 
-    def files_of(self, task_id: UUID) -> VirtualFileSystem:
-        """Return a query's private files; create them at the first call."""
-        if task_id not in self._files:
-            self._files[task_id] = self.context.private_files()
-        return self._files[task_id]
-
-    def forget_files(self, task_id: UUID) -> None:
-        if files := self._files.pop(task_id, None):
-            files.clear()
-
     def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
         """Restore a file that a query (``None``: the root) wrote before a crash."""
-        files = self.files_of(task_id or self.run_id)
-        own = task_id or self.options.own_task
-        Workspace(self.context, files, own, lambda task: False).restore(path, content)
+        private = private_folder_of(task_id or self.options.own_task)
+        self.context.restore(path, content, private)
 
     def open(self, parent: Parent) -> None:
         """Register a query that may dispatch tasks."""
@@ -335,7 +323,6 @@ class QueryScope:
         self.waits: set[Waiter] = set()
         self.workspace = Workspace(
             swarm.context,
-            swarm.files_of(self.own_id),
             self.own_id if query.parent is not None else swarm.options.own_task,
             self.dispatched.__contains__,
         )
@@ -398,7 +385,7 @@ class QueryScope:
         registry.end_parent(parent, "parent-cancelled" if cancelled else "parent-ended")
         await all_done({child.running for child in children if child.running})
         swarm.closed(parent)
-        swarm.forget_files(self.own_id)
+        swarm.context.forget(self.workspace.private)
         if swarm.broken is not None and error is None:
             raise swarm.broken
 

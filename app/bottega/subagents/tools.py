@@ -115,7 +115,7 @@ class DispatchTool(SubagentTool):
                 telemetry = self.shared.registry.telemetry
                 telemetry.count("subagent.dispatch.rejected", reason="guard")
                 raise InvalidInputError(decided.detail)
-            await child.give(arguments.input)
+            child.give(arguments.input)
             try:
                 handle = child.dispatch(_params(decided, arguments, self.shared.share_metadata))
             except SubagentRefusedError as error:
