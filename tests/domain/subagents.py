@@ -241,7 +241,7 @@ def timers() -> list[float]:
     return sorted(
         handle.when()
         for handle in scheduled
-        if not handle.cancelled() and handle._callback.__qualname__ != "BreakerSet._due"
+        if not handle.cancelled() and handle._callback.__qualname__ != "Breakers._start_probe"
     )
 
 

@@ -1,8 +1,10 @@
 """Circuit breakers: a key that fails repeatedly is blocked, then tried with one probe task."""
 
 from collections.abc import Hashable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from hypothesis import settings
@@ -15,11 +17,102 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bottega.subagents.breaker import Breakers, OpenBreaker
+from bottega.subagents.breaker import Breakers as RealBreakers
+from bottega.subagents.handle import BreakerKey, SubagentHandle, SubagentStatus
 from bottega.subagents.limits import SchedulerOptions
+from bottega.subagents.telemetry import Totals
 from tests.examples import examples
 
 OPTIONS = SchedulerOptions(failure_threshold=3, monitor_window=60.0, reset_timeout=30.0)
+RUN = UUID(int=1)
+
+
+class OpenBreaker(NamedTuple):
+    """A breaker that is not closed: agent, state, failures, and seconds until the next try."""
+
+    key: str
+    state: str
+    failures: int
+    retry_after: float
+
+
+@dataclass(eq=False)
+class Task:
+    """The part of a task that breakers need."""
+
+    name: Hashable
+    breaker: BreakerKey
+    parent: Any
+    status: SubagentStatus = SubagentStatus.QUEUED
+    error_code: str | None = None
+    suspended: bool = False
+    was_limited: bool = False
+    attempt: int = 1
+
+
+class Breakers:
+    """Breakers of agents ``key`` in one run, with any values as their tasks."""
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self.released: list[Any] = []
+        self.opened = 0
+        self.tasks: dict[tuple[Hashable, Hashable], Any] = {}
+        self.breakers = RealBreakers(
+            options, Totals(), call_at=lambda *about: None, release=self.released.append
+        )
+
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        self.opened += event == "circuit_opened"
+
+    def task(self, key: Hashable, task: Hashable) -> Any:
+        breaker, parent = BreakerKey(None, RUN, str(key)), SimpleNamespace(listener=self)
+        made = Task(task, breaker, parent)
+        return self.tasks.setdefault((key, task), made)
+
+    def refusal(self, key: Hashable, now: float) -> float | None:
+        return self.breakers.refusal(BreakerKey(None, RUN, str(key)), now)
+
+    def admit(self, key: Hashable, task: Hashable, now: float) -> bool:
+        return self.breakers.admit(self.task(key, task), now)
+
+    def end(self, key: Hashable, task: Hashable, now: float, status: SubagentStatus) -> list[Any]:
+        """End a task; return the tasks that this releases."""
+        ended = self.task(key, task)
+        ended.status = status
+        self.released.clear()
+        self.breakers.ended(ended, now)
+        return [handle.name for handle in self.released]
+
+    def failed(self, key: Hashable, task: Hashable, now: float) -> bool:
+        """Return whether a breaker opened."""
+        before = self.opened
+        assert not self.end(key, task, now, SubagentStatus.FAILED)
+        return self.opened > before
+
+    def succeeded(self, key: Hashable, task: Hashable, now: float) -> list[Any]:
+        return self.end(key, task, now, SubagentStatus.COMPLETED)
+
+    def dropped(self, key: Hashable, task: Hashable, now: float) -> Any:
+        return next(iter(self.end(key, task, now, SubagentStatus.CANCELLED)), None)
+
+    def next_probe(self, key: Hashable, now: float) -> Any:
+        """Return the probe that a timer starts."""
+        self.released.clear()
+        if breaker := self.breakers._breakers.get(BreakerKey(None, RUN, str(key))):
+            self.breakers._start_probe(breaker, now)
+        return next((handle.name for handle in self.released), None)
+
+    def open(self, now: float) -> list[OpenBreaker]:
+        shown = [about for _, about in self.breakers.open(now)]
+        return [
+            OpenBreaker(
+                each["agent"], each["state"], each["failures"], each["retry_after_ms"] / 1000
+            )
+            for each in shown
+        ]
+
+    def forget(self, now: float) -> None:
+        self.breakers.forget(now)
 
 
 def opened(*queued: str, key: Hashable = "k") -> Breakers:
@@ -67,60 +160,6 @@ def test_breaker_opens_when_half_of_the_recent_tasks_failed(well: int, opens: bo
     assert not breakers.failed("k", 1, 0.0)
     assert not breakers.failed("k", 2, 0.0)
     assert breakers.failed("k", 3, 0.0) is opens
-
-
-def test_failures_of_one_key_do_not_block_another() -> None:
-    breakers = opened(key=("t", "one"))
-    for other in (("t", "two"), ("u", "one")):
-        assert breakers.refusal(other, 0.0) is None
-        assert breakers.admit(other, "x", 0.0)
-        assert not breakers.failed(other, "x", 0.0)
-
-
-def test_cancelled_tasks_and_exhausted_budgets_do_not_count() -> None:
-    breakers = Breakers(OPTIONS)
-    for number in range(10):
-        assert breakers.dropped("k", number, 0.0) is None
-    assert not breakers.failed("k", 11, 0.0)
-    assert not breakers.failed("k", 12, 0.0)
-    assert breakers.dropped("k", 13, 0.0) is None
-    assert breakers.refusal("k", 0.0) is None
-
-
-def test_fifty_queued_tasks_wait_while_one_probe_runs() -> None:
-    queued = [f"q{n}" for n in range(50)]
-    breakers = opened(*queued)
-    assert breakers.next_probe("k", 29.9) is None
-    assert breakers.next_probe("k", 30.0) == "q0"
-    assert breakers.next_probe("k", 1000.0) is None
-    assert breakers.refusal("k", 1000.0) == 30.0
-    assert breakers.admit("k", "q0", 1000.0)
-    assert not breakers.admit("k", "late", 1000.0)
-    assert breakers.succeeded("k", "q0", 0.0) == [*queued[1:], "late"]
-    assert breakers.refusal("k", 1000.0) is None
-    assert breakers.open(1000.0) == []
-
-
-def test_failed_probe_opens_again_for_the_full_time() -> None:
-    breakers = opened("q0", "q1")
-    assert breakers.next_probe("k", 30.0) == "q0"
-    assert breakers.failed("k", "q0", 40.0)
-    assert breakers.refusal("k", 45.0) == 25.0
-    assert breakers.next_probe("k", 69.5) is None
-    assert breakers.next_probe("k", 70.0) == "q1"
-
-
-def test_a_dropped_probe_passes_its_role_on() -> None:
-    breakers = opened("q0", "q1", "q2")
-    breakers.next_probe("k", 30.0)
-    assert breakers.dropped("k", "q2", 31.0) is None
-    assert breakers.dropped("k", "q0", 31.0) == "q1"
-    assert breakers.dropped("k", "q1", 31.0) is None
-    assert breakers.refusal("k", 31.0) is None
-    assert breakers.admit("k", "next", 31.0)
-    assert breakers.refusal("k", 31.0) == 30.0
-    assert not breakers.admit("k", "after", 31.0)
-    assert breakers.succeeded("k", "next", 0.0) == ["after"]
 
 
 @pytest.mark.parametrize("told", [True, False])

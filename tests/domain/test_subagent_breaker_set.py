@@ -270,7 +270,7 @@ def test_held_tasks_can_be_cancelled_and_leave_nothing() -> None:
             assert len(heard.of("cancelled")) == 10
             await passed(200)
             assert is_empty(where)
-            assert where.scheduler.circuits.breakers._breakers == {}
+            assert where.scheduler.circuits._breakers == {}
             assert len(timers()) == 1
 
     run_virtual(run())

@@ -202,7 +202,7 @@ class Tasks(RuleBasedStateMachine):
             case "subagent_quota_exceeded":
                 assert parent.queued >= LIMITS.max_queued
             case "subagent_circuit_open":
-                assert self.where.scheduler.circuits.breakers.open(self.now())
+                assert self.where.scheduler.circuits.open(self.now())
                 assert error.about["retry_after_ms"] > 0
             case "subagent_depth_exceeded":
                 assert parent.depth >= LIMITS.max_depth

@@ -220,7 +220,7 @@ class TestCommonMistakes:
                 await passed(500)
                 assert where.total_count == 0
                 assert is_empty(where)
-                assert where.scheduler.circuits.breakers._breakers == {}
+                assert where.scheduler.circuits._breakers == {}
                 assert len(timers()) == 1  # the next collection
 
         run_virtual(run())

@@ -151,7 +151,7 @@ class SubagentRuntime:
                 of_tenant = tenants[handle.tenant_id]
                 of_tenant["running"] += 1
                 of_tenant["parked"] += not handle.holds_slot
-        for tenant, breaker in scheduler.circuits.open():
+        for tenant, breaker in scheduler.circuits.open(scheduler.now()):
             tenants[tenant]["breakers"].append(breaker)
         pool = {
             "size": scheduler.capacity,

@@ -98,7 +98,9 @@ async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> Async
         metrics.subagents_active.set(registry.active_count)
         metrics.subagent_pool_size.set(scheduler.capacity)
         metrics.subagent_pool_utilization.set(scheduler.in_use / max(1, scheduler.capacity))
-        of_tasks = sum(each["state"] != "closed" for _, each in scheduler.circuits.open())
+        of_tasks = sum(
+            each["state"] != "closed" for _, each in scheduler.circuits.open(scheduler.now())
+        )
         metrics.breakers_open.set(of_tasks + models.open_breakers())
 
     key = object()

@@ -253,7 +253,7 @@ class Parent:
     children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
     active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
     waiting: Counter[str] = field(default_factory=Counter)
-    lines: "dict[int, list[tuple[Place, SubagentHandle]]]" = field(default_factory=dict)
+    lines: "dict[int, list[SubagentHandle]]" = field(default_factory=dict)
     in_line: int = 0
     ready: int = 0
     holders: "dict[SubagentHandle, float]" = field(default_factory=dict)
@@ -321,7 +321,6 @@ class SubagentHandle:
         holds: tasks that must end before this task may run.
         blocks: tasks that must wait for the end of this task.
         breaker: key of its breaker; ``None``: it has none.
-        is_held: the breaker holds it back now.
         place: its place in the queue; ``None``: it is not in the queue.
         line: base priority of its line in the queue.
         suspended: this process stopped it without an end; another process restores it.
@@ -372,7 +371,6 @@ class SubagentHandle:
     holds: "set[SubagentHandle] | None" = None
     blocks: "list[SubagentHandle] | None" = None
     breaker: BreakerKey | None = None
-    is_held: bool = False
     suspended: bool = False
     # Set by the queue and the scheduler
     place: Place | None = None

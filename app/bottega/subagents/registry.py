@@ -17,7 +17,6 @@ from bottega.errors import (
 from bottega.subagents.breaker import breaker_key
 from bottega.subagents.budget import Account
 from bottega.subagents.handle import (
-    BreakerKey,
     DispatchParams,
     Mode,
     Parent,
@@ -216,18 +215,6 @@ class SubagentRegistry:
         parent = self._parents.get(parent_id)
         return list(parent.children.values()) if parent else []
 
-    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
-        """Return the queued tasks that share a breaker, in the order of their dispatch."""
-        parents = [each for each in self._parents.values() if each.run_id == key.run_id]
-        queued = [
-            child
-            for parent in parents
-            if parent.waiting[key.agent]
-            for child in parent.children.values()
-            if child.breaker == key and child.status is SubagentStatus.QUEUED and not child.spread
-        ]
-        return sorted(queued, key=lambda handle: handle.created_at)
-
     # Dispatching
 
     def dispatch(
@@ -284,7 +271,7 @@ class SubagentRegistry:
                 self.limits,
                 counts=self.counts,
                 room=self.scheduler.room(parent),
-                wait=self.scheduler.circuits.refusal(breaker_key(parent, params)),
+                wait=self.scheduler.refusal(breaker_key(parent, params)),
                 spread=params.spread,
             )
         except SubagentRefusedError as refusal:
@@ -532,7 +519,7 @@ class SubagentRegistry:
         removed = collectable(self._handles.values(), self.limits, now)
         for handle in removed:
             self.remove(handle)
-        self.scheduler.circuits.forget()
+        self.scheduler.circuits.forget(now)
         if removed:
             self.telemetry.count("subagent.gc.collected", len(removed))
         return len(removed)

@@ -15,16 +15,16 @@ import asyncio
 import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import floor, inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
-from bottega.subagents.breaker import BreakerSet
+from bottega.subagents.breaker import Breakers
 from bottega.subagents.handle import (
     BreakerKey,
     Parent,
@@ -47,14 +47,12 @@ class _Tenant:
     """A tenant whose tasks wait in the queue or hold slots.
 
     Attributes:
-        parents: number of parents of these tasks.
         in_line: number of waiting tasks.
         holding: number of tasks that hold a slot.
         turns: the runs with ready parents, and these parents; the first run is next.
     """
 
     key: Hashable
-    parents: int = 0
     in_line: int = 0
     holding: int = 0
     turns: OrderedDict[Hashable, dict[Parent, None]] = field(default_factory=OrderedDict)
@@ -106,7 +104,7 @@ class TakeQueue:
         if task.place is not None:
             raise ValueError("a task may wait only once")
         task.place, task.line = (enqueued_at, next(self._orders)), priority
-        insort(task.parent.lines.setdefault(priority, []), (task.place, task))
+        insort(task.parent.lines.setdefault(priority, []), task, key=_place_of)
         self._change(task.parent, in_line=+1)
 
     def discard(self, task: SubagentHandle) -> bool:
@@ -124,9 +122,7 @@ class TakeQueue:
         tenant = next(iter(self._turns.values()))
         run, parents = next(iter(tenant.turns.items()))
         heads = (line[0] for parent in parents for line in parent.lines.values())
-        _, task = min(
-            heads, key=lambda head: (self._effective(head[1].line, head[0], now), head[0])
-        )
+        task = min(heads, key=lambda head: self._rank(head, now))
         self._turns.move_to_end(tenant.key)
         tenant.turns.move_to_end(run)
         self._remove(task)
@@ -186,7 +182,7 @@ class TakeQueue:
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
         siblings = {**turns.get(parent.run_id, {}), parent: None}
-        better = sum(self._before(each, task, now) for each in siblings)
+        better = sum(self.before(task, each, now) for each in siblings)
         ahead, takes = better, better + 1
         for run, parents in turns.items():
             if run == parent.run_id:
@@ -195,45 +191,27 @@ class TakeQueue:
                 ahead += min(takes, _ready(parents))
         return ahead
 
-    def siblings_before(self, task: SubagentHandle, now: float) -> int:
-        """Count the tasks of the same parent that go before a waiting task."""
-        return self._before(task.parent, task, now)
-
-    def _before(self, parent: Parent, task: SubagentHandle, now: float) -> int:
+    def before(self, task: SubagentHandle, parent: Parent, now: float) -> int:
         """Count a parent's tasks that go before a waiting task."""
-        return sum(
-            bisect_left(line, (self._end(task, priority, now),))
-            for priority, line in parent.lines.items()
-        )
+        own = self._rank(task, now)
+        lines = parent.lines.values()
+        return sum(bisect_left(line, own, key=lambda each: self._rank(each, now)) for line in lines)
 
-    def _end(self, task: SubagentHandle, priority: int, now: float) -> tuple[float, float]:
-        """Return a bound: the tasks of ``priority`` whose place is below it go before ``task``."""
-        own = task.place
-        assert own is not None
-        if priority == task.line:
-            return own
-        if WAKE in (priority, task.line):
-            return (inf, inf) if priority == WAKE else (-inf, 0)
-        best = self._effective(task.line, own, now)
-        equal_until = self._reached(priority, best, now)
-        better_until = self._reached(priority, best - 1, now) if best > 1 else -inf
-        return max((better_until, inf), min((equal_until, inf), own))
+    def _rank(self, task: SubagentHandle, now: float) -> tuple[int, Place]:
+        """Return (effective priority, place); the task with the lowest rank goes first.
 
-    def _reached(self, priority: int, wanted: int, now: float) -> float:
-        """Return the latest time of a push with which a priority has risen to ``wanted``."""
-        steps = priority - wanted
-        return now - steps * self._ageing_interval if steps > 0 else inf
-
-    def _effective(self, priority: int, place: Place, now: float) -> int:
-        """Return the priority of a task at a place: it rises by one per interval, up to 1."""
-        if priority == WAKE:
-            return WAKE
-        return max(1, priority - floor((now - place[0]) / self._ageing_interval))
+        The priority rises by one per interval, up to 1.
+        """
+        place = _place_of(task)
+        if task.line == WAKE:
+            return WAKE, place
+        steps = floor((now - place[0]) / self._ageing_interval)
+        return max(1, task.line - steps), place
 
     def _remove(self, task: SubagentHandle) -> None:
         lines = task.parent.lines
         line = lines[task.line]
-        del line[bisect_left(line, (task.place,))]
+        del line[bisect_left(line, _place_of(task), key=_place_of)]
         if not line:
             del lines[task.line]
         task.place = None
@@ -245,7 +223,6 @@ class TakeQueue:
             holding: change of the number of holders, which has happened already.
         """
         tenant = self._tenants.setdefault(parent.tenant_id, _Tenant(parent.tenant_id))
-        was_here = parent.in_line + len(parent.holders) > holding
         self._in_line += in_line
         self._holding += holding
         tenant.in_line += in_line
@@ -260,8 +237,7 @@ class TakeQueue:
             if not parents:
                 del tenant.turns[parent.run_id]
         self._join_turns(tenant)
-        tenant.parents += bool(parent.in_line or parent.holders) - was_here
-        if not tenant.parents:
+        if not (tenant.in_line or tenant.holding):
             del self._tenants[tenant.key]
         if self._on_ready is not None and parent.ready != before:
             self._on_ready(parent, parent.ready - before)
@@ -273,6 +249,11 @@ class TakeQueue:
             self._turns.setdefault(tenant.key, tenant)
         else:
             self._turns.pop(tenant.key, None)
+
+
+def _place_of(task: SubagentHandle) -> Place:
+    assert task.place is not None
+    return task.place
 
 
 def _ready(parents: Iterable[Parent]) -> int:
@@ -317,9 +298,17 @@ class TenantPlaces:
         """
         while free > 0 and queue.ready:
             tenant = queue.turn
-            if self.source is None or not isinstance(tenant, UUID) or self._take(tenant):
+            if self.source is None or not isinstance(tenant, UUID):
                 return True
-            self._request_places(queue, tenant, min(free, queue.ready_of(tenant)))
+            if self._unused[tenant]:
+                self._unused[tenant] -= 1
+                return True
+            if self.source.take(tenant):
+                return True
+            asks = self._asks.setdefault(tenant, set())
+            for _ in range(min(free, queue.ready_of(tenant)) - len(asks)):
+                ask = self._get(self.source, queue, tenant)
+                asks.add(asyncio.get_running_loop().create_task(ask))
             queue.block(tenant)
         return False
 
@@ -338,21 +327,9 @@ class TenantPlaces:
             for ask in asks:
                 ask.cancel()
 
-    def _take(self, tenant: UUID) -> bool:
-        if self._unused[tenant]:
-            self._unused[tenant] -= 1
-            return True
-        return self.source is not None and self.source.take(tenant)
-
-    def _request_places(self, queue: TakeQueue, tenant: UUID, wanted: int) -> None:
-        asks = self._asks.setdefault(tenant, set())
-        for _ in range(wanted - len(asks)):
-            asks.add(asyncio.get_running_loop().create_task(self._get(queue, tenant)))
-
-    async def _get(self, queue: TakeQueue, tenant: UUID) -> None:
-        assert self.source is not None
+    async def _get(self, source: PlaceSource, queue: TakeQueue, tenant: UUID) -> None:
         try:
-            await self.source.wait(tenant)
+            await source.wait(tenant)
             self._unused[tenant] += 1
         finally:
             asks = self._asks[tenant]
@@ -363,85 +340,48 @@ class TenantPlaces:
         self._came()
 
 
-class SlotLimit(NamedTuple):
-    """A limit of slots, of a tenant or of the pool.
-
-    Attributes:
-        slots: number of slots that the tasks may hold together.
-        claims: number of tasks that hold a slot, wait for a slot or will need a slot again.
-        is_fixed: the number of slots does not change.
-    """
-
-    slots: int
-    claims: int
-    is_fixed: bool = True
-
-
 def estimated_start_ms(
-    handle: SubagentHandle, queue: TakeQueue, limits: Sequence[SlotLimit], now: float
+    handle: SubagentHandle, queue: TakeQueue, slots: int, now: float
 ) -> int | None:
     """Return the milliseconds until a queued task starts; ``None``: no estimate is possible.
 
     An estimate is possible if only siblings are before the task, and all take about equally long.
 
     Args:
-        limits: limits of slots, besides the parent's own limit.
+        slots: number of slots that the parent's tasks can use; no other tasks need these slots.
     """
     parent = handle.parent
-    if handle.place is None or not _all_are_in_line(parent):
-        return None
-    before = queue.siblings_before(handle, now)
-    slots = _slots(parent, before, limits)
     known = _durations(parent)
-    if slots is None or known is None or slots < len(parent.holders):
+    if handle.place is None or known is None or slots < len(parent.holders):
         return None
     left = [max(known) - (now - since) for since in parent.holders.values()]
     if min(left, default=0.0) < 0:
         return None  # a running task takes longer than recent tasks
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
-    soon = free[before % slots] + before // slots * mean
-    before = queue.siblings_before(handle, now + 2 * soon)  # ageing may put others before this task
-    late = free[before % slots] + before // slots * mean
-    if max(soon, late) > 2 * min(soon, late):
-        return None
-    return round(1000 * (soon + late) / 2)
+    soon = late = 0.0
+    for _ in range(2):  # ageing may put others before this task
+        before = queue.before(handle, parent, now + 2 * late)
+        soon, late = late, free[before % slots] + before // slots * mean
+    return None if max(soon, late) > 2 * min(soon, late) else round(1000 * (soon + late) / 2)
 
 
-def _all_are_in_line(parent: Parent) -> bool:
-    """Check that each task of a parent waits in the queue, or still holds its first slot."""
-    return (
+def _durations(parent: Parent) -> list[float] | None:
+    """Return how long recent tasks of the agents of a parent's unfinished tasks held their slots.
+
+    ``None``: too few are known, they differ by a factor of 1.8, or an unfinished task neither waits
+    in the queue nor holds its first slot.
+    """
+    agents = {*parent.waiting, *(handle.agent for handle in parent.holders)}
+    known = [parent.durations.get(agent, ()) for agent in agents]
+    seconds = [each for one in known for each in one]
+    are_in_line = (
         parent.queued == parent.in_line
         and parent.here == parent.in_line + len(parent.holders)
         and all(handle.started_at == since for handle, since in parent.holders.items())
     )
-
-
-def _slots(parent: Parent, before: int, limits: Sequence[SlotLimit]) -> int | None:
-    """Return the slots that a parent's tasks can use; ``None``: other tasks need these slots."""
-    slots = parent.limits.max_concurrent
-    own = len(parent.holders)
-    for limit in limits:
-        others = limit.claims - own - parent.in_line
-        if others + min(slots, own + before + 1) <= limit.slots:
-            continue
-        if others or not limit.is_fixed:
-            return None
-        slots = min(slots, limit.slots)
-    return slots
-
-
-def _durations(parent: Parent) -> list[float] | None:
-    """Return the durations of recent tasks of the same agents; ``None``: they differ too much.
-
-    At least three durations of each agent must be known, and the longest of all must be less than
-    1.8 times the shortest.
-    """
-    agents = {*parent.waiting, *(handle.agent for handle in parent.holders)}
-    known = [parent.durations.get(agent, ()) for agent in agents]
-    if min(map(len, known)) < 3:
+    if not are_in_line or min(map(len, known), default=0) < 3:
         return None
-    seconds = [each for one in known for each in one]
     return seconds if max(seconds) < 1.8 * min(seconds) else None
 
 
@@ -451,9 +391,6 @@ class TaskRegistry(Protocol):
     limits: SubagentLimits
     counts: TaskCounts
     telemetry: Telemetry
-
-    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
-        """Return the queued tasks that share a breaker, in the order of their dispatch."""
 
     def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
         """Move a task to another state."""
@@ -482,7 +419,7 @@ class SubagentScheduler:
         self.options = options or SchedulerOptions()
         self.size = self.options.min_workers
         self.places = TenantPlaces(self.pump_soon)
-        self.circuits: BreakerSet
+        self.circuits: Breakers
         self._queue: TakeQueue
         self._registry: TaskRegistry
         self._running: set[asyncio.Task[None]] = set()
@@ -494,8 +431,11 @@ class SubagentScheduler:
     def serve(self, registry: TaskRegistry) -> None:
         """Attach the scheduler to a registry; the registry calls this."""
         self._registry = registry
-        self.circuits = BreakerSet(
-            self.options, registry.queued_of, registry.telemetry, hold=self.hold, release=self.push
+        self.circuits = Breakers(
+            self.options,
+            registry.telemetry,
+            call_at=lambda *about: asyncio.get_running_loop().call_at(*about),
+            release=self.push,
         )
         self._queue = TakeQueue(
             self.options.ageing_interval,
@@ -535,6 +475,10 @@ class SubagentScheduler:
             own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
         return max(0, min(free, own)), parent.ready
 
+    def refusal(self, key: BreakerKey | None) -> float | None:
+        """Return the seconds until a breaker lets a dispatch through; ``None``: now."""
+        return self.circuits.refusal(key, self.now())
+
     def position(self, handle: SubagentHandle) -> int:
         """Count the tenant's waiting tasks that go before a task.
 
@@ -549,15 +493,22 @@ class SubagentScheduler:
 
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
         """Estimate the time until a queued task starts; ``None``: no estimate is possible."""
-        tenant, queue, counts = handle.tenant_id, self._queue, self._registry.counts
+        parent, tenant = handle.parent, handle.tenant_id
+        queue, counts = self._queue, self._registry.counts
         is_fixed = self.options.min_workers == self.options.max_workers
-        shares = [SlotLimit(self.capacity, counts.active + len(queue), is_fixed)]
+        limits = [(self.capacity, counts.active + len(queue), is_fixed)]
         of_tenant = self._registry.limits.tenant_max_concurrent
         if of_tenant is not None and tenant is not None:
-            claims = counts.active_of[tenant] + queue.in_line_of(tenant)
             is_ours = self.places.source is None  # else other workers' tasks hold places, too
-            shares.append(SlotLimit(of_tenant if is_ours else 0, claims, is_ours))
-        return estimated_start_ms(handle, queue, shares, self.now())
+            claims = counts.active_of[tenant] + queue.in_line_of(tenant)
+            limits.append((of_tenant if is_ours else 0, claims, is_ours))
+        slots, own = parent.limits.max_concurrent, parent.in_line + len(parent.holders)
+        for limit, claims, is_fixed in limits:
+            if claims - own + min(slots, own) > limit:
+                if claims > own or not is_fixed:
+                    return None
+                slots = limit
+        return estimated_start_ms(handle, queue, slots, self.now())
 
     def enqueue(self, handle: SubagentHandle) -> None:
         """Queue a new task, unless a breaker or another task holds it back."""
@@ -565,10 +516,10 @@ class SubagentScheduler:
         if loop is not self._loop:  # timers of a closed loop never fire
             self.stop()
             self._loop = loop
-        self.circuits.enqueued(handle)
         if handle.spread:
             loop.call_soon(self._begin, handle)
-        self.push(handle)
+        if self.circuits.admit(handle, self.now()):
+            self.push(handle)
 
     def hold(self, handle: SubagentHandle) -> None:
         """Take a queued task out of the queue, because it must wait for other tasks."""
@@ -591,7 +542,7 @@ class SubagentScheduler:
         running = handle.running
         if running is not None and running is not asyncio.current_task():
             running.cancel()
-        self.circuits.ended(handle)
+        self.circuits.ended(handle, self.now())
 
     def watch_over(self, handle: SubagentHandle) -> None:
         """End a task that has run for twice its timeout, because its timer never fired."""
@@ -638,8 +589,10 @@ class SubagentScheduler:
             if handle.slot is not None:
                 handle.slot.set_result(None)
                 handle.slot = None
-            else:
+            elif self.circuits.admit(handle, self.now()):
                 self._start(handle)
+            else:
+                self._give_up_slot(handle)
 
     def push(self, handle: SubagentHandle, *, wakes: bool = False) -> None:
         """Add a task to the queue, if nothing holds it back; ``wakes``: it has run before."""
@@ -647,7 +600,6 @@ class SubagentScheduler:
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
             or handle.place is not None
-            or handle.is_held
             or handle.holds
         ):
             return
