@@ -90,7 +90,7 @@ def test_field_for_the_context_is_refused_with_the_way_out() -> None:
 
         def execute(self) -> None: ...
 
-    with pytest.raises(TypeError, match=r"let execute take it, as in execute\(self, context"):
+    with pytest.raises(TypeError, match=r"declare execute\(self, context"):
         tool(name="wrong", description="Wrong.")(Wrong)
 
 

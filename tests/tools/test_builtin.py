@@ -135,7 +135,7 @@ async def test_an_image_is_a_part_of_the_result(web: RawServer, egress: Egress) 
 async def test_binary_content_is_an_error(web: RawServer, egress: Egress, body: bytes) -> None:
     web.reply = answer(body, content_type="image/png")
     assert await error_of(made("http_get", egress), url=web.url()) == (
-        "the answer is no text (image/png)"
+        "the answer is not text (image/png)"
     )
 
 
@@ -157,7 +157,7 @@ async def test_redirect_is_reported_and_its_address_checked(web: RawServer, egre
     tool = made("http_get", egress)
     web.reply = answer(status=302, headers=("location: http://u:p@169.254.169.254/x#y",))
     said = await error_of(tool, url=web.url())
-    assert said.endswith("it has moved to http://169.254.169.254/x; get that URL")
+    assert said.endswith("it has moved to http://169.254.169.254/x; use that URL")
     assert "not a public address" in await error_of(tool, url="http://169.254.169.254/x")
     web.reply = answer(status=302, headers=("location: /there",))
     assert web.url("/there") in await error_of(tool, url=web.url("/here"))

@@ -281,9 +281,9 @@ def nested(depth: int) -> dict[str, Any]:
         ({"properties": {"a": {"required": True}}}, "not a valid JSON Schema"),
         (
             {"properties": {"a": {"items": [{}], "prefixItems": [{}]}}},
-            "the keyword that it replaced",
+            "its older form",
         ),
-        ({"dependencies": {"a": ["b"]}, "dependentRequired": {}}, "the keyword that it replaced"),
+        ({"dependencies": {"a": ["b"]}, "dependentRequired": {}}, "its older form"),
         ({"properties": {"a": nested(20)}}, "nested deeper"),
         ({"properties": {"a": {"enum": [str(n) for n in range(BOUNDS.values)]}}}, "more than"),
     ],

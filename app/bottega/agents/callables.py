@@ -428,7 +428,7 @@ def _plain(value: Any) -> Any:
     if callable(value) or not public:
         raise TypeError(
             f"the tool has run, but its result has a {kind.__name__}, which has no form in JSON; "
-            "let it return a dict, a list, a text, a number or a dataclass"
+            "return a dict, a list, a text, a number or a dataclass"
         )
     return public
 

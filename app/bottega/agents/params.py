@@ -59,7 +59,7 @@ class ModelParams:
         if unknown := sorted(values.keys() - PARAMETERS):
             raise InvalidInputError(
                 f"there is no parameter '{unknown[0]}'; put it into extra_body if the model's "
-                "server knows it",
+                "server supports it",
                 code="unknown_param",
                 pointer=f"/{unknown[0]}",
             )

@@ -354,8 +354,8 @@ def _class_arguments(name: str, target: type[Any], known: Names) -> dict[str, An
     fields = fields_of(what, target, known)
     if any(is_context(hint) for hint, _ in fields.values()):
         raise TypeError(
-            f"{target.__name__} cannot have a field of type ToolContext: let execute take it, "
-            "as in execute(self, context: ToolContext)"
+            f"{target.__name__} cannot have a field of type ToolContext: "
+            "declare execute(self, context: ToolContext) instead"
         )
     if dataclasses.is_dataclass(target) or issubclass(target, BaseModel):
         return {"_takes": takes, "_fields": instances_of(what, target, known)}

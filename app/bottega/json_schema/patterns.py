@@ -169,7 +169,7 @@ def _check_number(in_tool: int, in_agent: int) -> None:
     if in_tool > MOST_IN_TOOL or in_agent > MOST_IN_AGENT:
         raise InvalidInputError(
             f"at most {MOST_IN_TOOL} patterns per tool and {MOST_IN_AGENT} per agent: "
-            "leave some out",
+            "remove some patterns",
             code=_CODE,
         )
 
@@ -177,7 +177,7 @@ def _check_number(in_tool: int, in_agent: int) -> None:
 def _check_size(size: Size, left: int) -> None:
     if size.repeats > MOST_REPEATS:
         raise InvalidInputError(
-            f"nested repeats multiply to more than {MOST_REPEATS}: repeat less",
+            f"nested repeats multiply to more than {MOST_REPEATS}: use smaller repeats",
             code=_CODE,
         )
     if size.bytes > left:
@@ -258,7 +258,7 @@ class _Measure:
         if opening is None:
             self._at += 1
         elif "x" in (opening[2] or ""):
-            raise InvalidInputError("the flag x of patterns is not supported: leave out spaces")
+            raise InvalidInputError("the pattern flag x is not supported: remove flag and spaces")
         else:
             self._at = opening.end()
             if opening[0].endswith(")"):

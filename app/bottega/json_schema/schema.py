@@ -151,7 +151,7 @@ class CheckedSchema:
             raise InvalidInputError(f"the schema is nested deeper than {bounds.depth} levels")
         self.size = count_values(schema)
         if self.size > bounds.values:
-            raise InvalidInputError(f"the schema holds more than {bounds.values} values")
+            raise InvalidInputError(f"the schema has more than {bounds.values} values")
         modern = _Modern(schema)
         self.patterns: Mapping[str, str] = modern.patterns
         self._targets = modern.targets
@@ -336,7 +336,7 @@ def _refuse_mixed(schema: dict[str, Any]) -> None:
         newer += ["dependentRequired", "dependentSchemas"]
     if keyword := next((each for each in newer if each in schema), None):
         raise InvalidInputError(
-            f"'{keyword}' and the keyword that it replaced are both there: use only '{keyword}'"
+            f"'{keyword}' and its older form are both in the schema: use only '{keyword}'"
         )
 
 

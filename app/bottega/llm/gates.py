@@ -249,7 +249,7 @@ class ModelGate:
             if permit is None:
                 raise HeldBackError(
                     f"the provider '{self._key.server.provider}' is at its limits "
-                    f"({self._limits.text}): the call must wait for its turn",
+                    f"({self._limits.text}): the call must wait",
                     code=LIMITED,
                     pause_s=_LIMITED_S,
                 )

@@ -113,7 +113,7 @@ def checked_key(api_key: str | None, variable: str) -> str | None:
     key = api_key.strip() if api_key is not None else None
     if key and not (key.isascii() and key.isprintable()):
         raise InvalidInputError(
-            "the API key contains invalid characters; copy it again",
+            "the API key contains invalid characters; copy the key again",
             code="model_unauthorized",
         )
     return key

@@ -58,12 +58,12 @@ def evaluate(expression: str) -> Number:
     if len(text) > LONGEST_EXPRESSION:
         raise InvalidInputError(f"the expression is longer than {LONGEST_EXPRESSION} characters")
     if "^" in text:
-        raise InvalidInputError("'^' is not understood: write powers with **")
+        raise InvalidInputError("'^' is not supported: write powers with **")
     try:
         return _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise InvalidInputError(f"this is no expression that can be evaluated: {reason}") from None
+        raise InvalidInputError(f"the expression cannot be evaluated: {reason}") from None
     except ZeroDivisionError:
         raise InvalidInputError("division by zero") from None
     except OverflowError:
@@ -85,7 +85,7 @@ def _value(node: ast.expr) -> Number:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             return _called(name, [_value(argument) for argument in arguments])
     raise InvalidInputError(
-        f"'{ast.unparse(node)[:60]}' is not understood: use numbers, + - * / // % **, parentheses, "
+        f"'{ast.unparse(node)[:60]}' is not supported: use numbers, + - * / // % **, parentheses, "
         f"{', '.join(CONSTANTS)} and {', '.join(FUNCTIONS)}"
     )
 
@@ -94,7 +94,7 @@ def _called(name: str, arguments: list[Number]) -> Number:
     try:
         return _bounded(FUNCTIONS[name](*arguments))
     except TypeError:
-        raise InvalidInputError(f"{name}() does not take {len(arguments)} such values") from None
+        raise InvalidInputError(f"{name}() does not accept {len(arguments)} such values") from None
     except ValueError:
         raise InvalidInputError(f"{name}() has no value for these numbers") from None
 
@@ -106,7 +106,7 @@ def _bounded(number: Any) -> Number:
             raise OverflowError
         return number
     if isinstance(number, complex):
-        raise InvalidInputError("the result is no real number")
+        raise InvalidInputError("the result is not a real number")
     result = float(number)
     if not math.isfinite(result):
         raise OverflowError
@@ -258,14 +258,14 @@ def http_get(deps: ToolDeps) -> ToolBase:
             reply = replace(reply, body=reply.body[:_GET_MAX_BYTES], truncated=True)
         if is_redirect(reply):
             target = deps.known.text(str(redirect_target(reply, url) or "an invalid address"))
-            raise InvalidInputError(f"{failure_of(reply)}: it has moved to {target}; get that URL")
+            raise InvalidInputError(f"{failure_of(reply)}: it has moved to {target}; use that URL")
         text = None if (raw := text_of(reply)) is None else deps.known.text(raw)
         if (failure := failure_of(reply)) is not None:
             raise InvalidInputError(f"{failure}: {excerpt(text or '')}".rstrip(": \n"))
         if media is not None:
             return [{"status": reply.status, "content_type": content_type(reply)}, media]
         if text is None:
-            raise InvalidInputError(f"the answer is no text ({content_type(reply) or 'untyped'})")
+            raise InvalidInputError(f"the answer is not text ({content_type(reply) or 'untyped'})")
         return {
             "status": reply.status,
             "content_type": content_type(reply),

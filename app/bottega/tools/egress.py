@@ -91,7 +91,7 @@ def checked_url(url: str) -> httpx2.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise EgressRefusedError("the URL must have the form http(s)://host/path")
     if parsed.userinfo:
-        raise EgressRefusedError("a URL must not hold a user name or password")
+        raise EgressRefusedError("a URL must not contain a user name or password")
     if parsed.port is not None and not 0 < parsed.port < 65536:
         raise EgressRefusedError(f"{parsed.port} is not a valid port")
     address_in(parsed.raw_host.decode("ascii"))

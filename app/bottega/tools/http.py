@@ -84,7 +84,7 @@ class UrlTemplate:
         checked_url(origin)
         segments = tuple(_pieces(segment, _FIXED_PATH) for segment in path[1:].split("/"))
         if any(_is_dots("".join(pieces)) for pieces in segments):  # placeholders have no dots
-            raise InvalidInputError("the URL's path must not hold the segments '.' and '..'")
+            raise InvalidInputError("the URL's path must not contain the segments '.' and '..'")
         return cls(origin, segments, _pairs(query) if query else ())
 
     @property
@@ -391,7 +391,7 @@ class HttpToolDefinition(Approvable):
     @classmethod
     def _may_be_set(cls, headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
         if len({name.lower() for name in headers}) < len(headers):
-            raise ValueError("a header is given twice: case makes no difference")
+            raise ValueError("the same header occurs twice: upper and lower case are equal")
         for name, value in headers.items():
             text = value if isinstance(value, str) else "secret"
             _said(check_header, name, text)
@@ -401,7 +401,7 @@ class HttpToolDefinition(Approvable):
                     'refer to it by {"secret": "NAME"}'
                 )
             if name.lower() == "content-type" and "json" not in text.lower():
-                raise ValueError("the body is sent as JSON: leave content-type out")
+                raise ValueError("the body is sent as JSON: remove the header content-type")
         return headers
 
     @property

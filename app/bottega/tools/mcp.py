@@ -156,7 +156,7 @@ def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]])
     known = servers[name]["tools"]
     if known is None:
         raise InvalidInputError(
-            f"the tools of the MCP server '{name}' are not known yet: send POST "
+            f"the tools of the MCP server '{name}' are unknown: first send POST "
             f"/v1/mcp-servers/{name}/refresh",
             code="mcp_server_not_refreshed",
         )
