@@ -6,6 +6,7 @@ An index finds the routes of requests: Starlette would try a hundred patterns in
 import asyncio
 import signal
 import socket
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
@@ -73,6 +75,9 @@ from bottega.errors import InvalidInputError
 from bottega.services import background
 from bottega.settings import Settings
 from bottega.tenants import operator
+
+# FastAPI ignores these warnings about its aliases, but only at the start; see DescribedModel.
+warnings.filterwarnings("ignore", "The 'alias' attribute", UnsupportedFieldAttributeWarning)
 
 _WEBSOCKET = "websocket"
 REQUEST_TIMEOUT_S = 20.0

@@ -117,6 +117,8 @@ UNWANTED = {
     "bottega.cli.commands": ["fastapi", "openai", "sqlalchemy", "alembic", "networkx"],
     "bottega.agents": ["sqlalchemy", "asyncpg", "fastapi", "openai", "pydantic_settings", "numpy"],
     "bottega.worker": ["fastapi", "starlette", "uvicorn", "sse_starlette", "alembic"],
+    "bottega.memory.episodes.embedding_worker": ["numpy"],
+    "bottega.memory.episodes.maintenance": ["numpy"],
     "bottega.main": ["numpy"],
 }
 """What a module must not load, in an order in which the parts before it load none of that."""

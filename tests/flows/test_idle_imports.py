@@ -1,29 +1,40 @@
-"""Imports of a process before it is used: nothing that only some uses need."""
+"""Imports and memory of a process before it is used: nothing that only some uses need."""
 
+import psutil
 import pytest
 
 from tests.processes import cold_command
 from tests.waiting import until
 
-LATE = {"networkx", "mcp", "openai", "obstore", "jwt", "cryptography"}
+LATE = {"networkx", "numpy", "mcp", "openai", "obstore", "jwt", "cryptography"}
 
 
 @pytest.mark.parametrize(
-    "arguments", [("serve", "--no-worker", "--port", "0"), ("worker",)], ids=["API", "worker"]
+    ("arguments", "most_mb"),
+    [
+        (("serve", "--no-worker", "--port", "0"), 148),
+        (("worker",), 120),
+        (("serve", "--port", "0"), 150),
+    ],
+    ids=["API", "worker", "both"],
 )
 async def test_packages_of_some_uses_are_not_loaded_at_rest(
-    arguments: tuple[str, ...], database_url: str
+    arguments: tuple[str, ...], most_mb: int, database_url: str
 ) -> None:
     """``PYTHONPROFILEIMPORTTIME`` makes each process write the modules that it imports."""
     async with cold_command(
         *arguments,
         DATABASE_URL=database_url,
         OPENAI_API_KEY="test-key",
+        BOTTEGA_EMBEDDING_MODEL="builtin",
         PYTHONPROFILEIMPORTTIME="1",
     ) as started:
         imported = await until(lambda: _imported(started.log), lambda names: "bottega" in names)
         assert "bottega.container" in imported
         assert LATE & imported == set()
+        root = psutil.Process(started.process.pid)
+        tree = [root, *root.children(recursive=True)]
+        assert sum(each.memory_info().rss for each in tree) <= most_mb * 1e6
 
 
 def _imported(log: list[str]) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import ClassVar
 
-from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -155,12 +155,15 @@ class DescribedModel(BaseModel):
     """A model whose JSON Schema describes each field by the string below the field.
 
     Pydantic's `use_attribute_docstrings` would parse each class at import, which doubles the start
-    time. This class parses each file once, when the service makes a document.
+    time. This class parses each file once, when the service makes a document. Pydantic builds the
+    validators at the first use, because most processes never use most models.
 
     Attributes:
         shows: request body whose fields this answer repeats; the fields have the body's
             descriptions.
     """
+
+    model_config = ConfigDict(defer_build=True)
 
     shows: ClassVar[type[BaseModel] | None] = None
 

@@ -180,7 +180,7 @@ def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
     # Plain routes answer HEAD, too; FastAPI's routes do not.
     app.add_route("/docs", docs, include_in_schema=False)
     app.add_route(OPENAPI, document.answer, include_in_schema=False)
-    app.mount(ASSETS, _assets())
+    app.mount(ASSETS, _assets)
 
 
 def _page(title: str) -> Document:
@@ -203,9 +203,13 @@ def _page(title: str) -> Document:
     return Document(html.encode(), "text/html", {"Content-Security-Policy": policy})
 
 
+async def _assets(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the page's script and style, 1.9 MB that few processes ever need."""
+    await _read_assets()(scope, receive, send)
+
+
 @cache
-def _assets() -> DocumentFolder:
-    """Read the page's script and style once per process."""
+def _read_assets() -> DocumentFolder:
     return DocumentFolder(Path(__file__).with_name("vendor"), "swagger-ui*")
 
 

@@ -14,6 +14,7 @@ from fastapi import Query, Request, Response
 from pydantic import (
     AfterValidator,
     BaseModel,
+    ConfigDict,
     Field,
     StringConstraints,
     TypeAdapter,
@@ -40,6 +41,8 @@ class Window(TypedDict):
 
 class PageQuery(BaseModel):
     """Query parameters of every list."""
+
+    model_config = ConfigDict(defer_build=True)
 
     limit: Annotated[int, Field(ge=1, le=200, description="Items on a page.")] = 50
     cursor: Annotated[

@@ -7,10 +7,10 @@ dies, another worker retries at the time of the next try.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
-import numpy as np
 import structlog
 from pydantic_core import from_json
 
@@ -21,13 +21,9 @@ from bottega.leased_work import Blame, LeasedWork, Rows, blame_service
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.search import CHANNEL, POLL_S, refresh_common, vector_text
-from bottega.memory.text.embeddings import (
-    Embedder,
-    Vectors,
-    embed_queries,
-    measured_background,
-    packed_vectors,
-)
+
+if TYPE_CHECKING:  # loads numpy, which takes 11 MB
+    from bottega.memory.text.embeddings import Embedder, Vectors
 
 _FIRST_POSTPONED_S = 15.0
 _GIVEN_UP = 6  # tries of an episode after which a switch of the embedder does not wait for it
@@ -218,6 +214,8 @@ class EmbeddingWorker:
             await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
 
     async def _embed(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
+        from bottega.memory.text.embeddings import packed_vectors
+
         ids = [row["episode_id"] for row in due]
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_READ, tenant_id, ids)
@@ -274,6 +272,10 @@ class EmbeddingWorker:
         Raises:
             ModelError, UnavailableError: the embedder failed.
         """
+        import numpy as np
+
+        from bottega.memory.text.embeddings import embed_queries, measured_background
+
         embedder = self._embedders.named(name)
         wanted = next(size for size in GROWN if size > before)
         async with acting_as(self._pool, tenant_id) as connection:
@@ -296,7 +298,7 @@ class EmbeddingWorker:
 
     async def _all_made(
         self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
-    ) -> Mapping[str, Vectors]:
+    ) -> "Mapping[str, Vectors]":
         """Return vectors of episodes, by embedder: the current one, then the one of queries."""
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
@@ -309,7 +311,7 @@ class EmbeddingWorker:
                 log.info("embedder.left", embedder=of_queries, error=error.detail)
         return made
 
-    async def _made(self, embedder: Embedder, found: Sequence[Summary]) -> tuple[str, Vectors]:
+    async def _made(self, embedder: "Embedder", found: Sequence[Summary]) -> "tuple[str, Vectors]":
         """Return an embedder's name, and its vectors of the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)

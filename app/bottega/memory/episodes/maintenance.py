@@ -20,12 +20,10 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import islice
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
-import numpy as np
-from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
 from bottega.clock import monotonic
@@ -43,6 +41,10 @@ from bottega.memory.episodes.episode import (
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.search import CHANNEL, POLL_S, load
 from bottega.objects import ALL_PARTS, Objects, copied
+
+if TYPE_CHECKING:  # takes 11 MB
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PAGE = 100
 """Number of episodes per transaction."""
@@ -267,6 +269,8 @@ class EpisodeMaintenance:
         self, tenant_id: UUID, rows: Sequence[asyncpg.Record], mature: datetime
     ) -> Counter[str]:
         """Find groups of similar episodes in ``rows``, and consolidate each group."""
+        import numpy as np
+
         made: Counter[str] = Counter()
         known = [row for row in rows if row["whole"]]
         vectors = np.array([row["whole"] for row in known], np.float32)
@@ -414,7 +418,7 @@ def _json(value: Any) -> str:
 
 
 def groups(
-    vectors: NDArray[np.float32], times: Sequence[datetime], *, cosine: float, window: timedelta
+    vectors: "NDArray[np.float32]", times: Sequence[datetime], *, cosine: float, window: timedelta
 ) -> list[list[int]]:
     """Return groups of two or more episodes, as indexes, in which all pairs are close.
 
@@ -427,6 +431,8 @@ def groups(
         cosine: lower bound (exclusive) of the cosine of each pair.
         window: longest time between the first and the last episode of a group.
     """
+    import numpy as np
+
     if len(times) < 2:
         return []
     near = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
