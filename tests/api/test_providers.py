@@ -130,7 +130,7 @@ async def test_a_provider_shows_breakers_and_calls_of_its_own_tenant_only(
         states = [
             {"model": model, "state": state, "retry_at": soon} for model, state in breakers.items()
         ]
-        counts = {"under_way": 2, "waiting": 3}
+        counts = {"under_way": 2, "waiting": 3, "oldest_at": soon}
         return {"provider": name, "is_operators": of_operator, "breakers": states, **counts}
 
     await report(server.owner, uuid4())
@@ -156,8 +156,11 @@ async def test_a_provider_shows_breakers_and_calls_of_its_own_tenant_only(
     assert states_of == {"m": "open", "n": "half_open", "p": "closed"}
     assert shown["breaker"]["p"]["retry_at"] is None
     assert datetime.fromisoformat(shown["breaker"]["n"]["retry_at"]) == soon
-    assert shown["calls"] == {"under_way": 2, "waiting": 3}
-    assert (operators["breaker"], operators["calls"]) == ({}, {"under_way": 0, "waiting": 0})
+    counts = {name: shown["calls"][name] for name in ("under_way", "waiting")}
+    assert counts == {"under_way": 2, "waiting": 3}
+    assert datetime.fromisoformat(shown["calls"]["oldest_at"]) == soon
+    none = {"under_way": 0, "oldest_at": None, "waiting": 0}
+    assert (operators["breaker"], operators["calls"]) == ({}, none)
 
 
 async def test_no_transaction_is_open_while_an_address_is_looked_up(

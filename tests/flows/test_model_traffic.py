@@ -91,7 +91,7 @@ async def test_two_workers_keep_to_a_provider_s_limit(
         async def calls() -> Any:
             return (await bottega.client.get("/v1/providers/vendor")).json()["calls"]
 
-        await until(calls, lambda seen: seen == {"under_way": 2, "waiting": 6})
+        await until(calls, lambda seen: (seen["under_way"], seen["waiting"]) == (2, 6))
         gauge.gate.set()
         for run_id in runs:
             assert (await ended(bottega, run_id))["status"] == "completed"
@@ -176,10 +176,13 @@ async def test_many_runs_do_not_hammer_a_dead_server(
         return (await bottega.client.get("/v1/providers/vendor")).json()["breaker"]
 
     runs = await start(bottega, count)
-    await until(breaker, lambda seen: seen.get("m", {}).get("state") in ("open", "half_open"))
+    opened = await until(
+        breaker, lambda seen: seen.get("m", {}).get("state") in ("open", "half_open")
+    )
     asked = len(model.requests)
     began = monotonic()
     await until(lambda: len(model.requests) >= asked + 4)
+    assert (await breaker())["m"]["open_since"] == opened["m"]["open_since"]
     # From then on one call at a time tries.
     assert len(model.requests) - asked <= 2 + (monotonic() - began) / 0.3
     assert asked <= count + 2 + 5
@@ -191,6 +194,9 @@ async def test_many_runs_do_not_hammer_a_dead_server(
     assert recent["calls"] == min(100, len(model.requests))  # calls that were held back are none
     failure = {"agent": "a", "model": "m", "code": "model_unavailable", "http_status": 503}
     failure["calls"] = recent["failed"]
+    times = [recent["failures"][0].pop(name) for name in ("first_at", "last_at")]
+    assert times == sorted(times)
+    assert opened["m"]["open_since"] < times[1]
     assert (recent["failures"], recent["errors"]) == (
         [failure],
         {"model_unavailable": recent["failed"]},

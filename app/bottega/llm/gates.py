@@ -9,7 +9,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -45,6 +45,7 @@ class _OpenBreaker:
     Attributes:
         cause: text of the latest failure.
         retry_at: earliest time for the next probe, by the monotonic clock.
+        since: time when the breaker opened, by the wall clock.
         is_probed: true while the probe runs.
         passes: event that is set when the breaker closes, or when another call may become the
             probe.
@@ -53,6 +54,7 @@ class _OpenBreaker:
     failures: int
     cause: str
     retry_at: float
+    since: datetime
     is_probed: bool = False
     passes: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -79,12 +81,24 @@ class ModelBreakers:
         return len(self._open)
 
     def states(self) -> Iterator[tuple[ModelKey, dict[str, Any]]]:
-        """Yield the breakers that are not closed, as JSON; ``retry_at`` is by the wall clock."""
-        now, wall = monotonic(), self._wall_clock()
+        """Yield the breakers that are not closed, as JSON; times are by the wall clock."""
+        now = monotonic()
         for key, breaker in self._open.items():
-            retry_at = wall + timedelta(seconds=max(0.0, breaker.retry_at - now))
+            retry_at = self.wall_time(max(now, breaker.retry_at))
             state = "half_open" if breaker.is_probed else "open"
-            yield key, {"model": key.model, "state": state, "retry_at": retry_at}
+            yield (
+                key,
+                {
+                    "model": key.model,
+                    "state": state,
+                    "retry_at": retry_at,
+                    "open_since": breaker.since,
+                },
+            )
+
+    def wall_time(self, at: float) -> datetime:
+        """Return a time of the monotonic clock by the wall clock."""
+        return self._wall_clock() + timedelta(seconds=at - monotonic())
 
     def held_s(self, key: ModelKey) -> float:
         """Return the seconds until a call may become the probe, or 0 if a call may start now."""
@@ -155,11 +169,13 @@ class ModelBreakers:
         earlier = self._open.get(key)
         if earlier is None and len(self._open) >= _MOST:
             return
+        since = self._wall_clock() if earlier is None else earlier.since
         passes = asyncio.Event() if earlier is None else earlier.passes
         if pause_s == 0:
             passes.set()
             passes = asyncio.Event()
-        self._open[key] = _OpenBreaker(failures, cause, monotonic() + pause_s, passes=passes)
+        retry_at = monotonic() + pause_s
+        self._open[key] = _OpenBreaker(failures, cause, retry_at, since, passes=passes)
 
 
 LIMITED = "model_limited"
@@ -186,20 +202,24 @@ class GatePermit(NamedTuple):
 
     Attributes:
         limits: the call's part of the server's limits, or ``None`` if the server has no limits.
+        since: time when the call passed, by the monotonic clock.
     """
 
     limits: LimitPermit | None
     is_probe: bool
+    since: float
 
 
 @dataclass(slots=True)
 class _Calls:
-    under_way: int = 0
-    waiting: int = 0
+    """Calls to a server that are not over.
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        return self.under_way, self.waiting
+    Attributes:
+        under_way: the time when each call was sent, by the monotonic clock; the oldest first.
+    """
+
+    under_way: list[float] = field(default_factory=list)
+    waiting: int = 0
 
 
 class ModelGate:
@@ -259,8 +279,9 @@ class ModelGate:
                 self._release(permit, 0)
                 raise
         is_probe = self._breakers.begin_call(self._key)
-        self._traffic.calls_of(self._key.server).under_way += 1
-        return GatePermit(permit, is_probe)
+        since = monotonic()
+        self._traffic.calls_of(self._key.server).under_way.append(since)
+        return GatePermit(permit, is_probe, since)
 
     async def wait(
         self, error: HeldBackError, tokens: int, since: float, wait_s: float
@@ -286,7 +307,7 @@ class ModelGate:
         Args:
             outcome: the call's error or answer, or ``None`` if the call was cancelled.
         """
-        self._traffic.calls_of(self._key.server).under_way -= 1
+        self._traffic.calls_of(self._key.server).under_way.remove(permit.since)
         if isinstance(outcome, AssistantMessage):
             self._release(permit.limits, outcome.usage.total_tokens)
             self._breakers.succeeded(self._key)
@@ -350,19 +371,23 @@ class Traffic:
 
         The method also removes the counts of servers without calls.
         """
-        self._calls = {key: calls for key, calls in self._calls.items() if any(calls.counts)}
+        self._calls = {
+            key: calls for key, calls in self._calls.items() if calls.under_way or calls.waiting
+        }
         breakers: dict[ServerKey, list[dict[str, Any]]] = {}
         for model, state in self.breakers.states():
             breakers.setdefault(model.server, []).append(state)
         servers: dict[UUID, list[Mapping[str, Any]]] = {}
         for key in {**self._calls, **breakers}:
-            under_way, waiting = self._calls.get(key, _Calls()).counts
+            calls = self._calls.get(key, _Calls())
+            oldest_at = self.breakers.wall_time(calls.under_way[0]) if calls.under_way else None
             servers.setdefault(key.tenant_id, []).append(
                 {
                     "provider": key.provider,
                     "is_operators": key.is_operators,
-                    "under_way": under_way,
-                    "waiting": waiting,
+                    "under_way": len(calls.under_way),
+                    "oldest_at": oldest_at,
+                    "waiting": calls.waiting,
                     "breakers": breakers.get(key, []),
                 }
             )

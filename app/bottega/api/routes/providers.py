@@ -1,7 +1,7 @@
 """Routes of providers: model servers that a tenant or the operator defines."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -147,6 +147,8 @@ class ModelBreaker(Answer):
     """`open`: no call is sent. `half_open`: one call is tried."""
     retry_at: datetime | None = None
     """Time at which the next call is tried; null: the breaker is closed."""
+    open_since: datetime | None = None
+    """Time since which the model keeps failing; null: the breaker is closed."""
 
 
 class ModelCalls(Answer):
@@ -154,6 +156,8 @@ class ModelCalls(Answer):
 
     under_way: int = 0
     """Calls that were sent and are not over."""
+    oldest_at: datetime | None = None
+    """Time when the oldest of these calls was sent; null: none is under way."""
     waiting: int = 0
     """Calls that wait for a limit of the provider, or for its breaker."""
 
@@ -171,6 +175,10 @@ class FailedCalls(Answer):
     """HTTP status of the server's answers; null: it sent none."""
     calls: int
     """Number of tries."""
+    first_at: datetime
+    """Time when the first of these tries failed."""
+    last_at: datetime
+    """Time when the last of these tries failed."""
 
 
 class RecentCalls(Answer):
@@ -301,6 +309,7 @@ _OWNERS = {True: "operator", False: "tenant"}
 _RECENT = text("""
     WITH tries AS MATERIALIZED (
         SELECT l.data ->> 'provider' AS provider, l.data ->> 'model' AS model, l.agent, l.code,
+               s.at,
                substring(l.data #>> '{error,message}' FROM 'HTTP ([0-9]{3})')::integer AS status,
                (l.data ->> 'duration_ms')::bigint AS ms,
                row_number() OVER (PARTITION BY l.data ->> 'provider' ORDER BY s.at DESC) AS place
@@ -320,7 +329,7 @@ _RECENT = text("""
     SELECT n.name, count(t.place) AS calls, count(t.code) AS failed,
         percentile_disc(0.5) WITHIN GROUP (ORDER BY t.ms) AS duration_p50_ms,
         percentile_disc(0.95) WITHIN GROUP (ORDER BY t.ms) AS duration_p95_ms,
-        coalesce(jsonb_agg(jsonb_build_array(t.agent, t.model, t.code, t.status)) FILTER (
+        coalesce(jsonb_agg(jsonb_build_array(t.agent, t.model, t.code, t.status, t.at)) FILTER (
             WHERE t.code IS NOT NULL), '[]') AS failures
     FROM unnest(:names) AS n(name)
     LEFT JOIN tries t ON t.provider = n.name AND t.place <= 100 GROUP BY n.name
@@ -342,24 +351,28 @@ async def _health(
     found: dict[str, dict[str, Any]] = {}
     about = {"tenant": caller.tenant, "names": [*providers]}
     for row in (await caller.tx.execute(_RECENT, about)).mappings():
-        failures = Counter(map(tuple, row["failures"]))
-        recent = {
-            **row,
-            "errors": Counter(code for _, _, code, _ in failures.elements()),
-            "failures": [
-                dict(zip(_ALIKE, failure, strict=True), calls=calls)
-                for failure, calls in failures.most_common()
-            ],
-        }
+        alike: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+        for *failure, at in row["failures"]:
+            alike[tuple(failure)].append(at)
+        failures = [
+            dict(zip(_ALIKE, of, strict=True), calls=len(at), first_at=min(at), last_at=max(at))
+            for of, at in sorted(alike.items(), key=lambda each: -len(each[1]))
+        ]
+        errors = Counter(code for _, _, code, *_ in row["failures"])
+        recent = {**row, "errors": errors, "failures": failures}
         models = providers[recent.pop("name")]["models"] or ()
         breakers = {model: {"state": "closed", "retry_at": None} for model in models}
-        found[row["name"]] = {"breaker": breakers, "calls": Counter(), "recent": recent}
+        calls = {"under_way": 0, "oldest_at": None, "waiting": 0}
+        found[row["name"]] = {"breaker": breakers, "calls": calls, "recent": recent}
     for worker in await workers.alive(caller.tx):
         for server in (worker["state"] or {}).get("models", ()):
             name, owner = server["provider"], _OWNERS[server["is_operators"]]
             if name in found and providers[name]["owner"] == owner:
-                calls = {key: server[key] for key in ("under_way", "waiting")}
-                found[name]["calls"].update(calls)
+                calls = found[name]["calls"]
+                for key in ("under_way", "waiting"):
+                    calls[key] += server[key]
+                times = [each for each in (calls["oldest_at"], server.get("oldest_at")) if each]
+                calls["oldest_at"] = min(times, default=None)
                 for breaker in server["breakers"]:
                     found[name]["breaker"][breaker.pop("model")] = breaker
     return found
