@@ -10,7 +10,7 @@ import pytest
 
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
-from tests.fake_model import FakeModel, calls, chunk, sse, sse_until
+from tests.fake_model import FakeModel, calls, chunk, http_error, sse, sse_until
 from tests.flows.test_patience import events
 from tests.service import Running, running
 from tests.team import define, start
@@ -104,6 +104,28 @@ async def test_filters_leave_out_the_others(bottega: Running, model: FakeModel) 
     told = (await bottega.client.get("/v1/usage?by=metadata")).json()["detail"]
     assert told.startswith("by: "), told
     assert "metadata:" in told
+
+
+async def test_a_run_that_failed_before_it_spent_anything_counts_as_in_the_totals(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    model.script(*[http_error(400)] * 3)
+    run = await ended(bottega, user="u")
+    assert run["status"] == "failed"
+    for by, key in (("agent", "coordinator"), ("user", "u"), ("day", run["created_at"][:10])):
+        (item,) = await sums(bottega, by, user="u")
+        assert (item[by], item["runs"], item["input"], item["output"]) == (key, 1, 0, 0)
+        assert item["cost"] == {"amount": "0", "currency": "USD", "complete": True}
+    assert await sums(bottega, "model") == []
+    assert await sums(bottega, "agent", agent="requirements") == []
+
+    async def total() -> Any:
+        found = await bottega.client.get("/v1/metrics/totals", params={"by": "agent"})
+        return found.json()["items"]
+
+    (of_agent,) = await until(total, bool)
+    assert (of_agent["key"], of_agent["runs"], of_agent["errors"]) == ("coordinator", 1, 1)
 
 
 async def test_pages_and_times_bound_the_sums(bottega: Running, model: FakeModel) -> None:

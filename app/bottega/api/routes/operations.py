@@ -488,9 +488,9 @@ class UsageQuery(PageQuery):
     summary="Sum up tokens and cost of runs",
     description=(
         "Sums by agent, model, session, day (UTC), key, user, batch, or the values of a metadata "
-        "key. Only runs that are over count, and deleted runs do not. Model calls that a retry "
-        "copied count once. Child runs and a batch's items count as their parent run. The time "
-        "may span at most a year."
+        "key. Only runs that are over count, also those that failed or were cancelled before they "
+        "asked a model; deleted runs do not. Model calls that a retry copied count once. Child "
+        "runs and a batch's items count as their parent run. The time may span at most a year."
     ),
     response_model=Page[UsageSum],
     response_model_exclude_unset=True,

@@ -54,7 +54,8 @@ BEGIN
 END $$;
 
 -- Called by GET /v1/usage. Sum up by p_by the spending of runs and child runs that were created
--- from p_since on and before p_until (ids from p_first to p_last), without drafts. p_only:
+-- from p_since on and before p_until (ids from p_first to p_last), without drafts; and runs that are
+-- over without a call. p_only:
 -- {"agent", "model", "user", "session", "metadata": [[alternatives], …], "key": of metadata}.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid,
@@ -64,7 +65,7 @@ CREATE OR REPLACE FUNCTION usage_by(
     amount text, complete boolean, runs bigint
 ) LANGUAGE sql STABLE AS $$
     SELECT CASE p_by
-               WHEN 'agent' THEN s.agent WHEN 'model' THEN s.model
+               WHEN 'agent' THEN coalesce(s.agent, r.agent, r.graph) WHEN 'model' THEN s.model
                WHEN 'session' THEN coalesce(r.session_id, '')
                WHEN 'user' THEN coalesce(r.user_id, '')
                WHEN 'key' THEN coalesce(r.principal, '')
@@ -81,12 +82,15 @@ CREATE OR REPLACE FUNCTION usage_by(
         UNION ALL
         SELECT c.spent || c.spent_beside FROM runs c
         WHERE r.child_limit IS NOT NULL AND c.tenant_id = p_tenant AND c.root_run_id = r.id) AS paid
-    CROSS JOIN LATERAL jsonb_to_recordset(paid.spent) AS s(
+    CROSS JOIN LATERAL jsonb_to_recordset(CASE paid.spent WHEN '[]' THEN '[{"input": 0, "output": 0,
+        "cached": 0, "reasoning": 0, "estimated": false, "cost": {"amount": 0, "complete": true}}]'
+        ELSE paid.spent END) AS s(
         agent text, model text, input bigint, output bigint, cached bigint, reasoning bigint,
         estimated boolean, cost jsonb)
     WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last AND r.parent_run_id IS NULL
       AND NOT r.draft AND r.created_at >= p_since AND r.created_at < p_until
-      AND (p_only ->> 'agent' IS NULL OR s.agent = p_only ->> 'agent')
+      AND (s.agent IS NOT NULL OR r.ended_at IS NOT NULL AND p_by <> 'model')
+      AND (p_only ->> 'agent' IS NULL OR coalesce(s.agent, r.agent, r.graph) = p_only ->> 'agent')
       AND (p_only ->> 'model' IS NULL OR s.model = p_only ->> 'model')
       AND (p_only ->> 'user' IS NULL OR r.user_id = p_only ->> 'user')
       AND (p_only ->> 'session' IS NULL OR r.session_id = p_only ->> 'session')
