@@ -1,5 +1,6 @@
 """Outcomes of judged runs, and the effect of memory, over HTTP."""
 
+from functools import partial
 from typing import Any
 
 from tests.api.test_patterns import add
@@ -71,7 +72,8 @@ async def test_memory_is_judged_by_the_runs_drawn_to_go_without(bottega: Running
 
     nothing = {"good": 0, "runs": 0}
     unknown = {"difference": None, "low": None, "high": None, "patterns": 0, "complete": True}
-    assert await effect() == {"given": nothing, "without": nothing, **unknown}
+    none: dict[str, Any] = {"by_pattern": [], "by_version": []}
+    assert await effect() == {"given": nothing, "without": nothing, **unknown, **none}
     pattern = await add(bottega.client, name="ask first")
     alone = await add(bottega.client, name="never withheld")
     await bottega.owner.execute(
@@ -92,4 +94,50 @@ async def test_memory_is_judged_by_the_runs_drawn_to_go_without(bottega: Running
     assert found["without"] == {"good": 5, "runs": 10}
     assert (found["difference"], found["patterns"]) == (0.4, 1)
     assert -0.1 < found["low"] < 0.1 < 0.5 < found["high"] < 0.8
+    (one,) = found["by_pattern"]
+    assert (one["name"], one["pattern_id"], one["on_trial"]) == ("ask first", pattern["id"], True)
+    assert (one["given"], one["without"], one["difference"]) == (
+        *(found["given"], found["without"]),
+        0.4,
+    )
+    assert found["by_version"] == []
     assert (await effect(agent="a"))["patterns"] == 0
+
+
+async def test_the_effect_of_memory_is_told_for_each_version_of_an_agent(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    ran = []
+    for number in range(1, 5):
+        model.script(text("3"))
+        ran.append((await done(bottega))["id"])
+        await until(partial(_episode_of, bottega, ran[-1]))
+        if number == 2:
+            body = {"system_message": "You add well."}
+            (await bottega.client.put("/v1/agents/a", json=body)).raise_for_status()
+    pattern = await add(bottega.client, name="ask first")
+    drawn = (("trial", True), ("control", False), ("trial", True), ("control", True))
+    for run, (arm, good) in zip(ran, drawn, strict=True):
+        await bottega.owner.execute(
+            """
+            INSERT INTO pattern_applications
+                (tenant_id, pattern_id, version, episode_id, arm, at, good)
+            SELECT tenant_id, $1, 1, id, $3, now(), $4 FROM episodes WHERE run_id = $2
+        """,
+            *(pattern["id"], run, arm, good),
+        )
+    answer = await bottega.client.get("/v1/metrics/memory-effect", params={"agent": "a"})
+    found = answer.json()
+    assert [
+        (each["version"], each["given"]["runs"], each["without"]["good"], each["difference"])
+        for each in found["by_version"]
+    ] == [(1, 1, 0, 1.0), (2, 1, 1, 0.0)]
+    assert (found["patterns"], found["difference"]) == (1, 0.5)
+    (one,) = found["by_pattern"]
+    assert (one["given"], one["without"]) == ({"good": 2, "runs": 2}, {"good": 1, "runs": 2})
+
+
+async def _episode_of(bottega: Running, run: str) -> Any:
+    query = "SELECT id FROM episodes WHERE run_id = $1"
+    return await bottega.owner.fetchval(query, run)

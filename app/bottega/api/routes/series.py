@@ -4,7 +4,7 @@ Series and totals read rollups, which sum up each minute and each hour; see ``ro
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -124,7 +124,7 @@ _OUTCOMES_BY = {
     for by, key in _KEYS.items()
 }
 # A group for each version and state of a pattern: candidates and validated patterns are withheld
-# from different shares of runs.
+# from different shares of runs. With an agent, also for each of its versions.
 _DRAWN = text("""
     WITH drawn AS MATERIALIZED (
         SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,
@@ -134,15 +134,21 @@ _DRAWN = text("""
           AND p.arm = ANY (:drawn) AND p.good IS NOT NULL
         ORDER BY p.id DESC LIMIT :most
     )
-    SELECT looked.at AS drawn, g.* FROM (SELECT count(*) AS at FROM drawn) AS looked LEFT JOIN (
-    SELECT count(*) FILTER (WHERE a.given AND a.good) AS given_good,
+    SELECT looked.at AS drawn, g.*, p.name
+    FROM (SELECT count(*) AS at FROM drawn) AS looked LEFT JOIN (
+    SELECT a.pattern_id, a.version, a.of_validated,
+           (r.pinned -> 'agents' ->> CAST(:agent AS text))::integer AS agent_version,
+           count(*) FILTER (WHERE a.given AND a.good) AS given_good,
            count(*) FILTER (WHERE a.given) AS given,
            count(*) FILTER (WHERE NOT a.given AND a.good) AS others_good,
            count(*) FILTER (WHERE NOT a.given) AS others
     FROM drawn a
     LEFT JOIN episodes e ON e.tenant_id = :tenant AND e.id = a.episode_id
+    LEFT JOIN runs r ON r.tenant_id = :tenant AND r.id = e.run_id
+         AND CAST(:agent AS text) IS NOT NULL
     WHERE CAST(:agent AS text) IS NULL OR e.agent = :agent
-    GROUP BY a.pattern_id, a.version, a.of_validated) AS g ON true
+    GROUP BY 1, 2, 3, 4) AS g ON true
+    LEFT JOIN patterns p ON p.tenant_id = :tenant AND p.id = g.pattern_id
 """).bindparams(
     *(bindparam(name, type_=Uuid) for name in ("tenant", "first", "last")),
     *(bindparam(name, type_=ARRAY(Text)) for name in ("applied", "of_validated", "drawn")),
@@ -267,13 +273,8 @@ class Judged(Answer):
     runs: int
     """Applications whose outcome is known."""
 
-    @classmethod
-    def sum_of(cls, tallies: Iterable[Tally]) -> "Judged":
-        listed = [*tallies]
-        return cls(good=sum(each.good for each in listed), runs=sum(each.n for each in listed))
 
-
-class MemoryEffect(Answer):
+class Comparison(Answer):
     """Comparison of runs that got learned patterns with runs from which they were withheld."""
 
     given: Judged
@@ -281,14 +282,43 @@ class MemoryEffect(Answer):
     without: Judged
     """Runs from which patterns were withheld at random."""
     difference: Annotated[float | None, Field(examples=[0.21])]
-    """Share of good runs with patterns minus the share without; null: nothing to compare."""
+    """Share of good runs with patterns minus the share without, compared pattern by pattern and
+    weighed by the number of runs; null: nothing to compare."""
     low: float | None
     """Lower end of the 95 % interval of `difference`."""
     high: float | None
     """Upper end of this interval."""
+
+
+class PatternEffect(Comparison):
+    """The effect of a version of a pattern, on trial or validated."""
+
+    pattern_id: UUID
+    name: str
+    """Name of the pattern."""
+    version: int
+    """Version of the pattern."""
+    on_trial: bool
+    """True: while the pattern was a candidate; false: since it is validated."""
+
+
+class VersionEffect(Comparison):
+    """The effect of memory on the runs of a version of an agent."""
+
+    version: int
+    """Version of the agent."""
+
+
+class MemoryEffect(Comparison):
+    """The effect of memory on all runs, by pattern and by version."""
+
     patterns: int
     """Number of compared versions of patterns, with runs on both sides. A version counts once on
     trial, and once validated."""
+    by_pattern: list[PatternEffect]
+    """The comparisons of these patterns, at most 200: those with most runs."""
+    by_version: list[VersionEffect]
+    """The same comparison among the runs of each version of the agent; empty without `agent`."""
     complete: bool
     """False: there are more applications in this time than the answer has read."""
 
@@ -456,21 +486,63 @@ async def get_memory_effect(
 ) -> MemoryEffect:
     arms = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
     found = (await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | arms)).all()
-    pairs = [
-        (Tally(row.given_good, row.given), Tally(row.others_good, row.others))
-        for row in found
-        if row.given and row.others
-    ]
-    difference, low, high = pooled_difference(pairs) if pairs else (None, None, None)
-    given, without = zip(*pairs, strict=True) if pairs else ((), ())
+    by_pattern: dict[tuple[UUID, str, int, bool], list[_Pair]] = defaultdict(list)
+    by_version: dict[int, list[_Pair]] = defaultdict(list)
+    for row in found:
+        if row.pattern_id is None:
+            continue
+        pair = Tally(row.given_good, row.given), Tally(row.others_good, row.others)
+        by_pattern[row.pattern_id, row.name, row.version, row.of_validated].append(pair)
+        if row.agent_version is not None and _has_both(pair):
+            by_version[row.agent_version].append(pair)
+    sums = {key: _sum(pairs) for key, pairs in by_pattern.items()}
+    compared = {key: pair for key, pair in sums.items() if _has_both(pair)}
+    most = sorted(compared.items(), key=lambda each: -sum(tally.n for tally in each[1]))
     return MemoryEffect(
-        given=Judged.sum_of(given),
-        without=Judged.sum_of(without),
+        **dict(_compared(compared.values())),
+        patterns=len(compared),
+        by_pattern=[
+            PatternEffect(
+                pattern_id=pattern,
+                name=name,
+                version=version,
+                on_trial=not of_validated,
+                **dict(_compared([pair])),
+            )
+            for (pattern, name, version, of_validated), pair in most[:MOST_TOTALS]
+        ],
+        by_version=[
+            VersionEffect(version=version, **dict(_compared(pairs)))
+            for version, pairs in sorted(by_version.items())
+        ],
+        complete=found[0].drawn < MOST_JUDGED,
+    )
+
+
+_Pair = tuple[Tally, Tally]
+"""Applications with a pattern, and those from which it was withheld."""
+
+
+def _has_both(pair: _Pair) -> bool:
+    return all(tally.n for tally in pair)
+
+
+def _sum(pairs: Iterable[_Pair]) -> _Pair:
+    given, without = (
+        Tally(*map(sum, zip(*side, strict=True))) for side in zip(*pairs, strict=True)
+    )
+    return given, without
+
+
+def _compared(pairs: Collection[_Pair]) -> Comparison:
+    given, without = _sum(pairs) if pairs else (Tally(), Tally())
+    difference, low, high = pooled_difference([*pairs]) if pairs else (None, None, None)
+    return Comparison(
+        given=Judged(good=given.good, runs=given.n),
+        without=Judged(good=without.good, runs=without.n),
         difference=difference,
         low=low,
         high=high,
-        patterns=len(pairs),
-        complete=found[0].drawn < MOST_JUDGED,
     )
 
 
