@@ -108,6 +108,59 @@ async def test_runs_are_found_by_how_they_ended(guest: Running, guest_model: Fak
     assert await found(guest, retrying="false") == ["good", "bad", "broken"]
 
 
+async def test_runs_are_found_by_who_judged_them_and_why(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    await define(guest, [{"type": "contains", "value": "blue"}])
+    guest_model.decide = lambda request: text("red")
+    for question in ("checked", "also checked"):
+        await finished(guest, input=question)
+    run = await finished(guest, input="rated")
+
+    async def judged() -> bool:
+        return len(await found(guest, outcome="FAILURE")) == 3
+
+    await until(judged)
+    rating = {"outcome": "PARTIAL", "comment": "Wrong colour, très sombre"}
+    assert (await guest.client.post(f"/v1/runs/{run['id']}/feedback", json=rating)).is_success
+    assert await found(guest, outcome_source="check") == ["checked", "also checked"]
+    assert await found(guest, outcome_source="feedback") == ["rated"]
+    assert await found(guest, outcome_reason="BLUE") == ["checked", "also checked"]
+    assert await found(guest, outcome_reason="tres sombre") == ["rated"]
+    assert await found(guest, outcome_reason="nothing") == []
+    assert await found(guest, outcome_reason="blue", q="also") == ["also checked"]
+
+
+async def test_the_runs_of_a_list_are_counted_with_what_they_spent(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    await define(guest, None, model_patience_s=0.1)
+    guest_model.decide = lambda request: text("yes")
+    for question in ("of a", "again of a"):
+        await finished(guest, input=question, user="a", metadata={"team": "a"})
+    run = await finished(guest, input="of b", user="b", metadata={"team": "b"})
+    guest_model.decide = lambda request: http_error(400)
+    await finished(guest, input="of a, broken", user="a")
+
+    async def totals(**query: Any) -> Any:
+        answer = await guest.client.get(f"/v1/runs/totals?{urlencode(query, doseq=True)}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    every = await totals()
+    used = run["usage"]["input"]
+    assert (every["runs"], every["failed"], every["complete"]) == (4, 1, True)
+    assert every["usage"]["input"] == 3 * used > 0
+    assert every["usage"]["cost"]["currency"] == "USD"
+    assert (await totals(user="a"))["runs"] == 3
+    assert (await totals(user="a", q="broken"))["failed"] == 1
+    assert (await totals(metadata="team:b"))["usage"]["input"] == used
+    assert (await totals(metadata="team:b", status=["failed", "timeout"]))["runs"] == 0
+    assert (await totals(created_before=run["created_at"]))["runs"] == 2
+    refused = await guest.client.get("/v1/runs/totals?limit=1")
+    assert refused.status_code == 422
+
+
 async def test_a_run_that_retries_its_model_call_is_found(
     guest: Running, guest_model: FakeModel
 ) -> None:

@@ -34,6 +34,7 @@ from sqlalchemy import (
     exists,
     false,
     func,
+    literal,
     not_,
     select,
     text,
@@ -301,6 +302,8 @@ def _first_subagents() -> ScalarSelect[Any]:
     )
 
 
+_REASON = text("""'$[*] ? (@.passed == $passed && @.reason like_regex ".").reason'::jsonpath""")
+"""The reason of :func:`shown` among the results of checks."""
 _AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
 # Statements of frequent requests are built only once, because building a statement takes longer
 # than such a request.
@@ -363,6 +366,8 @@ class RunSearch:
     Attributes:
         statuses, agents, outcomes: the run must have one of these values; empty: any value.
             :func:`shown` determines an outcome.
+        outcome_source, outcome_reason: the source of the outcome, and a part of its reason, by
+            :func:`shown`. Case and accents of the reason are ignored.
         text: part of the question. Case and accents are ignored.
         error_code: code of the run's error.
         longer_than_s: minimum duration in seconds, from the run's start to its end, or to now.
@@ -375,6 +380,8 @@ class RunSearch:
     statuses: Sequence[str] = ()
     agents: Sequence[str] = ()
     outcomes: Sequence[OutcomeValue] = ()
+    outcome_source: Literal["feedback", "check"] | None = None
+    outcome_reason: str | None = None
     text: str | None = None
     error_code: str | None = None
     longer_than_s: float | None = None
@@ -463,26 +470,54 @@ async def page(
 ) -> PageItems[dict[str, Any]]:
     """List a page of runs by age, after the run ``after``. ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES))
-    conditions = [runs.c.tenant_id == tenant_id]
-    if wanted.parent_run_id is None:
-        conditions.append(runs.c.draft.is_(wanted.draft))
-    if wanted.metadata and wanted.search is not None:
-        found = await _with_metadata(connection, wanted, None, True, SEARCHED_RUNS)
-        conditions.append(runs.c.id == any_(bindparam("found", found, type_=ARRAY(Uuid))))
+    if wanted.search is not None:
+        newest = _newest(await _all_conditions(connection, tenant_id, wanted))
+        ids = select(newest.c.id).where(*_search_conditions(newest.c, wanted.search))
+        query = query.where(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids))
     elif wanted.metadata:
         found = await _with_metadata(connection, wanted, after, descending, limit + 1)
-        conditions.append(runs.c.id.in_(found))
+        query = query.where(*_of_tenant(tenant_id, wanted), runs.c.id.in_(found))
     else:
-        conditions += _conditions(wanted)
-    if wanted.search is None:
-        query = query.where(*conditions)
-    else:
-        query = query.where(
-            runs.c.tenant_id == tenant_id, runs.c.id.in_(_search(conditions, wanted.search))
-        )
+        query = query.where(*_of_tenant(tenant_id, wanted), *_conditions(wanted))
     query = paged(query, runs.c.id, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems((to_response(dict(row)) for row in rows), more=rows.more)
+
+
+async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter) -> RowMapping:
+    """Sum up the runs of a list: ``runs``, ``failed``, ``usage`` and ``complete``.
+
+    ``failed`` counts failed runs and those that ran out of time. ``complete`` is false if more than
+    ``SEARCHED_RUNS`` runs meet the conditions besides the search: then only the newest of these are
+    counted.
+    """
+    newest = _newest(await _all_conditions(connection, tenant_id, wanted))
+    run = newest.c
+    is_found = and_(true(), *_search_conditions(run, wanted.search or RunSearch()))
+    failed = run.status.in_((RunStatus.FAILED, RunStatus.TIMEOUT))
+    query = select(
+        func.count().filter(is_found).label("runs"),
+        func.count().filter(is_found, failed).label("failed"),
+        func.sum_usage(func.array_agg(run.usage).filter(is_found), type_=JSONB).label("usage"),
+        (func.count() < SEARCHED_RUNS).label("complete"),
+    )
+    return (await connection.execute(query)).mappings().one()
+
+
+async def _all_conditions(
+    connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter
+) -> list[ColumnElement[bool]]:
+    """Return the conditions on the newest ``SEARCHED_RUNS`` runs, without those of a search."""
+    own = _of_tenant(tenant_id, wanted)
+    if not wanted.metadata:
+        return [*own, *_conditions(wanted)]
+    found = await _with_metadata(connection, wanted, None, True, SEARCHED_RUNS)
+    return [*own, runs.c.id == any_(bindparam("found", found, type_=ARRAY(Uuid)))]
+
+
+def _of_tenant(tenant_id: UUID, wanted: RunFilter) -> list[ColumnElement[bool]]:
+    is_draft = [] if wanted.parent_run_id is not None else [runs.c.draft.is_(wanted.draft)]
+    return [runs.c.tenant_id == tenant_id, *is_draft]
 
 
 def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
@@ -512,20 +547,14 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     yield runs.c.id < (ABOVE_ROOTS if before is None else first_id(before + MOST_SKEW))
 
 
-def _search(conditions: Iterable[ColumnElement[bool]], wanted: RunSearch) -> Select[Any]:
-    """Select the ids of the newest runs that meet the conditions and the search."""
-    newest = (
-        select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS).subquery()
-    )
-    return select(newest.c.id).where(*_search_conditions(newest.c, wanted))
+def _newest(conditions: Iterable[ColumnElement[bool]]) -> Subquery:
+    """Select the newest ``SEARCHED_RUNS`` runs that meet some conditions."""
+    query = select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS)
+    return query.subquery()
 
 
 def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
     """Yield the conditions of a search. ``run``: the columns of a run."""
-
-    def own(table: Table, *columns: Any) -> Select[Any]:
-        return select(*columns).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
-
     for column, values in ((run.status, wanted.statuses), (run.agent, wanted.agents)):
         if values:
             yield column.in_(values)
@@ -533,12 +562,7 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
         yield func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
     if wanted.error_code is not None:
         yield run.error["code"].astext == wanted.error_code
-    if wanted.outcomes:
-        feedback = own(episode_feedback, episode_feedback.c.outcome).scalar_subquery()
-        passed = own(run_checks, run_checks.c.passed).scalar_subquery()
-        by_check = case((passed, "SUCCESS"), (not_(passed), "FAILURE"))
-        by_status = case(_BY_STATUS, value=run.status, else_="UNKNOWN")
-        yield func.coalesce(feedback, by_check, by_status).in_(wanted.outcomes)
+    yield from _outcome_conditions(run, wanted)
     if wanted.longer_than_s is not None:
         took = func.coalesce(run.ended_at, func.now()) - run.started_at
         yield took > timedelta(seconds=wanted.longer_than_s)
@@ -551,7 +575,34 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
         repeats = func.coalesce(func.is_retrying(run.tenant_id, run.id), false())
         yield case((is_open, repeats), else_=false()) == wanted.retrying
     if wanted.rated is not None:
-        yield own(episode_feedback, episode_feedback.c.run_id).exists() == wanted.rated
+        yield _own(run, episode_feedback, episode_feedback.c.run_id).exists() == wanted.rated
+
+
+def _outcome_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
+    feedback = _own(run, episode_feedback, episode_feedback.c.outcome).scalar_subquery()
+    passed = _own(run, run_checks, run_checks.c.passed).scalar_subquery()
+    if wanted.outcomes:
+        by_check = case((passed, "SUCCESS"), (not_(passed), "FAILURE"))
+        by_status = case(_BY_STATUS, value=run.status, else_="UNKNOWN")
+        yield func.coalesce(feedback, by_check, by_status).in_(wanted.outcomes)
+    if wanted.outcome_source is not None:
+        by = case((feedback.is_not(None), "feedback"), (passed.is_not(None), "check"))
+        yield by == wanted.outcome_source
+    if wanted.outcome_reason is not None:
+        said = _own(run, episode_feedback, episode_feedback.c.comment).scalar_subquery()
+        agreeing = func.jsonb_path_query_first(
+            run_checks.c.results, _REASON, func.jsonb_build_object("passed", run_checks.c.passed)
+        )
+        found = _own(
+            run, run_checks, agreeing.op("#>>")(literal([], ARRAY(Text)))
+        ).scalar_subquery()
+        reason = case((feedback.is_not(None), said), else_=found)
+        yield func.strpos(func.folded(reason), func.folded(wanted.outcome_reason)) > 0
+
+
+def _own(run: Any, table: Table, column: ColumnElement[Any]) -> Select[Any]:
+    """Select a column of the run's row in another table."""
+    return select(column).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
 
 
 async def _with_metadata(

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 from pydantic_core import from_json
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import ClientDisconnect
@@ -32,6 +32,7 @@ from bottega.api.schemas.runs import (
     Task,
     TaskProgress,
     TaskStatus,
+    Usage,
 )
 from bottega.api.server.addresses import sent
 from bottega.api.shared import idempotency
@@ -490,8 +491,8 @@ _SEARCHED = f"Searches the newest {read.SEARCHED_RUNS:,} runs that the other fil
 _SEVERAL = f"If given several times, a run needs one of the values. {_SEARCHED}"
 
 
-class RunQuery(ViewQuery):
-    """Query parameters of the list of runs."""
+class RunFilters(BaseModel):
+    """Query parameters that say which runs are meant."""
 
     status: Annotated[list[Status], Query(default_factory=list, max_length=7, description=_SEVERAL)]
     waiting_for: Annotated[
@@ -528,6 +529,20 @@ class RunQuery(ViewQuery):
     outcome: Annotated[
         list[OutcomeValue], Query(default_factory=list, max_length=5, description=_SEVERAL)
     ]
+    outcome_source: Annotated[
+        Literal["feedback", "check"] | None,
+        Query(description=f"Who judged the run: people, or its checks. {_SEARCHED}"),
+    ] = None
+    outcome_reason: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=500,
+            description="Text in the reason of the outcome; case and accents do not matter. "
+            f"{_SEARCHED}",
+        ),
+        AfterValidator(storable),
+    ] = None
     longer_than_s: Annotated[
         float | None,
         Query(
@@ -570,6 +585,8 @@ class RunQuery(ViewQuery):
             text=self.q,
             error_code=self.error_code,
             outcomes=tuple(dict.fromkeys(self.outcome)),
+            outcome_source=self.outcome_source,
+            outcome_reason=self.outcome_reason,
             longer_than_s=self.longer_than_s,
             cost_over=self.cost_over,
             version=self.version,
@@ -589,6 +606,23 @@ class RunQuery(ViewQuery):
             metadata=pairs_of(self.metadata),
             draft=self.draft,
         )
+
+
+class RunQuery(ViewQuery, RunFilters):
+    """Query parameters of the list of runs."""
+
+
+class CountedRuns(Answer):
+    """Sums over the runs of a list."""
+
+    runs: int
+    """Number of runs."""
+    failed: int
+    """Number of these runs that failed or ran out of time."""
+    usage: Usage
+    """What these runs spent, with their sub-agents; runs that are not over do not count."""
+    complete: bool
+    """False: there are more runs in this time than are searched, so the sums are of the newest."""
 
 
 def _only(values: Sequence[str]) -> str | None:
@@ -692,6 +726,27 @@ async def list_(
     )
     page = query.page(request, response, found, lambda run: run["id"])
     return await encoded_page(page, Run if query.full else RunSummary, response)
+
+
+@router.get(
+    "/totals",
+    operation_id="get_run_totals",
+    summary="Count runs and sum up what they spent",
+    description=(
+        "Of the runs that the list of runs finds with the same parameters. Reads at most "
+        f"{read.SEARCHED_RUNS:,} runs, the newest."
+    ),
+    response_model=CountedRuns,
+    responses=problems(),
+)
+async def get_totals(
+    tx: Transaction,
+    tenant: ReviewTenant,
+    principal: PrincipalDep,
+    query: Annotated[RunFilters, Query()],
+) -> Any:
+    acts_for(principal, query.user, None)
+    return await read.totals(tx, tenant, query.filters())
 
 
 class RunInFull(Run):
