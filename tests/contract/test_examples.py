@@ -259,6 +259,7 @@ async def _runs(ask: Recorder, model: FakeModel) -> None:
     await ask("cancel_run", at)
     await ask("cancel_run_task", {**at, "task_id": task["items"][0]["id"]})
     await ask("list_runs")
+    await ask("get_run_totals")
     await _batches(ask)
     await ask("list_webhook_deliveries")
     await ask.send_examples("create_ws_ticket")
@@ -413,7 +414,7 @@ async def _figures(ask: Recorder) -> None:
     await ask("get_metric_series", params=about)
     await ask("get_metric_totals", params={"by": "version"})
     await ask("get_outcomes", params={"by": "version"})
-    await ask("get_memory_effect")
+    await ask("get_memory_effect", params={"agent": "clerk"})
 
 
 async def _operations(ask: Recorder) -> None:
