@@ -53,9 +53,9 @@ BEGIN
     PERFORM count_spending(p_tenant, p_spent);
 END $$;
 
--- Called by GET /v1/usage. Sum up by p_by the spending of ended runs, and of child runs, created from
--- p_since to p_until (ids from p_first to p_last), without drafts. p_only: {"agent", "model", "user",
--- "session", "metadata": [[alternatives], …], "key": of metadata}.
+-- Called by GET /v1/usage. Sum up by p_by the spending of ended runs, and of child runs, created
+-- from p_since to p_until (ids from p_first to p_last), without drafts. p_only: {"agent", "model",
+-- "user", "session", "metadata": [[alternatives], …], "key": of metadata}.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid,
     p_only jsonb
