@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents of a run, which the journal records and which resume after a crash."""
+"""Asynchronous sub-agents of a run. The journal records them, and they resume after a crash."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -34,8 +34,8 @@ from bottega.subagents.tool_base import screening, shown_usage
 class ResumedTasks:
     """The unfinished tasks of a resumed run.
 
-    A task is dispatched again when its parent repeats the call that dispatched it. If the parent or
-    the whole run ends before that, this class writes the task's end.
+    A task is dispatched again when the task's parent repeats the call that dispatched the task. If
+    the parent or the run ends before this repetition, this class writes the task's end.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ResumedTasks:
         self._left = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
-        """Write that each task is queued again, except tasks whose child runs went on meanwhile."""
+        """Write an event that a task is queued again, for each task that has no child run."""
         for task_id in self._left:
             if self._restored[task_id].params.spread:
                 continue
@@ -56,7 +56,7 @@ class ResumedTasks:
             self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
 
     def ended(self, task_id: UUID) -> None:
-        """End the tasks below an ended task that were not dispatched again."""
+        """End the tasks that are below an ended task and were not dispatched again."""
         if task_id not in self._left:
             return
         del self._left[task_id]
@@ -90,7 +90,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# Finds only tasks below the asking task ($4). If $4 is NULL, the root asks, which is above all.
+# Finds only tasks below the task $4, which asks. If $4 is NULL, the root asks for any task.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t
@@ -112,11 +112,11 @@ WHERE t.tenant_id = $1 AND t.run_id = $2
 
 @dataclass(frozen=True, slots=True)
 class SubagentRuntime:
-    """State that all runs of this worker share for their asynchronous sub-agents.
+    """State for asynchronous sub-agents that all runs of a worker share.
 
     Attributes:
-        plugins: called before each dispatch and after each end.
-        totals: counters since the worker started.
+        plugins: objects whose functions are called before each dispatch and after each end.
+        totals: counters of this worker since its start.
         children: the child runs that the worker's runs await.
     """
 
@@ -126,12 +126,12 @@ class SubagentRuntime:
     children: ChildRuns
 
     def serves(self, run: ClaimedRun) -> bool:
-        """Check if a run has asynchronous sub-agents, or plugins that see its synchronous calls."""
+        """Check if a run uses asynchronous sub-agents, or if plugins see its synchronous calls."""
         seen = any(map(sees_dispatches, self.plugins))
         return run.uses_subagents or run.parent_task is not None or seen
 
     def load(self, runs: int) -> Load:
-        """Return the current load of this worker; ``runs`` is its number of runs under way."""
+        """Return the current load of this worker. ``runs``: number of runs under way."""
         registry, scheduler = self.registry, self.registry.scheduler
         options = scheduler.options
         idle = {"running": 0, "parked": 0, "queued": 0}
@@ -168,7 +168,7 @@ class SubagentRuntime:
         return Load(pool, named)
 
     def cancel(self, run_id: UUID, task_id: UUID) -> None:
-        """Cancel a task and all tasks below it, if it is an asynchronous task of this worker."""
+        """Cancel an asynchronous task of this worker and all tasks below it. Ignore other tasks."""
         handle = self.registry.get(task_id)
         if handle is not None and handle.run_id == run_id:
             self.registry.cancel(task_id, CANCELLED["message"])
@@ -182,10 +182,10 @@ async def running_subagents(
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Run a run's asynchronous sub-agents during the block; all of them end with the block.
+    """Execute a run's asynchronous sub-agents during the block. At its end, all of them end.
 
     Args:
-        is_suspended: returns true if the block ends but the run does not.
+        is_suspended: returns true if the block ends because the run is suspended.
 
     Raises:
         Exception: an error in a sub-agent that must end the run.
@@ -244,7 +244,7 @@ def _restore_files(
     restored: RestoredTasks,
     ends: Iterable[ChildEnd],
 ) -> None:
-    """Restore the files that the run was given, and that earlier attempts and child runs wrote."""
+    """Restore the files from the parent run, from earlier attempts and from child runs."""
     give_files(swarm, run)
     for end in ends:
         for path, text in end.files.items():
@@ -256,7 +256,7 @@ def _restore_files(
 
 
 def end_all(runtime: SubagentRuntime, recorder: JournalRecorder, run: ClaimedRun) -> None:
-    """End the unfinished tasks of a run that ends before it could resume."""
+    """End the unfinished tasks of a run that ends before the tasks are resumed."""
     restored = replay_tasks(recorder.journal.replay, run.claimed_at)
     resumed = ResumedTasks(recorder, restored, runtime.registry)
     resumed.resume()
@@ -278,7 +278,7 @@ class JournalListener:
 
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "output_chunk":
-            return  # subscribers get it as llm.delta
+            return  # subscribers get the chunk as llm.delta
         final = handle.status.is_final
         if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
             self._stopped(handle)
@@ -304,7 +304,7 @@ class JournalListener:
         self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
 
     def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a task's end with its answer, or a reference if ``agent.completed`` has it."""
+        """Return a task's end with the answer, or with a reference to the answer's event."""
         if (usage := self._recorder.child_usage.pop(handle.task_id, None)) is not None:
             data = data | {"usage": usage.to_dict()}
         if handle.status is not SubagentStatus.COMPLETED:
@@ -315,13 +315,13 @@ class JournalListener:
         return data | {"output": handle.final_output}
 
     def _stopped(self, handle: SubagentHandle) -> None:
-        """Write the end of the task's stopped queries, because they write no end themselves."""
+        """Write the ends of the task's stopped queries: a stopped query writes no end."""
         error = {"code": handle.error_code or "failed", "message": handle.error or ""}
         self._recorder.tasks.stopped(handle.path, error)
 
 
 def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
-    """Return the data that a resumed run needs to dispatch the task again."""
+    """Return the data with which a resumed run dispatches the task again."""
     call = current_call.get()
     return {
         "call": handle.path[-1][0],
@@ -341,7 +341,7 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
 async def _look_up(
     pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
 ) -> dict[UUID, dict[str, Any]]:
-    """Return the ``poll_subagent`` views of tasks that are no longer in memory, from their rows."""
+    """Return results of ``poll_subagent`` for tasks that are not in memory, from their rows."""
     tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)

@@ -1,11 +1,12 @@
-"""Tokens and money that each tenant may spend in a day, for all model calls of a process.
+"""Daily budgets of tenants in tokens and money, for all model calls of a process.
 
-A process takes slices of a budget from the database, so that few model calls need a query. A slice
-counts as used until it is returned. A slice that a dead process no longer renews counts as spent. A
-process keeps the usage that it could not report, and reports it later. While an account cannot be
-read, calls wait.
+A process reserves slices of a budget in the database, so that few model calls need a query. A slice
+counts as used until the process returns the slice. If a process dies and no longer renews its
+slice, the slice counts as spent. A process that cannot report its usage reports the usage later.
+While the database cannot be read, model calls wait.
 
-The operator does not pay for a tenant's own model servers. So calls of them count in the run alone.
+The operator does not pay for a tenant's own model servers. So calls of these servers count only for
+the run's budgets.
 """
 
 import asyncio
@@ -40,23 +41,23 @@ _IDLE_S = 5.0
 _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
 _LAST_S = 5.0
-"""Longest time for the last reports of a process that ends, in seconds."""
-_SHARE = 100  # a slice is at most this fraction of the day's limit, or one call
-_WAIT_S = 20.0  # less than the timeout of a model that judges
-_EMBEDDING_WAIT_S = 1.0  # vectors can be made later
+"""Timeout in seconds for the last reports of a process that ends."""
+_SHARE = 100  # a slice is at most 1 / _SHARE of the day's limit, or one call
+_WAIT_S = 20.0  # less than the timeout of a judge
+_EMBEDDING_WAIT_S = 1.0  # vectors may be made later
 
 EMBEDDING = "memory:embedding"
-"""Name for an embedder's calls, where other calls have an agent's name."""
+"""Name for an embedder's calls in the usage, instead of an agent's name."""
 
 _COUNT = "SELECT count_call($1, $2, $3)"
 _DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7, $8)"
 
 Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
-"""Exchanges (spent, part already reported, slice wanted) for (slice, slices of other workers)."""
+"""Function from (spent, already reported, wanted slice) to (slice, other workers' slices)."""
 
 
 class _Day(NamedTuple):
-    """Daily limit of a tenant, or of the runs of one API key, in one unit.
+    """Daily limit of a tenant or of an API key's runs, in one unit.
 
     Attributes:
         key_id: id of the API key; ``None``: the limit is the tenant's.
@@ -69,7 +70,7 @@ class _Day(NamedTuple):
 
 
 class DayAccount(Account):
-    """A worker's share of a daily budget; its limit is the sum of the slices that it took."""
+    """A worker's share of a daily budget. The share's limit is the sum of the worker's slices."""
 
     def __init__(
         self, draw: Draw, slice_: int, unit: Unit = TOKENS, whose: str = "the tenant's"
@@ -87,12 +88,11 @@ class DayAccount(Account):
 
     @property
     def held(self) -> int:
-        """The part of this account's slices that is not spent."""
+        """Unspent amount of this account's slices."""
         return max(0, (self.limit or 0) - self.spent)
 
     @property
     def is_reported(self) -> bool:
-        """True if the database knows all that was spent."""
         return self.spent == self._reported
 
     @property
@@ -106,7 +106,7 @@ class DayAccount(Account):
 
     @property
     def may_grow(self) -> bool:
-        """True if other workers hold slices of the budget, which they may return."""
+        """True if other workers have slices of the budget, which may be returned."""
         return self._others > 0
 
     def used_up(self, more: int) -> str:
@@ -116,7 +116,7 @@ class DayAccount(Account):
         )
 
     async def fill(self, amount: int) -> None:
-        """Get a larger slice if less than ``amount`` is left; wait while the database is away."""
+        """Reserve a larger slice if less than ``amount`` is left. Wait for the database."""
         self._used_at = monotonic()
         while (self.left or 0) < amount:
             async with self._lock:
@@ -127,10 +127,10 @@ class DayAccount(Account):
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def changed(self) -> None:
-        """Wait until a call releases a reservation, or another worker may have returned its slice.
+        """Wait until a call releases its reservation or another worker may have returned a slice.
 
-        If this worker has no call under way, it returns its own slice first. Otherwise two workers
-        that both have too little for their next calls would wait for each other.
+        If this worker has no call under way, it first returns its own slice. Otherwise two workers
+        with too small slices for their next calls would wait for each other.
         """
         wait_s = None
         if self.may_grow:
@@ -142,14 +142,14 @@ class DayAccount(Account):
                 await super().changed()
 
     async def report(self) -> None:
-        """Report what was spent; return the slice if no run uses it."""
+        """Report the spending. Return the slice if no run uses the account."""
         async with self._lock:
             wanted = self.held if self.runs else 0
             if self.spent != self._reported or self.held != wanted:
                 await self._sync(wanted)
 
     async def tend(self) -> None:
-        """Return the slice if it is idle, renew it in time, report what ended runs have spent."""
+        """Return an idle slice, renew a slice in time, and report the spending of ended runs."""
         async with self._lock:
             now = monotonic()
             is_left = not (self.runs or self.reserved)
@@ -161,7 +161,7 @@ class DayAccount(Account):
                 await self._sync(self.held)
 
     async def _is_synced(self, wanted: int) -> bool:
-        """Exchange the slice for a new one; return false if the database is away."""
+        """Exchange the slice for a new slice. Return false if the database is away."""
         try:
             await self._sync(wanted)
         except asyncpg.ForeignKeyViolationError:  # the tenant is deleted
@@ -183,8 +183,8 @@ class RunAccounts:
     """The budgets that pay for a run's model calls.
 
     Attributes:
-        day: the accounts of the tenant's day, until the run is over.
-        all: the accounts of the day, and the run's own.
+        day: the accounts of daily budgets, until the run is over.
+        all: the accounts of daily budgets and of the run's own budgets.
     """
 
     def __init__(self, run: "ClaimedRun", day: Sequence[DayAccount]) -> None:
@@ -201,24 +201,24 @@ class RunAccounts:
         return any(account.limit is not None for account in self.all)
 
     def pay(self, usage: Usage) -> None:
-        """Count the usage of a model call of this attempt."""
+        """Charge the usage of a model call in this attempt to the run's and the day's accounts."""
         self.paid_before(usage)
         for account in self.day:
             account.spend(usage)
 
     def paid_before(self, usage: Usage) -> None:
-        """Count the usage that the run paid in an earlier attempt."""
+        """Charge the usage of an earlier attempt to the run's accounts."""
         for account in self._own:
             account.spend(usage)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A kind of model call that no agent of a run makes.
+    """A kind of model call that does not come from a run's agent.
 
     Attributes:
-        run_id: the run whose usage includes the call; ``None``: only the day's usage does.
-        name: name of the calls in the usage, where other calls have an agent's name.
+        run_id: the run whose usage includes the call; ``None``: no run's usage includes the call.
+        name: name of the calls in the usage, instead of an agent's name.
     """
 
     tenant_id: UUID
@@ -230,7 +230,7 @@ class _Call:
 
 @dataclass(slots=True)
 class TenantCharge:
-    """A reserved call of a tenant; see :class:`bottega.llm.usage.Charge`."""
+    """A tenant's reserved model call; see :class:`bottega.llm.usage.Charge`."""
 
     permit: Permit
     accounts: Sequence[DayAccount]
@@ -245,11 +245,11 @@ class TenantCharge:
 
 @dataclass(frozen=True, slots=True)
 class TenantAccount:
-    """An account of a tenant for model calls that no agent of a run makes.
+    """A tenant's account for model calls that do not come from a run's agent.
 
     Attributes:
-        run_id, name: as in :class:`_Call`.
-        wait_s: longest wait for the budget.
+        run_id, name: see :class:`_Call`.
+        wait_s: longest wait for the budget, in seconds.
     """
 
     budgets: "DayBudgets"
@@ -287,10 +287,10 @@ class TenantAccount:
 
 
 class DayBudgets:
-    """The accounts of the tenants whose model calls this process makes.
+    """Daily accounts of the tenants whose model calls this process makes.
 
     Args:
-        limits: limits of each tenant (``tokens_per_day``, ``cost_per_day``); ``None``: no limit.
+        limits: daily limits of a tenant (``tokens_per_day``, ``cost_per_day``); ``None``: none.
     """
 
     def __init__(self, pool: asyncpg.Pool, limits: Mapping[str, int | None]) -> None:
@@ -304,7 +304,7 @@ class DayBudgets:
         self._to_show: dict[_Call, Usage] = {}
 
     def open(self, tenant_id: UUID, payer: Payer | None = None) -> Sequence[DayAccount]:
-        """Return the accounts that pay for a run; close or release them afterwards.
+        """Return the accounts that pay for a run. Later close or release these accounts.
 
         Args:
             payer: the API key that started the run, if the key has a daily limit.
@@ -326,17 +326,17 @@ class DayBudgets:
         return account
 
     def release(self, accounts: Iterable[DayAccount]) -> None:
-        """Release accounts; :meth:`run` reports their spending within seconds."""
+        """Release accounts. :meth:`run` reports the accounts' spending within seconds."""
         for account in accounts:
             account.runs -= 1
 
     async def close(self, accounts: Sequence[DayAccount]) -> None:
-        """Release the accounts of a run that is over or lost, and report their spending."""
+        """Release the accounts of an ended or lost run, and report their spending."""
         self.release(accounts)
         for account in accounts:
             try:
                 await account.report()
-            except Exception:  # run() reports it later
+            except Exception:  # run() reports the spending later
                 logger.exception("budget.not_reported")
 
     def of(self, tenant_id: UUID) -> TenantAccount:
@@ -344,27 +344,27 @@ class DayBudgets:
         return TenantAccount(self, tenant_id, None, EMBEDDING, _EMBEDDING_WAIT_S)
 
     def account_for(self, tenant_id: UUID, run_id: UUID | None, name: str) -> TenantAccount:
-        """Return the account for calls that no agent of a run makes.
+        """Return the account for calls that do not come from a run's agent.
 
         Args:
-            run_id: the run whose usage includes the calls, even if it is over; ``None``: no run's.
-            name: name of the calls in the usage, where other calls have an agent's name.
+            run_id: the run whose usage includes the calls, even after its end; ``None``: no run.
+            name: name of the calls in the usage, instead of an agent's name.
         """
         return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
 
     def count(self, call: _Call, usage: Usage) -> None:
-        """Count the usage of a call in its run, and in the units of the day that have no limit."""
+        """Add a call's usage to the run's usage, and to daily usage that has no account."""
         if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
-            return  # the accounts counted the usage, or the tenant's own server did the call
+            return  # the accounts have the usage, or the server is the tenant's own
         before = self._to_show.get(call)
         self._to_show[call] = usage if before is None else before + usage
 
     async def show(self) -> None:
-        """Store the counts; keep counts that cannot be stored now for the next call."""
+        """Store the added usage. If that fails, the next call stores the rest."""
         for call in list(self._to_show):
             usage = self._to_show.pop(call, None)
             if usage is None:
-                continue  # another task stores it
+                continue  # another task stores the usage
             entry = {"agent": call.name, "model": call.model, **usage.to_dict()}
             spent = to_json([entry | ({"own": True} if call.is_own else {})]).decode()
             try:
@@ -378,7 +378,7 @@ class DayBudgets:
                 logger.warning("usage.not_stored", error=str(error) or type(error).__name__)
 
     async def run(self) -> None:
-        """Tend all accounts until cancelled: return or renew slices, report, drop idle accounts."""
+        """Return or renew slices, report spending, and drop idle accounts, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.show()
@@ -395,7 +395,7 @@ class DayBudgets:
 
     @asynccontextmanager
     async def kept(self, services: Services) -> AsyncIterator["DayBudgets"]:
-        """Call :meth:`run` during the block; at its end, report what is not reported yet."""
+        """Call :meth:`run` during the block. At its end, report the rest of the spending."""
         try:
             async with services.running(budgets=self.run):
                 yield self
@@ -409,7 +409,7 @@ class DayBudgets:
                             await account.report()
 
     def _drawing(self, day: _Day) -> Draw:
-        # Each new account has a new id, because its sums begin at 0.
+        # Each new account has a new id, because a new account's sums begin at 0.
         account_id = uuid4()
         unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
         limit = None if day.key_id is None else day.limit

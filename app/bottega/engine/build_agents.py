@@ -42,32 +42,30 @@ if TYPE_CHECKING:  # numpy is slow to import
     from bottega.memory.text.embeddings import Embedder
 
 MOST_AGENTS = 5000
-"""Most agents, in all compiled teams together, that a worker keeps."""
+"""Maximum number of agents in all compiled teams that a worker caches."""
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
-"""A plugin's function; it gets an agent from the factory and its definition."""
+"""A plugin's function of an agent, which the factory built, and the agent's definition."""
 
 
 class ModelsFor(Protocol):
-    """Source of agents' models."""
-
     def __call__(
         self, run: ClaimedRun, definition: Mapping[str, Any], *, is_called: bool
     ) -> Awaitable[LLMProvider]:
-        """Return the models of an agent of a run; ``is_called``: another agent calls it."""
+        """Return the models of a run's agent. ``is_called``: true for a sub-agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDependencies:
-    """Dependencies of agents, the same for every run.
+    """Dependencies of agents that are the same for every run.
 
     Attributes:
-        models_for: returns the models for an agent of a run, by its definition.
+        models_for: returns the models of a run's agent from the agent's definition.
         tool_deps: dependencies of built-in and HTTP tools.
-        secrets: secrets that tools send.
-        mcp: makes MCP servers.
+        secrets: tenants' secrets, which tools send.
+        mcp: returns MCP servers.
         embedder: returns the embedder of agents with ``recall``, for the tenant that pays.
-        configure: called in order after the factory, for each agent.
+        configure: plugins' functions, which are called in order for each built agent.
     """
 
     models_for: ModelsFor
@@ -78,7 +76,7 @@ class AgentDependencies:
     configure: tuple[ConfigureAgent, ...] = ()
 
     def helped(self, helper: BaseAgent) -> None:
-        """Let the plugins configure a helper that has no definition."""
+        """Call the plugins' functions for a helper, which has no definition."""
         for configure in self.configure:
             configure(helper, {})
 
@@ -88,13 +86,13 @@ class Team:
     """A run's agents.
 
     Attributes:
-        agents: the root agent alone; in a DAG, an agent for each node of the graph.
+        agents: only the root agent; in a DAG, one agent for each node of the graph.
         graph: the run's own copy of the graph; ``None``: the run has no DAG.
         rules: the rules that decide in a DAG; ``None``: the run has no DAG.
         nodes: definitions of the DAG's nodes, by name.
         numbers: positions of the DAG's nodes in topological order, by name.
         warnings: (code, message) pairs.
-        team_of: makes a team for one execution of a node's sub-graph; argument: the node's name.
+        team_of: returns a team for one execution of a node's sub-graph, by the node's name.
     """
 
     agents: dict[str, BaseAgent]
@@ -108,17 +106,17 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class CompiledTeam:
-    """The agents of a run, built and checked once for all runs with equal definitions.
+    """The agents of runs with equal definitions, which are built and checked only once.
 
     Attributes:
-        members: all agents of the run, sub-agents first.
+        members: all agents of the run; sub-agents come first.
         tools: tools that send secrets.
-        roots: as :attr:`Team.agents`.
-        callers: stand-in agents for the nodes of a DAG that are no agents, each with its tool.
-        rules, nodes, numbers: as in :class:`Team`.
-        subgraphs: the teams of its sub-graphs, by node.
-        definitions, providers, mcp_servers, structure: definitions of the agents, of the tenant's
-            model servers and MCP servers, and of the graph, from which the team was built.
+        roots: see :attr:`Team.agents`.
+        callers: by node: stand-in agents with a tool, for the nodes of a DAG that are no agents.
+        rules, nodes, numbers: see :class:`Team`.
+        subgraphs: the teams of sub-graphs, by node.
+        definitions, providers, mcp_servers, structure: definitions from which the team was built:
+            of the agents, of the tenant's model servers and MCP servers, and of the graph.
     """
 
     definitions: Definitions
@@ -144,10 +142,10 @@ class CompiledTeam:
         session: McpSession | None,
         schema: Mapping[str, Any] | None,
     ) -> Team:
-        """Make a run's own agents and graph.
+        """Copy the agents and the graph for one run.
 
         Args:
-            schema: JSON Schema of the answer; ``None``: the agents' own.
+            schema: JSON Schema of the answer; ``None``: each agent's own schema.
         """
         graph = None if self.graph is None else self.graph.without_publications()
         copies: FreshCopies = {}
@@ -191,21 +189,21 @@ class CompiledTeam:
         return Team(roots, graph, self.rules, self.nodes, self.numbers, warnings, team_of=team_of)
 
     def gives_answer(self, name: str) -> bool:
-        """Return true if the output of a node, or of the root, is an answer of the run.
+        """Return true if the output of this node or root agent is an answer of the run.
 
-        If a node has elements, the output of each element is only a part of its answer.
+        If a node has elements, an element's output is only a part of the node's answer.
         """
         is_answering = self.rules is None or name in self.rules.answering
         return is_answering and "for_each" not in self.nodes.get(name, ())
 
     @property
     def size(self) -> int:
-        """Number of agents, with those of sub-graphs."""
+        """Number of agents, including the agents of sub-graphs."""
         return len(self.members) + sum(each.size for each in self.subgraphs.values())
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
-    """Yield warnings about patterns in schemas that the service cannot check."""
+    """Yield warnings about regular expressions in schemas that the service cannot check."""
     for agent in agents:
         places = [f"output_schema{at}" for at in agent.output.unchecked] if agent.output else []
         for tool in agent.registered_tools:
@@ -231,10 +229,10 @@ def _recall(
 async def compiled(
     run: ClaimedRun, dependencies: AgentDependencies, *, with_async: bool
 ) -> CompiledTeam:
-    """Build the agents of a run's definitions; other runs go on while a large team is built.
+    """Build agents from a run's definitions. A large team is built without blocking other runs.
 
     Args:
-        with_async: asynchronous sub-agents are supported.
+        with_async: true if asynchronous sub-agents are supported.
 
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
@@ -253,14 +251,14 @@ async def _compiled(
     """Build the agents of a run's graph, or of one of its sub-graphs.
 
     Args:
-        known: teams of sub-graphs by ``id()`` of their definitions; newly built teams are added.
+        known: teams of sub-graphs, by the ``id()`` of the definition. New teams are added.
     """
     graph = None if content is None else to_graph(content)
     rules, nodes, numbers, names = None, {}, {}, {run.first: run.first}
     if run.mode == "dag" and graph is not None and content is not None:
         rules = GraphRules.of(content)
         if content is not run.graph:
-            rules = replace(rules, is_plain=False)  # so that the log has events of its nodes
+            rules = replace(rules, is_plain=False)  # so that the log has the nodes' events
         nodes = {name_of_node(node): node for node in content["nodes"]}
         numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
         names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}
@@ -318,7 +316,7 @@ def _own_caller(
 def _callers(
     run: ClaimedRun, nodes: Mapping[str, Mapping[str, Any]], dependencies: AgentDependencies
 ) -> dict[str, BaseAgent]:
-    """Return stand-ins for the nodes that are no agents."""
+    """Return stand-in agents for the nodes that are no agents, by node."""
     return {
         name: _caller(run, name, node, dependencies)
         for name, node in nodes.items()
@@ -329,7 +327,7 @@ def _callers(
 def _caller(
     run: ClaimedRun, name: str, node: Mapping[str, Any], dependencies: AgentDependencies
 ) -> BaseAgent:
-    """Return a stand-in for a node that is no agent; ``agent_name`` is empty in the log."""
+    """Return a stand-in agent for a node that is no agent. The log has no name for it."""
     caller = BaseAgent("")
     caller.agent_name, caller.agent_id = "", name
     if (tool := node.get("tool")) is not None:
@@ -341,7 +339,6 @@ def _caller(
 
 
 def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
-    """Yield an agent's tools that send secrets."""
     for tool in agent.registered_tools:
         if isinstance(tool, HttpTool) and tool.definition.secrets:
             yield tool
@@ -349,7 +346,7 @@ def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
 
 @dataclass(slots=True)
 class _Place:
-    """Cache entry for the newest version of a team; one run fills it while other runs wait."""
+    """Cache entry for a team's newest version. One run builds the team while other runs wait."""
 
     filling: asyncio.Lock = field(default_factory=asyncio.Lock)
     team: CompiledTeam | None = None
@@ -359,7 +356,7 @@ class _Place:
         return 1 if self.team is None else self.team.size
 
     def holds(self, run: ClaimedRun) -> CompiledTeam | None:
-        """Return the team if a run has equal definitions; quick if they are identical objects."""
+        """Return the team if the run's definitions are equal to the team's definitions."""
         team = self.team
         if team is None or team.definitions != run.agents or team.structure != run.graph:
             return None
@@ -368,10 +365,10 @@ class _Place:
 
 
 class Teams:
-    """The teams of runs: compiled once for each version, then copied for each run.
+    """The teams of runs. Each version of a team is compiled once and copied for each run.
 
     Args:
-        registry: registry of asynchronous sub-agents; ``None``: they are not supported.
+        registry: registry of asynchronous sub-agents; ``None``: no support for these sub-agents.
     """
 
     def __init__(
@@ -382,10 +379,10 @@ class Teams:
         self._places: OrderedDict[Hashable, _Place] = OrderedDict()
 
     async def of(self, run: ClaimedRun, session: McpSession | None = None) -> Team:
-        """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+        """Return the agents, sub-agents and graph of a claimed run.
 
         Args:
-            session: connections to MCP servers; ``None``: the run has none.
+            session: connections to MCP servers; ``None``: the run has no connections.
 
         Raises:
             InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
@@ -396,18 +393,17 @@ class Teams:
         if (team := place.holds(run)) is None:
             async with place.filling:
                 team = place.holds(run) or await self._compiled(run, place)
-        await self._dependencies.secrets.stored(run.tenant_id)  # so that logs redact all secrets
+        await self._dependencies.secrets.stored(run.tenant_id)  # for the redaction of logs
         for tool in team.tools:
             await tool.check_secrets()
         if run.output_schema is not None:
-            await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
+            await asyncio.to_thread(answer_schema, run.output_schema)  # the first call takes long
         made = team.team(run, self._dependencies, self._registry, session, run.output_schema)
         if made.graph is not None:
             _restore(made.graph, run.session_base)
         return made
 
     def helped(self, helper: BaseAgent) -> None:
-        """Let the plugins configure a helper."""
         self._dependencies.helped(helper)
 
     async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:
@@ -421,7 +417,7 @@ class Teams:
 
 
 def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> None:
-    """Set the agent's approval rule on its plugins' tools that have no rule.
+    """Set the agent's approval rule on plugins' tools without a rule.
 
     The tools are copied, because runs share them.
     """
@@ -432,7 +428,7 @@ def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> 
 
 
 def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-    """Merge a run's parameters with the agent's own; add the run's instructions and client tools.
+    """Add a run's parameters, instructions and client tools to an agent.
 
     Raises:
         InvalidInputError: ``unknown_tool``, if ``tool_choice`` names an unknown tool;
@@ -458,7 +454,7 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
 def _set_schema(
     schema: Mapping[str, Any] | None, roots: Mapping[str, BaseAgent], team: CompiledTeam
 ) -> None:
-    """Set the answer's schema in the agents that give the run's answer: root or answering nodes."""
+    """Set the answer's schema in the agents that give the run's answer."""
     if schema is None:
         return
     for name, agent in roots.items():
@@ -488,7 +484,7 @@ def _tools(
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:
-    """Restore publications of the session's earlier runs; unknown nodes are ignored."""
+    """Restore the publications of the session's earlier runs. Ignore unknown nodes."""
     for row in session_base:
         published = {**row["details"], "content": row["content"], "version": row["version"]}
         published["timestamp"] = row["published_at"]

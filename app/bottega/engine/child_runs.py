@@ -1,6 +1,6 @@
-"""Child runs: tasks of this worker's runs that any worker may execute as separate runs.
+"""Child runs, which are tasks of a run that any worker may execute as separate runs.
 
-Child runs are stored, cancelled and read many at a time. A child run gets budgets, agents and files
+One statement stores, cancels or reads many child runs. A child run gets budgets, agents and files
 from its task, and returns the task's result.
 """
 
@@ -45,7 +45,7 @@ _TELL = "SELECT tell_child($1, $2, $3, $4)"
 _TEXTS = "SELECT id, partial_output($1, id, NULL) FROM unnest($2::uuid[]) AS id"
 _BATCH = 100
 _LINGER_S = 0.003
-"""Time, in seconds, in which requests and ends are collected for one statement."""
+"""Seconds in which requests and ends are collected for one statement."""
 _PATIENCE_S = 10.0
 
 logger = structlog.get_logger(__name__)
@@ -53,10 +53,10 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ParentRun:
-    """The run that awaits child runs, as this worker claimed it.
+    """A run that awaits child runs, with the attempt that this worker claimed.
 
     Attributes:
-        limit: most of its child runs that may be queued or running at the same time.
+        limit: maximum number of the run's child runs that are queued or running at the same time.
     """
 
     tenant_id: UUID
@@ -72,11 +72,11 @@ def child_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
 
 @dataclass(slots=True)
 class _New:
-    """A child run that is to be stored.
+    """A child run that is not stored yet.
 
     Attributes:
-        is_sent: the statement that stores it has begun.
-        on_stored: called once it is stored.
+        is_sent: true if the statement that stores the child run has begun.
+        on_stored: function that is called after the child run has been stored.
     """
 
     about: str
@@ -88,10 +88,10 @@ class _New:
 class ChildRuns:
     """The child runs that this worker awaits.
 
-    One statement stores all new child runs of a parent run, and one statement reads all ends.
+    One statement stores all new child runs of a parent run. One statement reads all ends.
 
     Args:
-        nats: carries the live text of runs; ``None``: the database does.
+        nats: source of the runs' live text; ``None``: the database is the source.
     """
 
     def __init__(self, pool: asyncpg.Pool, nats: NatsSignals | None = None) -> None:
@@ -105,7 +105,7 @@ class ChildRuns:
         self._wake = asyncio.Event()
 
     def resting(self) -> int:
-        """Return the number of this worker's runs that await child runs; such runs need little."""
+        """Return the number of this worker's runs that await child runs."""
         return len({parent.run_id for parent, _ in self._awaited.values()})
 
     def end_of(
@@ -117,16 +117,17 @@ class ChildRuns:
         on_stored: Callable[[], object] = lambda: None,
         on_ended: Callable[[], object] = lambda: None,
     ) -> "asyncio.Future[ChildEnd]":
-        """Start a child run, unless it exists already; return the future of its end.
+        """Start a child run that does not exist yet. Return the future of the child run's end.
 
         Args:
             new: JSON from which ``add_children`` creates the child run.
-            told: messages to the child run by id, as JSON; it ignores messages that it has got.
-            on_stored: called once the child run is stored; if it is over, after its end is read.
-            on_ended: called once the child run has ended.
+            told: messages to the child run by id, as JSON. The child run ignores messages that it
+                has already received.
+            on_stored: called after the child run was stored and, if it is over, its end was read.
+            on_ended: called after the child run's end.
 
         Raises:
-            FencedError: another worker has the parent run.
+            FencedError: another worker executes the parent run.
         """
         future: asyncio.Future[ChildEnd] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: on_ended())
@@ -140,7 +141,7 @@ class ChildRuns:
             return await future
 
         ending = asyncio.ensure_future(end())
-        # A callback, because the coroutine never begins if it is cancelled at once.
+        # A callback is needed: a coroutine that is cancelled at once never begins.
         ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
         return ending
 
@@ -152,7 +153,7 @@ class ChildRuns:
             del self._new[run_id]
 
     async def tell(self, tenant_id: UUID, run_id: UUID, message_id: str, content: str) -> bool:
-        """Send a message, as JSON, to a child run, once; return false if the run is over."""
+        """Send a JSON message to a child run, at most once. Return false if the run is over."""
         if (new := self._new.get(run_id)) is not None:
             await new.stored.wait()
         about = tenant_id, run_id, content, message_id
@@ -160,7 +161,7 @@ class ChildRuns:
         return "id" in from_json(answer)
 
     def cancel(self, tenant_id: UUID, run_id: UUID) -> None:
-        """Cancel a child run. If it is not stored yet, drop it."""
+        """Cancel a child run. If the child run is not stored yet, drop the child run."""
         new = self._new.get(run_id)
         if new is not None and not new.is_sent:
             del self._new[run_id]
@@ -171,7 +172,7 @@ class ChildRuns:
             self._wake.set()
 
     async def texts(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Return the end of the live text of child runs' present model calls."""
+        """Return, by child run, the last part of the present model call's live text."""
         if self._nats is not None:
             found = await asyncio.gather(*(self._nats.text_of(tenant_id, each) for each in ids))
             return {each: texts.get(None, "") for each, texts in zip(ids, found, strict=True)}
@@ -180,20 +181,20 @@ class ChildRuns:
         return {run_id: text or "" for run_id, text in rows}
 
     async def ends(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, ChildEnd]:
-        """Return the ends of child runs that are over."""
+        """Return the ends of the child runs that are over, by id."""
         about = [tenant_id] * len(ids), ids
         rows = await persist(lambda: self._pool.fetch(_ENDS, *about))
         return {row["run_id"]: _end(row["status"], row["ending"]) for row in rows}
 
     def note_end(self, run_id: UUID) -> None:
-        """Let :meth:`run` read the end of a child run, if a run of this worker awaits it."""
+        """Record a child run's end, so that :meth:`run` reads the end if a run awaits it."""
         if run_id in self._awaited:
             self._ended.add(run_id)
             self._wake.set()
 
     async def run(self) -> None:
-        """Store and cancel child runs and read their ends, as requested, until cancelled."""
-        self._wake.set()  # if an earlier call failed, it may have left requests
+        """Store child runs, cancel child runs and read their ends, until cancelled."""
+        self._wake.set()  # a failed call may have left requests
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -216,7 +217,7 @@ class ChildRuns:
                     if is_transient(error):
                         raise
                     logger.exception("child_runs.not_stored", run_id=str(parent.run_id))
-                    self._fail(some, error)  # the child runs of other parents must go on
+                    self._fail(some, error)  # other parents' child runs must continue
 
     async def _add_some(self, parent: ParentRun, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
@@ -230,7 +231,7 @@ class ChildRuns:
             return
         for run_id, one in sent.items():
             one.stored.set()
-            self._stored.append(one.on_stored)  # called after the ends are read
+            self._stored.append(one.on_stored)  # called after the reading of ends
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -251,7 +252,7 @@ class ChildRuns:
                 await connection.execute(_CANCEL, tenant_id, ids)
         for run_id in cancelled:
             del self._cancelled[run_id]
-        # A cancelled child run that no worker holds has ended at once.
+        # A cancelled child run that no worker executes has ended at once.
         self._ended |= cancelled.keys() & self._awaited.keys()
 
     async def _read_ends(self) -> None:
@@ -287,7 +288,7 @@ _CANCELLED = {"code": "cancelled", "message": "somebody cancelled the run that d
 
 
 def _end(status: str | None, ending: str) -> ChildEnd:
-    """Return a task's end from its child run's status and end. ``None``: the run was deleted."""
+    """Return a task's end from its child run's end. ``status`` is ``None`` for a deleted run."""
     told = from_json(ending)
     is_cancelled = status == "cancelled"
     error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
@@ -308,13 +309,13 @@ def _end(status: str | None, ending: str) -> ChildEnd:
 
 
 _CANCELS_S = 2.0
-"""Longest wait for the end of a child run whose task was cancelled."""
+"""Longest wait, in seconds, for a child run's end after its task was cancelled."""
 _LEAST_TOKENS = 2_000
-"""Smallest part of a budget, in tokens; a smaller part pays for no call of most models."""
+"""Minimum part of a budget in tokens. A smaller part cannot pay a call of most models."""
 
 
 class Spreading:
-    """Executes tasks of one run as child runs."""
+    """Executor of one run's tasks as child runs."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
@@ -325,7 +326,6 @@ class Spreading:
         self._begun: set[UUID] = set()
 
     def id_of(self, task_id: UUID) -> UUID:
-        """Return the id of a task's child run."""
         return child_id(self._run.task_root, self._run.run_id, task_id)
 
     async def do(
@@ -333,13 +333,13 @@ class Spreading:
     ) -> ChildEnd:
         """Execute a task as a child run: see :class:`bottega.subagents.swarm.RemoteRuns`.
 
-        Messages that the child run may not have got before a crash are sent again. If the task is
-        cancelled, this waits for the end of the child run, at most :data:`_CANCELS_S`, so that the
-        task's part of the budgets stays reserved until then.
+        After a crash, messages that the child run may not have received are sent again. After a
+        cancellation of the task, wait for the child run's end for at most :data:`_CANCELS_S`, so
+        that the task's part of the budgets is reserved until the end.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
-        await recorder.journal.commit()  # the task's row must exist before the child run
+        await recorder.journal.commit()  # the task's row must exist first
         parts = None if work.is_helper else recorder.parts
         recalled = [] if parts is None else await parts.recalled_by(work.agent, handle.prompt)
         limit = handle.parent.limits.max_concurrent
@@ -385,7 +385,7 @@ class Spreading:
             error = EventError(outcome.error_code or str(outcome.status), outcome.error)
             answered = outcome.output or "" if is_done else error
             parts.child_ended(work.agent, handle.task_id, handle.prompt, answered)
-        if end.outcome.output == "":  # the caller reads a sentence in place of an empty text
+        if end.outcome.output == "":  # the caller reads a sentence instead of an empty text
             return replace(end, outcome=replace(end.outcome, output=EMPTY))
         return end
 
@@ -416,7 +416,7 @@ class Spreading:
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         if handle.task_id not in self._begun:
-            return True  # the child run gets the message when it begins
+            return True  # the child run gets the message at its start
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
         return await self._children.tell(self._run.tenant_id, run_id, message_id, content)
 
@@ -433,10 +433,10 @@ class Spreading:
                 self._texts[run_id] = text
 
     async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, ChildEnd]:
-        """Return the ends of finished tasks' child runs, by task; cancel child runs under way.
+        """Return the ends of child runs that are over, by task. Cancel the other child runs.
 
         Args:
-            tasks: child run of each task; ``None``: the child run that this run created for it.
+            tasks: the child run of each task; ``None``: the child run that this run created.
         """
         runs = {run_id or self.id_of(task_id): task_id for task_id, run_id in tasks.items()}
         ends = await self._children.ends(self._run.tenant_id, list(runs)) if runs else {}
@@ -446,7 +446,7 @@ class Spreading:
 
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
-        """Reserve a task's part of the budgets above it; yield the part's tokens and money."""
+        """Reserve a task's part of the budgets above. Yield the part in tokens and in money."""
         day = set(map(id, self._recorder.accounts.day))  # the child run itself uses the day's
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
@@ -461,7 +461,7 @@ class Spreading:
 
 
 class ElementRuns:
-    """Executes elements of a graph's nodes as child runs, for one run."""
+    """Executor of the elements of one run's nodes as child runs."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
@@ -472,7 +472,7 @@ class ElementRuns:
         self._under_way: set[Path] = set()
 
     def are_limited(self, path: Path) -> bool:
-        """Return true if budgets bound the elements of the node at a path."""
+        """Return true if budgets limit the elements of the node at a path."""
         return any(account.limit is not None for account in self._accounts(path))
 
     def _accounts(self, path: Path) -> list[Account]:
@@ -487,11 +487,11 @@ class ElementRuns:
         Args:
             path: path of the element.
             request: ``input`` and ``task`` of the child run.
-            limit: number of the node's elements that may run at the same time.
+            limit: maximum number of the node's elements that run at the same time.
 
         Raises:
-            BudgetExhaustedError: too little is left for the element.
-            FencedError: another worker has the run.
+            BudgetExhaustedError: the budgets have too little left for the element.
+            FencedError: another worker executes the run.
         """
         recorder, run = self._recorder, self._run
         task_id = recorder.tasks.id_at(path)
@@ -536,12 +536,11 @@ class ElementRuns:
         return end
 
     def cancel_below(self, path: Path) -> None:
-        """Cancel the child runs of all elements of a node, and of nodes of its graph."""
+        """Cancel the child runs of a node's elements, and of elements in the node's sub-graph."""
         for each in [each for each in self._under_way if each[: len(path)] == path]:
             self.cancel(each)
 
     def cancel(self, path: Path) -> None:
-        """Cancel the child run of an element, if it is under way."""
         task_id = self._recorder.tasks.id_at(path)
         assert task_id is not None
         run_id = child_id(self._run.task_root, self._run.run_id, task_id)
@@ -552,10 +551,10 @@ class ElementRuns:
 async def parts_of(
     above: Sequence[Account], sharers: int, own: int | None
 ) -> AsyncIterator[tuple[int | None, int | None]]:
-    """Reserve a part of budgets; yield its tokens and its billionths of a dollar.
+    """Reserve a part of budgets. Yield the part in tokens and in billionths of a dollar.
 
     Args:
-        sharers, own: as for :func:`part_of`; ``own`` in tokens.
+        sharers, own: see :func:`part_of`. ``own`` is in tokens.
     """
     reserved: list[tuple[Account, int]] = []
     parts = []
@@ -575,16 +574,16 @@ async def parts_of(
 
 
 async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, sharers: int) -> int:
-    """Return a task's part of budgets: its own budget, or else an equal part of what is left.
+    """Return a task's part of budgets: the task's own budget, or an equal part of the rest.
 
-    Waits while other tasks' parts leave too little.
+    Wait while other tasks' parts leave too little.
 
     Args:
-        own: the task's own budget; ``None``: it has none.
-        sharers: number of tasks that get their parts now, including this task.
+        own: the task's own budget; ``None``: the task has no budget.
+        sharers: number of tasks that share the rest now, including this task.
 
     Raises:
-        BudgetExhaustedError: too little is left, and no other task holds a part to return.
+        BudgetExhaustedError: too little is left, and no other task has a part that it may return.
     """
     least = _LEAST_TOKENS if unit is TOKENS else 1
     while True:
@@ -601,16 +600,16 @@ async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, shar
 
 
 def unread_text(known: str, text: str) -> str:
-    """Return what a text has more than the same text had earlier. Pure.
+    """Return the new part of a text that was also read earlier. Pure.
 
     Args:
-        known, text: the last :data:`LONGEST_END` characters of the text, earlier and now. If a new
-            text has begun meanwhile, or if more has come than is kept, all of ``text`` is new.
+        known, text: the last :data:`LONGEST_END` characters of the text, earlier and now. If
+            ``text`` does not contain the end of ``known``, all of ``text`` is new.
     """
     if text.startswith(known):
         return text[len(known) :]
     sought = known[-LONGEST_END // 10 :]
-    if len(known) == len(sought):  # too short to be found again for certain
+    if len(known) == len(sought):  # too short to be found for certain
         return text
     _, found, new = text.partition(sought)
     return new if found else text
@@ -626,8 +625,8 @@ def agent_of_task(
     """Return the agent of a child run's task.
 
     Args:
-        agent: the agent that does the task, or whose helper does it.
-        configure: called with a new helper.
+        agent: the agent that does the task, or the agent whose helper does the task.
+        configure: function that is called with a new helper.
     """
     link = run.parent_task
     assert link is not None
@@ -639,13 +638,13 @@ def agent_of_task(
 
 
 def give_files(swarm: Swarm, run: ClaimedRun) -> None:
-    """Give a child run the shared files that its parent had when it dispatched the task."""
+    """Give a child run the files that its parent shared at the task's dispatch."""
     for path, content in (run.parent_task or {}).get("files", {}).items():
         swarm.context.restore(path, content)
 
 
 def changed_files(swarm: object, run: ClaimedRun) -> dict[str, Any]:
-    """Return the files that a child run created or changed in its own folder, by path."""
+    """Return, by path, the files that a child run created or changed in its own folder."""
     if run.parent_task is None or run.own_task is None or not isinstance(swarm, Swarm):
         return {}
     folder, given = folder_of(run.own_task), run.parent_task["files"]

@@ -1,4 +1,4 @@
-"""A claimed run, with all that a worker needs to execute it or hand it back to the queue."""
+"""A claimed run, and all data that a worker needs to execute the run or hand it back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,52 +25,52 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedRun:
-    """A claimed run, with all that a worker needs to execute it.
+    """A claimed run: all data that a worker needs to execute the run.
 
     Attributes:
         tenant: the tenant's name.
-        attempt: the fence; 1 for the first claim.
+        attempt: number of the attempt, which the fence checks; 1 for the first claim.
         last_seq: ``seq`` of the newest event, which the claim wrote.
-        carried_seq: last ``seq`` that was copied from the run that this one repeats; 0: none.
+        carried_seq: last ``seq`` that was copied from a repeated run; 0: no events were copied.
         started_at: the run's first start, by the database's clock.
-        quiet_s: seconds from its acceptance to this claim; ``None``: this is not its first claim.
+        quiet_s: seconds from the run's acceptance to this claim; ``None``: not the first claim.
         timeout_s: seconds from the first start to the deadline.
         remaining_s: seconds from this claim to the deadline; may be negative.
         crashes: number of attempts whose worker died.
         is_cancelled: true if a client requested to cancel the run.
         cancelled_tasks: ids of tasks that a client requested to cancel.
-        given: texts that nodes of its graph publish without being executed, by node.
-        task_root: the id from which the ids of its tasks are derived.
+        given: by node: texts that nodes publish without an execution.
+        task_root: the id from which the ids of the run's tasks are derived.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
-        pins: versions of its agents' definitions, and of its graph's definition.
-        overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
-        output_schema: JSON Schema of the answer; ``None``: the agent's own.
-        demands: its ``goals``, ``constraints`` and ``success_criteria``.
-        agents: pinned definitions of all its agents, by name; before :meth:`with_definitions` only
-            the definition of a draft.
+        pins: versions of the agents' and the graph's definitions.
+        overrides: ``{agent: {"params": {…}}}``. These parameters are merged with the agent's.
+        output_schema: JSON Schema of the answer; ``None``: the agent's own schema.
+        demands: the run's ``goals``, ``constraints`` and ``success_criteria``.
+        agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, only the
+            definition of a draft is here.
         providers: pinned definitions of the tenant's own model servers, by name.
-        operators: names of the operator's model servers that it uses.
-        mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
-        graph_name: name of its graph; ``None``: it has no graph.
-        graph: pinned definition of its graph, with the definitions of its sub-graphs.
+        operators: names of the operator's model servers that the run uses.
+        mcp_servers: pinned definitions of the agents' MCP servers, by name.
+        graph_name: name of the run's graph; ``None``: the run has no graph.
+        graph: pinned definition of the graph, with the sub-graphs' definitions.
         graph_pins: versions of the graph and its sub-graphs.
-        session_id: id of its session; ``None``: it belongs to no session.
-        session_base: publications of the session's earlier runs, as ``session_memory`` has them.
-        in_conversation: true if it knows the conversation; false: only the session's publications.
-        base: the run of the turn before; ``None``: its turn is the first.
-        user: the customer's name for the end user.
-        principal: the API key or user that started it.
-        traceparent, tracestate: trace of the request for the run; ``None``: no trace.
-        metadata: metadata that the client gave.
-        token_budget: tokens that it may spend; ``None``: no limit.
-        cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
+        session_id: id of the run's session; ``None``: the run belongs to no session.
+        session_base: publications of the session's earlier runs: rows of ``session_memory``.
+        in_conversation: true if the run reads the conversation; false: only publications.
+        base: the run of the turn before; ``None``: the run is the first turn.
+        user: the end user's name in the customer's product.
+        principal: the API key or user that started the run.
+        traceparent, tracestate: trace context of the request for the run; ``None``: no trace.
+        metadata: the client's metadata.
+        token_budget: number of tokens that the run may spend; ``None``: no limit.
+        cost_budget: maximum cost (``amount``, ``currency``); ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
         salt: the tenant's salt for random assignments.
-        messages: number of messages that were sent to it.
-        assigned_as: the run whose assignment it has: the first in a series of retries, or itself.
-        parent_task: the task of another run that a child run does.
+        messages: number of messages that were sent to the run.
+        assigned_as: id of the run whose assignment is used: the first run of a series of retries.
+        parent_task: for a child run: the parent run's task that the child run does.
     """
 
     tenant_id: UUID
@@ -123,7 +123,7 @@ class ClaimedRun:
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
-        """Decode the result of the SQL function ``claimed_run``, which has no definitions."""
+        """Decode the result of the SQL function ``claimed_run``. The run has no definitions yet."""
         values = from_json(claim)
         values |= {
             "tenant_id": tenant_id,
@@ -148,7 +148,7 @@ class ClaimedRun:
         return cls(**{each.name: values[each.name] for each in fields(cls)})
 
     def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
-        """Return the run with the definitions that it pinned."""
+        """Return the run with its pinned definitions."""
         kinds = ("agent", "graph", "provider", "mcp_server")
         found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         found["agent"] |= self.agents
@@ -174,7 +174,7 @@ class ClaimedRun:
 
     @property
     def is_demo(self) -> bool:
-        """True if the run calls the demo model alone, and no service outside."""
+        """True if the run calls only the demo model, and no external service."""
         return DEMO in self.operators
 
     @property
@@ -184,7 +184,7 @@ class ClaimedRun:
 
     @property
     def claimed_at(self) -> datetime:
-        """Time of this claim by the database's clock, as events' times are."""
+        """Time of this claim by the database's clock, which is also the clock of events."""
         return self.started_at + timedelta(seconds=self.elapsed_s)
 
     @property
@@ -196,7 +196,7 @@ class ClaimedRun:
 
     @property
     def has_checks(self) -> bool:
-        """True if the root agent, or a DAG's graph, has checks and the run is no child run."""
+        """True if the root agent or the DAG's graph has success checks. Child runs have none."""
         defined = self.graph or {} if self.agent is None else self.agents.get(self.agent, {})
         return self.parent_task is None and bool(defined.get("success_check"))
 
@@ -204,7 +204,7 @@ class ClaimedRun:
     def facts_mode(self) -> str:
         """``read`` or ``write`` if the root agent uses facts about the user, else ``off``.
 
-        A run without a user, a DAG and a child run use none.
+        A run without a user, a DAG and a child run use no facts.
         """
         if self.user is None or self.parent_task is not None:
             return "off"
@@ -212,12 +212,12 @@ class ClaimedRun:
 
     @property
     def own_task(self) -> UUID | None:
-        """The task that it does, if it is a child run."""
+        """Id of the parent run's task that a child run does."""
         return None if self.parent_task is None else UUID(self.parent_task["task_id"])
 
     @property
     def uses_subagents(self) -> bool:
-        """True if one of its agents dispatches asynchronous sub-agents."""
+        """True if one of the run's agents dispatches asynchronous sub-agents."""
         return any(
             (definition["subagents"] or {}).get("mode") == "async"
             for definition in self.agents.values()
@@ -225,14 +225,14 @@ class ClaimedRun:
 
 
 class ClaimReader:
-    """Reads what claims return, with the definitions that the runs pinned."""
+    """Reader of claimed runs and of the definitions that these runs pinned."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
         self._definitions = PinnedDefinitions(pool)
 
     async def read(self, rows: Sequence[asyncpg.Record]) -> list[ClaimedRun]:
-        """Return the runs of a claim; end a run that cannot be read with an error."""
+        """Return the runs of a claim. A run that cannot be read ends with an error."""
         runs = [run for row in rows if (run := await self._decoded(row)) is not None]
         pins = {pin for run in runs for pin in run.pins}
         definitions = await persist(lambda: self._definitions.get(pins))
@@ -242,7 +242,7 @@ class ClaimReader:
         key = row["tenant"], row["run"], row["attempt"]
         try:
             return ClaimedRun.decoded(*key, row["claim"])
-        except Exception:  # another worker could not read the claim either
+        except Exception:  # another worker could not read this claim
             logger.exception("run.unreadable", run_id=str(row["run"]))
             await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
             return None
@@ -254,12 +254,12 @@ async def hand_back(
     cause: str,
     wait: Mapping[str, Any] | None = None,
 ) -> None:
-    """Give a claimed run back to the queue; repeated while the database is away.
+    """Hand a claimed run back to the queue. Retry while the database is away.
 
     Args:
-        cause: why the run needs another attempt: ``drain``, ``crash``, ``message``, ``model``,
+        cause: the reason for another attempt: ``drain``, ``crash``, ``message``, ``model``,
             ``children``, ``time`` or ``interrupt``.
-        wait: what the run waits for: see the SQL function ``begin_wait``.
+        wait: the event that ends the run's wait; see the SQL function ``begin_wait``.
     """
     fence = run.tenant_id, run.run_id, run.attempt
     waits = None if wait is None else to_json(wait).decode()

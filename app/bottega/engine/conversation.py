@@ -1,7 +1,7 @@
-"""A run as a turn of a conversation: the messages of its agents in the turns before.
+"""Conversations: a run is a turn, and its agents read the messages of earlier turns.
 
-The messages of a turn are read from its run's log. The run's row has the size of its turn, so that
-only turns that fit into a prompt are read.
+The messages of a turn are read from the log of the turn's run. The run's row has the size of the
+turn, so that only turns that fit into a prompt are read.
 """
 
 from collections import defaultdict
@@ -93,8 +93,8 @@ def said(answer: str | None) -> list[StandardMessage]:
 def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]:
     """Return the messages of an agent's turn that follow the question. Pure.
 
-    These are the model's messages with tool calls, the results of these calls, the user's messages
-    between them, and the final answer. Answers that a check rejected are left out.
+    The messages are the model's messages with tool calls, the results of these calls, the user's
+    messages between the calls, and the final answer. Rejected answers are left out.
 
     Args:
         answer: the final answer; ``None``: the model's last message without calls.
@@ -133,8 +133,8 @@ def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
 GISTS = 12
 """Number of older turns that a prompt summarises in one line each."""
 _GIST_BYTES = 150
-_LEAST = 50  # tokens that a smaller turn counts as, so that a prompt has few turns
-_MOST_EVENTS = 1000  # the log of a run with more events is not read
+_LEAST = 50  # counted tokens of a smaller turn: a prompt has few turns
+_MOST_EVENTS = 1000  # the logs of longer runs are not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
 _TURN = "SELECT * FROM earlier_turn($1, $2, $3)"
@@ -144,15 +144,15 @@ _ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class PastTurns:
-    """The turns of a conversation before a run's own turn, as many as fit into a prompt.
+    """The newest earlier turns of a conversation that fit into a prompt.
 
     Attributes:
-        number: number of the run's own turn, from 1.
+        number: number of the run's turn, counted from 1.
         first: number of the first turn in the prompt.
-        tokens: size of the turns in the prompt.
-        histories: messages of the turns in the prompt by agent, the oldest first.
-        gists: summaries of turns before ``first``, by their number, the oldest first.
-        read: returns the text of a turn before ``first``, by its number.
+        tokens: size of the prompt's turns in tokens.
+        histories: messages of the prompt's turns by agent, sorted from old to new.
+        gists: summaries of turns before ``first``, by the turn's number, sorted from old to new.
+        read: returns the text of a turn before ``first``, by the turn's number.
     """
 
     number: int
@@ -163,14 +163,13 @@ class PastTurns:
     read: TurnReader | None = None
 
     def begin(self, agents: Mapping[str, BaseAgent]) -> None:
-        """Put the earlier turns into the agents' histories."""
         for agent in agents.values():
             agent.conversation_history += self.histories.get(agent.agent_name, ())
             if self.gists and self.read and isinstance(agent.memory, RunMemory):
                 agent.memory.go_on(self.opening(), self.first - 1, self.read)
 
     def opening(self) -> str:
-        """Return the prompt's summary of the turns that it leaves out."""
+        """Return a summary of the turns that are not in the prompt."""
         left = self.first - 1
         lines = [
             f"## Earlier turns of this conversation: 1 to {left}",
@@ -180,7 +179,7 @@ class PastTurns:
         return "\n".join(lines)
 
     def ended(self, end: End, agents: Mapping[str, BaseAgent], run: ClaimedRun) -> End:
-        """Return a run's end; if the run completed, with its turn."""
+        """Return a run's end. The end of a completed run has the run's turn."""
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))
@@ -209,12 +208,12 @@ def _gist(text: str) -> str:
 
 
 async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
-    """Return the turns of a conversation before a run's own turn.
+    """Return the earlier turns of a run's conversation.
 
-    Waits while the database is away.
+    Wait while the database is away.
 
     Args:
-        most: tokens that all earlier turns may take in a prompt.
+        most: maximum number of tokens of all earlier turns in a prompt.
     """
     if run.base is None:
         return PastTurns(1, 1, 0, {}, {})
@@ -224,7 +223,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
 async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
     rows = await pool.fetch(_TURNS, run.tenant_id, run.base, most, GISTS)
     turns = [row for row in reversed(rows) if not row["is_left"]]
-    if not turns:  # an erasure of the user deleted them
+    if not turns:  # an erasure of the user deleted the turns
         return PastTurns(1, 1, 0, {}, {})
     whole = [row for row in turns if _is_read(row, most)]
     replays = await _replays(pool, run, [row["run_id"] for row in whole]) if whole else {}
@@ -243,7 +242,7 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
 
 
 async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
-    """Return an earlier turn's text, at most half of ``most`` tokens; ``None``: no such turn."""
+    """Return an earlier turn's text with at most ``most`` / 2 tokens; ``None``: no such turn."""
     row = await persist(lambda: pool.fetchrow(_TURN, run.tenant_id, run.base, number))
     if row is None:
         return None
@@ -256,19 +255,19 @@ async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: 
 
 
 def _is_read(row: Mapping[str, Any], most: int) -> bool:
-    """Return true if a turn is read from its log; of a very large turn, only its row is read."""
+    """Return true if a turn is read from the log. The log of a very large turn is not read."""
     return bool(row["tokens"] <= most // 2 and row["events"] <= _MOST_EVENTS)
 
 
 async def _replays(
     pool: asyncpg.Pool, run: ClaimedRun, runs: Sequence[UUID]
 ) -> dict[UUID, RunReplay]:
-    """Return the replayed work of runs' agents, with the answers of their sub-agents."""
+    """Return the replays of runs, with the answers of the sub-agents."""
     events: dict[UUID, list[Event]] = {run_id: [] for run_id in runs}
     asked: list[tuple[UUID, int]] = []
     for number, row in enumerate(await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag")):
         run_id = row["run_id"]
-        # Lines have no seq, so each gets a negative one, to which no ``answer_seq`` refers.
+        # Lines have no seq, so each line gets a negative seq, to which no ``answer_seq`` refers.
         event = event_of(run_id, -1 - number, run.started_at, row["line"])
         events[run_id].append(event)
         if (seq := event.data.get("answer_seq")) is not None:
@@ -286,7 +285,7 @@ async def _replays(
 def _messages(
     run: ClaimedRun, row: Mapping[str, Any], turn: RunReplay | None, most: int
 ) -> dict[str, list[StandardMessage]]:
-    """Return the messages of a turn by agent; if ``turn`` is ``None``, question and answer only."""
+    """Return a turn's messages by agent. Without ``turn``: only the question and the answer."""
     asked = query_of(from_json(row["asked"]))
     question = [HumanMessage(content=asked)] if isinstance(asked, str) else asked
     answer = from_json(row["answer"]) if row["answer"] else None
@@ -301,7 +300,7 @@ def _messages(
 
 
 def _shortened(messages: Iterable[StandardMessage], most: int) -> list[StandardMessage]:
-    """Return messages with their texts shortened to a quarter of ``most`` tokens each."""
+    """Return messages with shortened texts. A text has at most a quarter of ``most`` tokens."""
     return [
         type(message)(content=summary_of(message.content, most // 4, estimated_tokens))
         for message in messages

@@ -1,4 +1,4 @@
-"""Executor of a worker's runs: it replays each claimed run, runs its agents, and ends it."""
+"""Executor of a worker's runs, which replays a claimed run, runs the agents and ends the run."""
 
 import asyncio
 import contextlib
@@ -59,13 +59,13 @@ class ActiveRun:
     """A run that this worker is executing.
 
     Attributes:
-        cancelled: a client requested to cancel the run.
-        lost: another worker executes the run now.
+        cancelled: true if a client requested the run's cancellation.
+        lost: true if another worker executes the run now.
         lease: the run's lease; ``None`` after the run has ended or was handed back.
-        is_leaving: the run is being handed back, so that a lost lease does not matter.
+        is_leaving: true if the run is being handed back, so that a lost lease does not matter.
         recorder: the attempt's recorder; set when the attempt begins.
-        wait: the run's wait, once this worker suspends the run.
-        ending: closes the resources of this attempt.
+        wait: the reason for which this worker suspends the run; ``None``: no suspension.
+        ending: exit stack that closes the attempt's resources.
     """
 
     tenant_id: UUID
@@ -81,23 +81,23 @@ class ActiveRun:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """The execution of runs in this worker.
+    """Executor of the runs of this worker.
 
     Attributes:
         writer: stores the steps of all runs.
-        teams: makes the agents of a run.
-        notifier: wakes subscribers.
-        max_crashes: number of workers' deaths while they executed a run, after which it fails.
-        live_text: shows the models' text while it comes in.
-        secrets: secrets of tenants, which are removed from runs' logs; ``None``: there are none.
-        runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
+        teams: source of a run's agents.
+        notifier: sends wake-ups to subscribers.
+        max_crashes: a run fails after this number of workers died while they executed the run.
+        live_text: writer of the models' live text.
+        secrets: tenants' secrets, which are removed from runs' logs; ``None``: no secrets.
+        runtime: state of asynchronous sub-agents; ``None``: runs with such sub-agents fail.
         sources: memory of earlier runs.
-        on_run_finished: called with two truth values: an episode was stored, checks are due.
-        prompt_tokens: limit of a root agent's prompt.
-        day_budgets: daily budgets of tenants; ``None``: no limits.
+        on_run_finished: function of two booleans: an episode was stored; checks are due.
+        prompt_tokens: maximum size of a root agent's prompt in tokens.
+        day_budgets: daily budgets of tenants; ``None``: there are no limits.
         files: store of all tenants' files; ``None``: runs have no files.
-        mcp: connections to MCP servers; ``None``: runs have none.
-        stopping: set when this worker begins to stop.
+        mcp: connections to MCP servers; ``None``: runs have no connections.
+        stopping: event that is set when this worker begins to stop.
     """
 
     pool: asyncpg.Pool
@@ -119,15 +119,15 @@ class Executor:
     _under_way: dict[UUID, ActiveRun] = field(default_factory=dict)
 
     def leases(self) -> list[RunLease]:
-        """Return the runs that this worker executes. May be called from another thread."""
+        """Return the leases of the runs that this worker executes. Thread-safe."""
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def under_way(self) -> list[tuple[UUID, UUID]]:
-        """Return tenant and id of each run that this worker executes."""
+        """Return the tenant and the id of each run that this worker executes."""
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
-        """Cancel a run that this worker executes, or one task of it. Idempotent."""
+        """Cancel a run that this worker executes, or one of the run's tasks. Idempotent."""
         entry = self._under_way.get(run_id)
         if entry is None:
             return
@@ -137,12 +137,12 @@ class Executor:
                 if self.runtime is not None:
                     self.runtime.cancel(run_id, task_id)
         elif not entry.cancelled and not entry.task.cancelling():
-            # If the run is being handed back, its next worker cancels it.
+            # A run that is being handed back is cancelled by its next worker.
             entry.cancelled = True
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs; return the ids of the runs that got them.
+        """Deliver new messages or decisions to runs. Return the ids of the runs that accepted.
 
         Args:
             kind: ``message`` or ``decision``.
@@ -163,20 +163,20 @@ class Executor:
         return set(open_here)
 
     def child_ended(self, run_id: UUID) -> None:
-        """Tell the parent run that a child run has ended. Idempotent."""
+        """Notify the parent run of a child run's end. Idempotent."""
         if self.runtime is not None:
             self.runtime.children.note_end(run_id)
 
     async def hand_back_waiting(self) -> None:
-        """Hand back the runs that only wait for a model that is down, when this worker stops."""
+        """Hand back the runs that only wait for a failing model, when this worker stops."""
         await self.stopping.wait()
         for entry in self._under_way.values():
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: ActiveRun) -> None:
-        """Hand back a run that only waits, if it has waited long enough or this worker stops.
+        """Hand back a run that only waits, if the wait is long enough or this worker stops.
 
-        If the run has not waited long enough yet, check it again when it has.
+        If the wait is not long enough yet, call this method again when it is.
         """
         is_over = entry.lease is None or entry.is_leaving
         if entry.recorder is None or is_over or entry.task.cancelling():
@@ -193,18 +193,19 @@ class Executor:
             asyncio.get_running_loop().call_later(wait.left_s, self._hand_back_if_waiting, entry)
 
     def lose(self, run: RunLease) -> None:
-        """Stop executing a run that another worker has; write no more events of the run."""
+        """Stop the execution of a run that another worker executes. Write no more events."""
         entry = self._under_way.get(run.run_id)
         if entry is not None and entry.lease == run and not entry.is_leaving:
             _lose(entry)
 
     async def execute(self, run: ClaimedRun) -> bool:
-        """Execute a claimed run to its end, or until another worker has the run.
+        """Execute a claimed run until the run ends, or until another worker executes it.
 
-        If this call is cancelled, the run goes back to the queue, and the next worker resumes it.
+        If this call is cancelled, the run is handed back to the queue, and the next worker resumes
+        it.
 
         Returns:
-            False if its tenant has no due runs, so that no claim is needed for this tenant.
+            False if the run's tenant has no due runs, so that no claim for this tenant is needed.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -215,7 +216,7 @@ class Executor:
             with structlog.contextvars.bound_contextvars(**about(run)):
                 return await self._execute(run, entry, earlier)
         finally:
-            # This worker may have begun a later attempt of the run, and even have ended it already.
+            # This worker may already have begun, and even ended, a later attempt of the run.
             if self._under_way.get(run.run_id) is entry:
                 del self._under_way[run.run_id]
 
@@ -234,7 +235,7 @@ class Executor:
             entry.is_leaving = True
             await self._hand_back(run, journal, None, "message")
         except asyncio.CancelledError:
-            if not entry.task.cancelling():  # nobody cancelled the run, but a part of it was
+            if not entry.task.cancelling():  # only a part of the run was cancelled
                 await self._break(recorder, run, _SELF_CANCELLED)
             elif entry.lost:
                 entry.task.uncancel()
@@ -270,7 +271,7 @@ class Executor:
         entry: ActiveRun,
         earlier: ActiveRun | None,
     ) -> None:
-        if earlier is not None:  # this worker claimed the run again before it noticed the loss
+        if earlier is not None:  # the run was claimed again before its loss was noticed
             _lose(earlier)
             await asyncio.wait([earlier.task])
         if self.secrets is not None:
@@ -326,7 +327,7 @@ class Executor:
     async def _hand_back(
         self, run: ClaimedRun, journal: Journal, wait: SuspendReason | None, cause: str
     ) -> None:
-        """Commit the current step, then queue the run again, or suspend it if it has to wait."""
+        """Commit the current step. Then queue the run again, or suspend a run that must wait."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
@@ -338,11 +339,10 @@ class Executor:
         await hand_back(self.pool, run, cause, asdict(wait))
 
     async def _break(self, recorder: JournalRecorder, run: ClaimedRun, error: Exception) -> None:
-        """End a run because of an unexpected error."""
         await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
 
     async def _put_off(self, run: ClaimedRun, entry: ActiveRun) -> None:
-        """Queue the run for a later attempt; try again until the database is back."""
+        """Queue the run for a later attempt. Retry until the database answers."""
         entry.is_leaving = True
         while True:
             try:
@@ -353,7 +353,7 @@ class Executor:
                     raise
 
     async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
-        """End the asynchronous tasks of a run that ends before it could resume them."""
+        """End the asynchronous tasks of a run that ends before the tasks are resumed."""
         journal = recorder.journal
         unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
         if not journal.is_replayed and (unended or journal.episode is not None):
@@ -364,12 +364,12 @@ class Executor:
     async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
-        # If another worker has the run, it saw the cancellation when it claimed the run.
+        # Another worker that claimed the run has seen the cancellation in its claim.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, run, end)
 
     async def _finish(self, recorder: JournalRecorder, run: ClaimedRun, end: End) -> None:
-        """Close the run's daily budgets, then write its end."""
+        """Close the run's daily budgets. Then write the run's end."""
         await self._close_day_budgets(recorder)
         journal = recorder.journal
         if recorder.parts is not None and journal.episode is not None:
@@ -393,7 +393,7 @@ class Executor:
         began = False
 
         def suspended() -> bool:
-            """Return true if the cancellation of this call suspends the run and does not end it."""
+            """Return true if the cancellation of this call does not end the run."""
             return entry.lost or not (
                 entry.cancelled or limit.expired() or not entry.task.cancelling()
             )
@@ -423,7 +423,7 @@ class Executor:
             await self._finish(recorder, run, end)
 
     async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: ActiveRun) -> End:
-        """Run the agents; return the run's end."""
+        """Run the agents. Return the run's end."""
         tasks, ending = recorder.tasks, entry.ending
         session = None
         if self.mcp is not None and run.mcp_servers:
@@ -478,6 +478,6 @@ class Executor:
 
 def _lose(entry: ActiveRun) -> None:
     if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
-        return  # the run ends; if another worker has it, the database refuses this end
+        return  # the end; after a takeover, the database refuses this end
     entry.lost = True
     entry.task.cancel()

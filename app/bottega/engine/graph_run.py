@@ -1,13 +1,13 @@
-"""Execution of a run's graph in DAG mode: rules, and no agent, decide which nodes run.
+"""Execution of a run's graph in DAG mode. Rules decide which nodes run, not agents.
 
-A node starts once its incoming edges are decided. Every agent gets the run's own question, and the
-answers of the nodes before it. :mod:`bottega.graph.decisions` decides; this module executes nodes
-and records the decisions. A resumed run replays its nodes, and keeps recorded decisions on edges.
+A node starts after all its incoming edges are decided. Every agent gets the run's question and the
+answers of the nodes before. :mod:`bottega.graph.decisions` decides. This module executes nodes and
+records the decisions. A resumed run replays its nodes and does not change recorded decisions.
 
-A node that is a graph is executed in the same way, one level down. The graph's first nodes read
-what the node received. Each execution of a node has a path, from which its task's id is made, and a
-name in the log. The name has the node, the number of its element (from 0) or turn (from 1) if it
-has several, and the inner node if the node is a graph, such as ``improve/2/draft``.
+A node that is a graph is executed in the same way, one level down. The graph's first nodes read the
+texts that the node received. Each execution of a node has a path and a name in the log. The id of
+the node's task is derived from the path. The name consists of the node, the number of the element
+(from 0) or turn (from 1), if any, and the inner node of a sub-graph, such as ``improve/2/draft``.
 """
 
 import asyncio
@@ -80,22 +80,22 @@ _NO_RETRY = frozenset(
         *("model_context_too_long", "model_filtered", "model_refused", "unpriced_model"),
     )
 )
-"""Codes of errors after which another try would fail, too."""
+"""Codes of errors that another try would not change."""
 _LATER = ("408", "425", "429")
-"""HTTP statuses below 500 after which another try may succeed."""
+"""HTTP statuses below 500 that may not occur in another try."""
 MOST_PARTS = 10_000
-"""Most elements and turns of a run at all levels of its graphs, since it keeps all in memory."""
+"""Maximum number of elements and turns in a run's graphs, because all are kept in memory."""
 MOST_RECEIVED = 64_000_000
-"""Most characters in all copies of what a node received: each element's child run stores one."""
+"""Maximum number of characters in all copies of received texts. Each child run has a copy."""
 
 
 @dataclass(slots=True)
 class _Failure:
-    """The names under which a node's ``retry`` may list its error: codes, and an HTTP status.
+    """The failure of a try, with the names that a node's ``retry`` may list: codes, a status.
 
     Attributes:
-        code: the code of the tool's error, or else of the node's.
-        node_code: the node's, if it is another one.
+        code: the code of the tool's error or, without a tool, of the node's error.
+        node_code: the code of the node's error, if this is another code.
     """
 
     code: str
@@ -111,25 +111,25 @@ class _Failure:
 
 
 class LongList(NamedTuple):
-    """A list that is too long for the prompts of its readers."""
+    """A list that is too long for prompts."""
 
     file: str
     text: str
 
     @property
     def shown(self) -> str:
-        """Text that readers get in place of the list."""
+        """Text that readers get instead of the list."""
         return as_text({**excerpt(self.text), "file": self.file})
 
 
 @dataclass(slots=True)
 class PartCount:
-    """Counter of the elements and turns that a run has begun, with each of their tries."""
+    """Counter of a run's begun elements and turns. Each try counts."""
 
     begun: int = 0
 
     def begin(self, more: int) -> AssistantResponse | None:
-        """Count elements or turns; return a failure if the run has too many."""
+        """Count elements or turns. Return a failure if the run has too many."""
         if self.begun + more > MOST_PARTS:
             text = f"the run has more than {MOST_PARTS} elements and turns in all its graphs"
             return _failed(TOO_MANY_ITEMS, text)
@@ -138,7 +138,7 @@ class PartCount:
 
 
 _REPLAY_CHECK_S = 0.02
-"""Time between two checks, in seconds, whether a late node's replay has reached its open calls."""
+"""Seconds between two checks of a late node's replay, which must reach the open calls."""
 _WHOLE = object()
 
 
@@ -147,12 +147,12 @@ class _Work:
     """The execution of a node, or of one element of a node.
 
     Attributes:
-        name: name in the log.
+        name: name of the execution in the log.
         query: query of the present try.
-        question: question to the agent, or to all agents of a sub-graph.
-        received: what the node received from its sources.
+        question: question to the agent or to all agents of a sub-graph.
+        received: texts that the node received from its sources.
         item: the element; ``_WHOLE``: the node has no elements.
-        arguments: arguments of a tool; ``None``: they follow from the outputs of other nodes.
+        arguments: arguments of a tool; ``None``: other nodes' outputs determine the arguments.
     """
 
     node: Mapping[str, Any]
@@ -171,16 +171,16 @@ class GraphRun:
 
     Args:
         question: question to every agent.
-        about: the run's ``input``, as text, and ``metadata``.
-        turns: turns of the conversation in the run's input, before the question.
-        title: the graph's own name.
-        path, name: path and name of this graph in the run; the name ends with a slash.
-        at_work: queries of all levels that have not ended, by path.
-        begun: names in the log of the nodes of all levels that have not ended, by path.
+        about: the run's ``input`` as text, and its ``metadata``.
+        turns: earlier messages of the conversation in the run's input.
+        title: the graph's name.
+        path, name: path and name of this graph in the run. The name ends with a slash.
+        at_work: unfinished queries of all levels, by path.
+        begun: names in the log of all levels' unfinished nodes, by path.
         parts: count of elements and turns at all levels.
-        elements: executes elements as child runs; ``None``: child runs are not supported.
-        given: texts that nodes publish without being executed, by name.
-        long_lists: long lists of nodes with elements, by the text that readers get instead.
+        elements: executor of elements as child runs; ``None``: child runs are not supported.
+        given: by name: texts that nodes publish without an execution.
+        long_lists: long lists, by the text that readers get instead of the list.
 
     Attributes:
         responses: responses of the nodes that have ended.
@@ -209,11 +209,11 @@ class GraphRun:
     _under_way: dict[asyncio.Task[AssistantResponse], str] = field(default_factory=dict)
 
     async def run(self) -> End:
-        """Run the nodes, in parallel where the graph allows; return the run's end.
+        """Run the nodes, in parallel if the graph allows it. Return the run's end.
 
         Raises:
-            Exception: an error of the recorder or a bug in a hook; all nodes under way are
-                cancelled first.
+            Exception: an error of the recorder, or a bug in a hook. All nodes under way are
+                cancelled before.
         """
         self.recorder.loops.between = self._is_between
         for agent in self.team.agents.values():
@@ -231,7 +231,7 @@ class GraphRun:
                         self._follow(course.end(self._ended(name, task.result())), group)
                     self.recorder.looks_if_it_waits()
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the error because of which the others stopped
+            raise errors.exceptions[0] from None  # the error that stopped the other nodes
         return end_of_graph(self._rules, self._graph, self.responses, course, self._usage)
 
     @property
@@ -254,7 +254,7 @@ class GraphRun:
         return found
 
     def _is_between(self) -> bool:
-        """Return true if a node is about to begin, or has ended just now."""
+        """Return true if a node is about to begin or has just ended."""
         opened, is_pausing = self.recorder.tasks.open, self.recorder.loops.is_pausing
         above = {path[:length] for path in self.at_work for length in range(len(path))}
         return any(
@@ -263,7 +263,7 @@ class GraphRun:
         )
 
     def _follow(self, decisions: list[Decision], group: asyncio.TaskGroup) -> None:
-        """Record decisions, and start nodes."""
+        """Record the decisions, and start the decided nodes."""
         for decision in decisions:
             if isinstance(decision, EdgeDecided):
                 if not decision.taken:
@@ -304,7 +304,6 @@ class GraphRun:
             self.recorder.journal.add(kind, data)
 
     def _record_of(self, name: str, kind: EventType, data: dict[str, Any]) -> None:
-        """Record an event of a node."""
         if not self._rules.is_plain:
             place = self.recorder.tasks.place_at(self._queries[name].path, self._agent_name(name))
             self.recorder.tasks.write(place, kind, {"node": self.name + name, **data})
@@ -317,7 +316,7 @@ class GraphRun:
         return Query(self.team.agents[name], (), self.recorder, path=(*self.path, (0, index)))
 
     def _ended(self, name: str, response: AssistantResponse) -> NodeEnd:
-        """Record a node's end; return the facts that decide about the next nodes."""
+        """Record a node's end. Return the facts that decide about the next nodes."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         self._note_part(name, response, is_failed=is_failed)
@@ -333,7 +332,7 @@ class GraphRun:
         return NodeEnd(name, is_failed=True)
 
     def _note_part(self, name: str, response: AssistantResponse, *, is_failed: bool) -> None:
-        """Note what an agent node did, for the run's episode."""
+        """Add the work of an agent's node to the run's episode."""
         parts, agent, node = self.recorder.parts, self._agent_name(name), self.team.nodes[name]
         if parts is None or not agent or name in self.given:
             return
@@ -353,7 +352,7 @@ class GraphRun:
         parts.node_ended(part, rule)
 
     async def _execute(self, name: str, query: Query) -> AssistantResponse:
-        """Execute a node; publish its output unless its agent does so itself."""
+        """Execute a node. Publish the node's output, unless its agent publishes."""
         if (text := self.given.get(name)) is not None:
             return await self._give(name, query, text)
         node, kind = self.team.nodes[name], self._rules.nodes[name].type
@@ -390,7 +389,7 @@ class GraphRun:
         return response.model_copy(update={"usage": usage})
 
     def _next_try(self, before: Query) -> Query:
-        """Return the query of the next try; its agent has no history of the last try."""
+        """Return the query of the next try. Its agent has no history of earlier tries."""
         return Query(
             _agent_of(before).fresh_copy(),
             (),
@@ -413,7 +412,7 @@ class GraphRun:
                 await asyncio.sleep(backoff_s)
 
     def _failed_at(self, query: Query) -> datetime | None:
-        """Return when an earlier attempt recorded the failure of a query's present try."""
+        """Return the recorded time of the present try's failure; ``None``: no such record."""
         replay = self.recorder.journal.replay
         task_id = self.recorder.tasks.id_of(query)
         if len(tries := replay.task(task_id).tries) >= query.tries:
@@ -421,11 +420,11 @@ class GraphRun:
         return replay.tool_call(task_id, query.tries, "call").ended_at
 
     def _graph_ended_at(self, work: _Work) -> datetime | None:
-        """Return the time of a sub-graph's last event in its present try, of earlier attempts."""
+        """Return the recorded time of a sub-graph's last event in the present try."""
         return max((node.at for node in self._replayed_try(work)), default=None)
 
     def _replayed_in(self, work: _Work, turn: int, tries: int) -> Sequence[NodeReplay]:
-        """Return the nodes of a sub-graph that earlier attempts recorded, in a turn and a try."""
+        """Return the recorded nodes of a sub-graph's turn and try."""
         known, prefix = self.recorder.journal.replay.nodes, _graph_name(work, turn, tries)
         names = [prefix + name_of_node(node) for node in work.node["definition"]["nodes"]]
         return [known[name] for name in names if name in known]
@@ -460,7 +459,7 @@ class GraphRun:
     # Elements
 
     async def _for_each(self, name: str, work: _Work) -> AssistantResponse:
-        """Execute a node for each element of a list; its output is the list of their outputs."""
+        """Execute a node for each element of a list. The output is the list of all outputs."""
         if (known := self._known_list(name, work)) is not None:
             return known
         each = work.node["for_each"]
@@ -504,9 +503,9 @@ class GraphRun:
         execute: Callable[[_Work], Awaitable[AssistantResponse]],
         most: int,
     ) -> Mapping[int, AssistantResponse]:
-        """Execute elements, ``most`` at a time; begin no more after a fatal failure."""
+        """Execute at most ``most`` elements at once. After a fatal failure, begin no more."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
-        received = SharedMemoryGraph()  # elements only read it, because the node publishes
+        received = SharedMemoryGraph()  # elements only read this graph
         received.received = work.received
         numbers = iter(range(len(items)))
 
@@ -531,7 +530,7 @@ class GraphRun:
     async def _child_runs(
         self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
     ) -> Mapping[int, AssistantResponse]:
-        """Execute elements as child runs; this run may be suspended meanwhile."""
+        """Execute elements as child runs. Meanwhile, this run may be suspended."""
         each, query = work.node["for_each"], work.query
         may_fail, most = each["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):
@@ -541,7 +540,7 @@ class GraphRun:
 
         async def execute(element: _Work) -> AssistantResponse:
             path = element.query.path
-            del self.at_work[path]  # its child runs are at work, not the node's own query
+            del self.at_work[path]  # the child runs work, not the node's query
             under_way.add(path)
             response = await self._child_run(runs, name, element, awaited)
             under_way.discard(path)
@@ -562,7 +561,7 @@ class GraphRun:
             self.recorder.tasks.open.pop(query, None)
 
     def _received_characters(self, work: _Work) -> int:
-        """Return the characters of the texts that each element gets besides the element itself."""
+        """Return the number of characters of the texts that each element gets."""
         texts = [each.content for each in work.question if DEMANDS in each.metadata]
         texts += [each.content for each in work.received]
         texts += [self.long_lists[text].text for text in texts if text in self.long_lists]
@@ -607,7 +606,7 @@ class GraphRun:
         return _failed(code, outcome.error or code, end.usage)
 
     async def element(self, task: Mapping[str, Any]) -> End:
-        """Execute the element of another run's node for which this child run was created."""
+        """Execute this child run's element, which belongs to a node of the parent run."""
         *self._line, name = task["node"]
         for above in self._line:
             self.team = self.team.team_of(above)
@@ -648,7 +647,7 @@ class GraphRun:
         )
 
     def _known_list(self, name: str, work: _Work) -> AssistantResponse | None:
-        """Return the output of a node's child runs, if an earlier attempt recorded it."""
+        """Return the recorded output of a node's child runs; ``None``: no record."""
         replay = self.recorder.journal.replay
         node = replay.nodes.get(work.name)
         if node is None or node.usage is None:
@@ -666,7 +665,7 @@ class GraphRun:
     def _element(
         self, name: str, work: _Work, received: SharedMemoryGraph, number: int, item: Any
     ) -> _Work:
-        """Return the work of an element; its question is the element."""
+        """Return the work for an element. The question is the element."""
         agent = self.team.agents[name].fresh_copy()
         agent.memory_graph = received
         path = (*work.query.path, (0, number))
@@ -686,11 +685,11 @@ class GraphRun:
     def _collected(
         self, on_error: str, ended: Mapping[int, AssistantResponse]
     ) -> AssistantResponse:
-        """Return the answer of a node with elements: the list of their outputs, in order."""
+        """Return the answer of a node with elements: the list of the outputs, in order."""
         usage = sum((each.usage for each in ended.values()), AgentUsage())
         failed = {number: end for number, end in sorted(ended.items()) if end.error is not None}
         if failed and on_error == "fail":
-            # Prefer an element that failed to those that were cancelled because of it.
+            # Prefer a failed element to elements that were cancelled because of this failure.
             first = min(failed, key=lambda n: (failed[n].error_code == CANCELLED["code"], n))
             code = failed[first].error_code or "agent_failed"
             return _failed(code, f"element {first}: {failed[first].error}", usage)
@@ -705,14 +704,14 @@ class GraphRun:
         return AssistantResponse(content=as_text(outputs), output_json=outputs, usage=usage)
 
     def _outputs(self) -> dict[str, Any]:
-        """Return the values that references of nodes may point into, by name."""
+        """Return, by name, the values to which nodes' references may lead."""
         outputs = {each: response.output_json for each, response in self.responses.items()}
         return outputs | {"run": self.about}
 
     # Graphs
 
     async def _run_graph(self, work: _Work) -> AssistantResponse:
-        """Run a node's graph; if it is a loop, in turns that read the output of the turn before."""
+        """Run a node's graph. A loop runs in turns that read the output of the turn before."""
         loop: Mapping[str, Any] | None = work.node.get("loop")
         most = _most_turns(work.node)
         usage, last = AgentUsage(), AssistantResponse()
@@ -733,7 +732,7 @@ class GraphRun:
         return last.model_copy(update={"usage": usage})
 
     async def _turn(self, work: _Work, turn: int, last: AssistantResponse) -> AssistantResponse:
-        """Run a node's graph once; return its end as an answer."""
+        """Run a node's graph once. Return the graph's end as an answer."""
         name, tries = name_of_node(work.node), work.query.tries
         received = [*work.received]
         if last.content:
@@ -772,7 +771,7 @@ class GraphRun:
     # Tries
 
     def _known_failure(self, query: Query) -> AssistantResponse | None:
-        """Return the failure of this try if an earlier attempt recorded it; else ``None``."""
+        """Return the recorded failure of this try; ``None``: no record."""
         if self._rules.is_plain:
             return None
         replay = self.recorder.journal.replay
@@ -792,7 +791,7 @@ class GraphRun:
         return _failed(failed.error["code"], failed.error["message"], usage)
 
     async def _ask(self, work: _Work) -> AssistantResponse:
-        """Ask an agent, or run a graph, within the node's time and budgets."""
+        """Run an agent or a graph within the node's timeout and budgets."""
         query, limit_s = work.query, work.node.get("timeout_s")
         execute = self._answer if work.kind == "agent" else self._run_graph
         accounts = self.recorder.accounts_of(query.path)
@@ -816,7 +815,7 @@ class GraphRun:
     async def _is_in_time(
         self, asked: "asyncio.Task[AssistantResponse]", work: _Work, limit_s: float
     ) -> bool:
-        """Wait for the end of a try; return false if its time is over first."""
+        """Wait for the end of a try. Return false if the timeout expires before the end."""
         path = work.query.path
         with self.recorder.loops.timed(path, limit_s - self._passed_s(work)) as clock:
             expired = asyncio.ensure_future(clock.expired.wait())
@@ -829,16 +828,16 @@ class GraphRun:
         return asked.done()
 
     def _may_stop(self, path: Path) -> bool:
-        """Return true if all nodes below can be stopped, and there are any.
+        """Return true if there are nodes below the path, and all these nodes can be stopped.
 
-        None has ended in an earlier attempt, so that it is only replayed.
+        A node that ended in an earlier attempt is only replayed, and cannot be stopped.
         """
         known, below = self.recorder.journal.replay.nodes, self._begun_below(path).values()
         is_open = (name not in known or known[name].status == "running" for name in below)
         return bool(below) and all(is_open)
 
     def _passed_s(self, work: _Work) -> float:
-        """Return the seconds of the present try in earlier attempts, without waits for people."""
+        """Return the present try's seconds in earlier attempts, without waits for people."""
         recorder, query = self.recorder, work.query
         replay, task_id = recorder.journal.replay, recorder.tasks.id_of(query)
         if work.kind == "graph":
@@ -851,14 +850,14 @@ class GraphRun:
             if len(task.tries) != query.tries - 1:
                 return 0.0
             if task.tries and (began_at is None or began_at < task.tries[-1].at):
-                return 0.0  # the try had not begun
+                return 0.0  # no earlier attempt began the try
         if began_at is None:
             return 0.0
         people_s = replay.people_s(ids, began_at, recorder.claimed_at)
         return max(0.0, recorder.seconds_since(began_at) - people_s)
 
     def _replayed_try(self, work: _Work) -> list[NodeReplay]:
-        """Return the nodes of a sub-graph that earlier attempts recorded in the present try."""
+        """Return the recorded nodes of a sub-graph's present try."""
         found: list[NodeReplay] = []
         for turn in range(1, _most_turns(work.node) + 1):
             if not (replayed := self._replayed_in(work, turn, work.query.tries)):
@@ -867,9 +866,9 @@ class GraphRun:
         return found
 
     def _known_stop(self, work: _Work) -> AssistantResponse | None:
-        """Return the failure of a graph's try whose time was over in an earlier attempt.
+        """Return the failure of a sub-graph's try that timed out in an earlier attempt.
 
-        The record is the end of the nodes that had begun: they name the node that stopped them.
+        The log has this failure in the ends of the inner nodes: ``stopped_by`` is the node's name.
         """
         found = self._replayed_try(work)
         if all(node.stopped_by != work.name for node in found):
@@ -885,21 +884,21 @@ class GraphRun:
         return _failed(TIMEOUT, _too_slow(work), usage)
 
     def _begun_below(self, path: Path) -> dict[Path, str]:
-        """Return the nodes below a path that have begun and not ended, deepest first."""
+        """Return the unfinished nodes below a path, sorted from deep to high."""
         paths = sorted((each for each in self.begun if _is_below(each, path)), key=len)
         return {each: self.begun[each] for each in reversed(paths)}
 
     async def _stop(
         self, asked: "asyncio.Task[AssistantResponse]", work: _Work, code: str, text: str
     ) -> AssistantResponse:
-        """Cancel a try, record the error, and return it as the response."""
+        """Cancel a try and record the error. Return the error as the response."""
         query, recorder, error = work.query, self.recorder, {"code": code, "message": text}
         if work.kind == "agent":
             asked.cancel()
             await asyncio.wait([asked])
             recorder.tasks.stopped(query.path, error)
             return _failed(code, text, query.usage)
-        # In one step, before anything else happens: what is recorded here is the try's end.
+        # One step records all ends before any other event, so that these ends are the try's end.
         for path, name in self._begun_below(query.path).items():
             recorder.tasks.stopped(path, error)
             place = recorder.tasks.place_at(path, name_of(self.at_work[path].agent))
@@ -980,9 +979,10 @@ class GraphRun:
         return _failed(code, "nobody answered in time"), _Failure(code)
 
     async def _publish(self, name: str, query: Query, text: str) -> None:
-        """Publish the answer of a node whose agent has not published it.
+        """Publish the answer of a node whose agent has not published the answer.
 
-        The log has a long list whole. Readers get its head and tail, and a tool to read the rest.
+        The log has the whole text of a long list. Readers get the list's head and tail, and a tool
+        that reads the rest.
         """
         if text.strip():
             shown = text
@@ -1000,7 +1000,7 @@ class GraphRun:
             self.recorder.publications_ended(query)
 
     async def _give(self, name: str, query: Query, text: str) -> AssistantResponse:
-        """Publish a given text as a node's answer, without executing the node."""
+        """Publish a given text as a node's answer, without an execution of the node."""
         agent = _agent_of(query)
         is_agent = (
             self._rules.nodes[name].type == "agent" and "for_each" not in self.team.nodes[name]
@@ -1015,7 +1015,7 @@ class GraphRun:
         return response
 
     def _let_read(self, agent: BaseAgent) -> None:
-        """Give an agent the tool to read long lists of which it receives only head and tail."""
+        """Give an agent a tool that reads long lists, if the agent received a long list."""
         graph = agent.memory_graph
         if not self.long_lists or graph is None or agent.agent_id is None:
             return
@@ -1028,7 +1028,7 @@ class GraphRun:
 
 @dataclass(frozen=True, slots=True)
 class LongLists:
-    """Texts that agents read as files, by path."""
+    """Long lists that agents read as files, by path."""
 
     texts: Mapping[str, str]
 
@@ -1049,7 +1049,7 @@ def _most_turns(node: Mapping[str, Any]) -> int:
 
 
 def _graph_name(work: _Work, turn: int, tries: int) -> str:
-    """Return the name of a node's sub-graph in the log, with a slash at the end."""
+    """Return a sub-graph's name in the log, which ends with a slash."""
     place = [work.name, *([str(turn)] if "loop" in work.node else ())]
     place += [f"try-{tries}"] if tries > 1 else []
     return f"{'/'.join(place)}/"
@@ -1062,12 +1062,11 @@ def _agent_of(query: Query) -> BaseAgent:
 
 
 def _said(query: Query, value: Any) -> AssistantResponse:
-    """Return the result of a tool, or the answer of a person, as a node's answer."""
     return AssistantResponse(content=as_text(value), output_json=value, usage=query.usage)
 
 
 def json_or_text(text: str) -> Any:
-    """Parse a text as JSON; return the text itself if it is not JSON."""
+    """Parse a text as JSON. Return a text that is no JSON unchanged."""
     try:
         return from_json(text)
     except ValueError:
@@ -1087,7 +1086,6 @@ def _failed(code: str, text: str, usage: AgentUsage = AgentUsage()) -> Assistant
 
 
 def _accounts_of(name: str, budget: Mapping[str, Any]) -> tuple[Account, ...]:
-    """Return the accounts of a node's own budget."""
     found = []
     if (tokens := budget.get("tokens")) is not None:
         found.append(Account(f"the budget of the node '{name}'", tokens))
@@ -1108,12 +1106,12 @@ def end_of_graph(
     """Return the run's end, derived from the nodes' responses. Pure.
 
     The output is the text of the only answering node, or the texts of several answering nodes by
-    name. After a failure that ends the run, the output has the texts of all nodes that finished,
-    and partial texts of nodes that failed. ``error`` names the failed nodes. ``stop_reason`` is the
-    stop reason of the first failed node in topological order.
+    name. After a failure that ends the run, the output has the texts of all finished nodes, and
+    partial texts of failed nodes. ``error`` has the names of the failed nodes. ``stop_reason`` is
+    the stop reason of the first failed node in topological order.
     """
     order = graph.get_topological_order()
-    # A sink's answer at its iteration limit counts as output, since no agent depends on it.
+    # A sink's answer at the iteration limit counts as output, because no agent depends on it.
     good = {name: responses[name] for name in order if course.statuses[name] == "completed"}
     ended = {name: responses[name] for name in order if name in responses}
     failed = {

@@ -1,14 +1,14 @@
-"""The journal of a run under way. No act outside may depend on an event that is not stored.
+"""The journal of a run under way. No external action may depend on an event that is not stored.
 
-A step is all events since the last commit; one statement stores it. Steps are committed
+A step consists of all events since the last commit. One statement stores a step. A commit happens
 
-- before an act outside that depends on them: a model call after an answer or a result, or a call of
-  a tool that is no sub-agent,
+- before an external action that depends on the step: a model call after an answer or a result, or a
+  call of a tool that is no sub-agent,
 - at the end of the run,
 - and after ``COMMIT_AFTER_S`` at the latest, so that subscribers see the events.
 
-This module also has the run's tasks: it makes their ids, writes their events and rows, and ends the
-tasks that were stopped.
+This module also makes the ids of the run's tasks, writes the tasks' events and rows, and ends
+stopped tasks.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _STARTS = frozenset(
         EventType.NODE_STARTED,
     )
 )
-"""Events that need no early commit: a resumed run writes them again."""
+"""Types of events that need no early commit, because a resumed run writes such events again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class End:
     Attributes:
         output: the answer, complete or not.
         output_json: the parsed answer, if the answer has a schema.
-        answer_seq: ``seq`` of the event that holds the answer.
-        turn: the run's turn of its conversation; ``None``: the run belongs to no conversation.
-        messages: number of messages to the run that its agent got.
-        files: text of the files that a child run wrote, by path.
+        answer_seq: ``seq`` of the event that has the answer.
+        turn: the turn of the conversation; ``None``: the run belongs to no conversation.
+        messages: number of messages to the run that the agent received.
+        files: by path: text of the files that a child run wrote.
     """
 
     status: RunStatus
@@ -99,44 +99,44 @@ class End:
 
 
 class RunObserver(QueryObserver):
-    """Observer of one attempt of a run; this base class does nothing.
+    """Observer of one attempt of a run. This base class does nothing.
 
-    No method may block or raise. Replayed events, model calls and results of tools are not reported
-    again; :meth:`earlier_events` gets the events of earlier attempts.
+    No method may block or raise. Replayed events, model calls and tool results are not reported
+    again. :meth:`earlier_events` receives the events of earlier attempts.
     """
 
     def began(self) -> None:
-        """Note that the attempt begins."""
+        """React to the beginning of the attempt."""
 
     def earlier_events(self, events: Sequence[Event]) -> None:
-        """Receive the log of earlier attempts, once, before the first new event."""
+        """Receive the events of earlier attempts, before the first new event."""
 
     def event(self, event_type: str, task_id: UUID | None, agent: str | None, data: Data) -> None:
         """Receive a new event of the log."""
 
     def model_call_began(self, query: Query, target: ModelTarget | None, started: int) -> None:
-        """Note that a model is called; ``started``: ``seq`` of its ``llm.started``."""
+        """React to the start of a model call. ``started``: ``seq`` of ``llm.started``."""
 
     def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
-        """Note the answer of a model call, or the exception that ended the call."""
+        """Receive the answer of a model call, or the exception that ended the call."""
 
     def tool_call_began(self, call: CurrentCall, made: ToolCall, tool: ToolBase | None) -> None:
-        """Note that a tool is called; ``tool`` is ``None`` if no tool has that name."""
+        """React to the start of a tool call. ``tool``: ``None`` if there is no such tool."""
 
     def tool_call_ended(
         self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
     ) -> None:
-        """Note the result of a tool call, or the exception that ended the call."""
+        """Receive the result of a tool call, or the exception that ended the call."""
 
     def ended(self, end: End) -> None:
-        """Note that the run's end is stored."""
+        """React to the storage of the run's end."""
 
     def closed(self) -> None:
-        """Note that the attempt is over, whether its run has ended or not."""
+        """React to the end of the attempt. The run may continue in another attempt."""
 
 
 class RunEpisode(RunObserver):
-    """Builds the run's episode from all events of its log."""
+    """Observer that builds the run's episode from all events of the log."""
 
     def __init__(self, recorder: EpisodeRecorder) -> None:
         self.recorder = recorder
@@ -151,10 +151,10 @@ class RunEpisode(RunObserver):
 
 @dataclass(slots=True)
 class _OpenStep:
-    """All events and rows since the last commit.
+    """The open step: all events and rows since the last commit.
 
     Attributes:
-        binding: true if an act outside may depend on its events.
+        binding: true if an external action may depend on the step's events.
     """
 
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -172,7 +172,7 @@ class _OpenStep:
         return _OpenStep(self.events[end[0] :], publications=self.publications[end[1] :])
 
     def without_episode(self, why: str) -> "_OpenStep":
-        """Return a step that ends a run, with a warning in place of its episode."""
+        """Return the step that ends the run, with a warning instead of the episode."""
         data = warning(EPISODE_NOT_STORED, f"its episode was not stored: {why}")
         told = {"type": EventType.WARNING, "data": data}
         events = [e | told if e["type"] is EventType.EPISODE_STORED else e for e in self.events]
@@ -180,21 +180,22 @@ class _OpenStep:
 
 
 class Journal:
-    """Writer of a run's log during one attempt; only the worker of that attempt may write.
+    """Writer of a run's log during one attempt. Only this attempt's worker may write.
 
     Args:
-        episode: builds the run's episode at its end; ``None``: no episode is stored.
-        observers: observers of the run; the episode is one of them.
+        episode: builds the run's episode at the run's end; ``None``: no episode is stored.
+        observers: observers of the run, including the episode.
         writer: stores the steps of all runs of this worker.
-        wake: called after each commit.
+        wake: function that is called after each commit.
         known: removes secrets from texts before they are stored.
 
     Attributes:
         replay: the record of earlier attempts.
-        is_replayed: true if ``replay`` has all earlier attempts.
-        spent: usage of this attempt, by (agent, model, true if the server is the tenant's own).
+        is_replayed: true if ``replay`` has the events of all earlier attempts.
+        spent: usage of this attempt, by (agent, model, is_own). ``is_own``: the model's server is
+            the tenant's own.
         finishing: true if the run's end is stored, or is being stored.
-        others_due: false if the tenant had no due runs when this run ended.
+        others_due: false if the tenant had no other due runs at the end of this run.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class Journal:
         agent: str | None = None,
         depth: int | None = None,
     ) -> int:
-        """Add an event to the current step unless the log has it already; return its ``seq``."""
+        """Add an event to the current step, unless the log has the event. Return its ``seq``."""
         seen = self.replay.seen
         if seen and (known := seen.get(key_of(event_type, task_id, data))):
             return known
@@ -269,17 +270,17 @@ class Journal:
 
     @property
     def has_earlier_steps(self) -> bool:
-        """True if the log holds steps from before this attempt."""
+        """True if the log has steps of earlier attempts, copied steps or messages."""
         return self.attempt > 1 or self.carried_seq > 0 or self._has_messages
 
     def resume(self, replay: RunReplay, events: Sequence[Event]) -> None:
-        """Go on after the events that earlier attempts recorded."""
+        """Continue after the events that earlier attempts recorded."""
         self.replay, self.is_replayed = replay, True
         for observer in self.observers:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if this attempt wrote an event; its changes of rows are still to be made."""
+        """Return true if this attempt wrote an event, so that it must also change rows."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
@@ -287,24 +288,23 @@ class Journal:
         return seq <= self._stored
 
     def task(self, task_id: UUID, **fields: Any) -> None:
-        """Set fields of a task's row with the current step; other fields stay.
+        """Set fields of a task's row with the current step. Other fields do not change.
 
         Args:
-            fields: always with ``parent_id``, ``agent``, ``depth`` and ``status``.
+            fields: new values, always including ``parent_id``, ``agent``, ``depth`` and ``status``.
         """
         row = self._step.tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
-            row["began"] = True  # noted, because the row keeps only the step's last status
+            row["began"] = True  # the row has only the step's last status
         row.update(fields)
 
     def spend(self, agent: str, model: str, usage: Usage) -> None:
-        """Count the usage of a model call of this attempt."""
+        """Add the usage of a model call to the usage of this attempt."""
         key = agent, model, usage.is_own
         so_far = self.spent.get(key)
         self.spent[key] = usage if so_far is None else so_far + usage
 
     def interrupt(self, **fields: Any) -> None:
-        """Store a new interrupt with the current step."""
         self._step.interrupts.append(fields)
 
     def publication(self, **fields: Any) -> None:
@@ -312,19 +312,19 @@ class Journal:
         self._step.publications.append(fields)
 
     def hold(self) -> None:
-        """Let the events that follow be stored only together with the run's end.
+        """Store later events only together with the run's end.
 
-        They are dropped if the run must read a message before its end.
+        These events are dropped if the run must first read a message.
         """
         self._end = len(self._step.events), len(self._step.publications)
 
     async def commit_if_binding(self) -> None:
-        """Commit, unless the step has only events that may wait. Raises as :meth:`commit`."""
+        """Commit, unless all events of the step may wait. See :meth:`commit` for errors."""
         if self._step.binding or self._writing.locked() or self._failure is not None:
             await self.commit()
 
     async def commit(self) -> None:
-        """Store all events and rows that were written so far.
+        """Store all events and rows of the current step.
 
         Raises:
             FencedError: this worker lost the run, and the step is not stored.
@@ -341,10 +341,10 @@ class Journal:
                 await asyncio.shield(writing)
             finally:
                 while not writing.done():
-                    # If this is cancelled, still wait: the answer tells if the log has the step.
+                    # A cancelled call also waits, because the answer says if the log has the step.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
-                writing.exception()  # so that asyncio does not log it if the caller was cancelled
+                writing.exception()  # else asyncio logs it if the caller was cancelled
                 self._wake(self.run_id)
 
     async def _append(self) -> None:
@@ -381,7 +381,7 @@ class Journal:
             self.others_due = others_due
 
     def _commit_soon(self) -> None:
-        """Store the step in the background, because it has waited long enough."""
+        """Store the step in the background, because the step has waited long enough."""
         self._commit_is_due = False
         self._background = asyncio.ensure_future(self._commit_quietly())
 
@@ -401,13 +401,14 @@ class Journal:
             await asyncio.gather(self._background, return_exceptions=True)
 
     async def finish(self, end: End) -> None:
-        """Store the final event and the run's end, together with the rest of the current step.
+        """Store the final event and the run's end together with the rest of the current step.
 
-        If the database refused a step with a lasting error, drop the step, so that the run can end.
+        If the database refused a step with a lasting error, drop this step, so that the run can
+        end.
 
         Raises:
-            PendingRequestError: the run has an unread message, or a client requested to cancel it.
-                The end was not stored.
+            PendingRequestError: the run has an unread message, or a client requested its
+                cancellation. The end was not stored.
         """
         self.finishing = True
         if isinstance(self._failure, asyncpg.PostgresError) and not is_transient(self._failure):
@@ -426,7 +427,7 @@ class Journal:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
-        # The step gets the outcome now, because a waiting commit may store the final event first.
+        # The step gets its outcome now, because a waiting commit may already store the final event.
         self._step.outcome = {
             "episode": episode,
             "messages": end.messages,
@@ -450,17 +451,17 @@ class Journal:
         except asyncpg.PostgresError as error:
             if episode is None or is_transient(error):
                 raise
-            # The episode may have caused the error; the run must end even without it.
+            # The episode may have caused the error. The run must end even without an episode.
             self._failure, self._in_flight, self._end = None, 0, None
             self._step = step.without_episode(str(error))
             await self.commit()
 
     def checks(self, end: End) -> bool:
-        """Return true if the root agent's success checks are due after this end."""
+        """Return true if the run's success checks are due after this end."""
         return self._has_checks and end.status is RunStatus.COMPLETED
 
     def _episode_at(self, end: End, episode: RunEpisode) -> dict[str, Any] | None:
-        """Return the run's episode; ``None`` after an error, so that the run can still end."""
+        """Return the run's episode; ``None`` after an error, because the run must end anyway."""
         try:
             return episode.recorder.episode(
                 end.status,
@@ -482,14 +483,14 @@ T = TypeVar("T")
 Error = dict[str, str]
 
 _OF_TRY = (EventType.AGENT_STARTED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
-"""Types of events that are written again for each try of a task."""
+"""Types of events that each try of a task writes."""
 
 CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """The position of a task in its run: the columns that its events and its row share.
+    """The position of a task in its run: columns of the task's events and row.
 
     Attributes:
         task_id: the task's id; ``None`` for the root, which has no row.
@@ -505,7 +506,7 @@ class TaskPlace:
 
 
 def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, Any]:
-    """Return the fields of a task's row that an event of the task sets; most set none. Pure.
+    """Return the fields of a task's row that an event sets. Most events set no fields. Pure.
 
     Args:
         seq: ``seq`` of the event.
@@ -530,7 +531,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
-            begins = data["attempt"] == 1  # the task's time goes on in later attempts
+            begins = data["attempt"] == 1  # later attempts do not reset the task's time
             kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
         case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
@@ -553,9 +554,9 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
 def is_answered(query: Query, response: AssistantResponse) -> bool:
     """Check if a query's response counts as an answer for its caller. Pure.
 
-    An agent at its limit of iterations may still return a text. For a run, for the sink of a graph
-    and for an asynchronous task, that text is an answer. For a synchronous caller, and for agents
-    that depend on a node, that text is a failure.
+    An agent at its limit of iterations may return a text. For a run, for the sink of a graph and
+    for an asynchronous task, this text is an answer. For a synchronous caller, and for agents that
+    depend on a node, this text is a failure.
     """
     if response.error is None or not response.is_answer:
         return response.error is None
@@ -567,17 +568,16 @@ def is_answered(query: Query, response: AssistantResponse) -> bool:
 
 
 class Tasks:
-    """The tasks of one run: every query is a task, except the root's.
+    """The tasks of one run. Every query except the root's query is a task.
 
     Args:
-        root: the namespace of the tasks' ids: the id of this run, or of the run that it repeats
-            from its last step.
-        cancelled: tasks that a client cancelled.
+        root: the namespace of the tasks' ids: the id of this or of the repeated run.
+        cancelled: ids of the tasks that a client cancelled.
 
     Attributes:
-        open: queries that are under way.
-        levels: paths that are no tasks (the root, and turns and elements of nodes), each with the
-            path of the task above it.
+        open: queries under way.
+        levels: paths that are no tasks: the root, and turns and elements of nodes. The value is the
+            path of the task above.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
@@ -591,7 +591,7 @@ class Tasks:
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
 
     def id_of(self, query: Query) -> UUID | None:
-        """Return a query's task id: ``None`` for the root, else UUIDv5 of (parent, call, index)."""
+        """Return a query's task id: UUIDv5 of (parent, call, index); ``None`` for the root."""
         return self.id_at(query.path)
 
     def id_at(self, path: Path) -> UUID | None:
@@ -610,7 +610,6 @@ class Tasks:
         return place
 
     def _above(self, path: Path) -> Path:
-        """Return the path of the task above a task."""
         return self.levels.get(path[:-1], path[:-1])
 
     def _depth_of(self, path: Path) -> int:
@@ -618,15 +617,15 @@ class Tasks:
         return self._depth_of(above) + 1 if above else 0
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
-        """Write an event of a query, and change its task's row; return the event's ``seq``."""
+        """Write an event of a query, and change its task's row. Return the event's ``seq``."""
         if query.tries > 1 and event_type in _OF_TRY:
             data = {**data, "try": query.tries}
         return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
 
     def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:
-        """Write an event of a task, and change the task's row; return the event's ``seq``.
+        """Write an event of a task, and change the task's row. Return the event's ``seq``.
 
-        A node that is no agent has no row.
+        A node that is no agent has no row, so that only the event is written.
         """
         seq = self.journal.add(
             event_type,
@@ -651,7 +650,7 @@ class Tasks:
     async def cancellable(
         self, path: Path, agent: AgentState, execute: Callable[[], Awaitable[T]]
     ) -> T | None:
-        """Run the task at ``path``; return ``None`` if it is cancelled, even before its start."""
+        """Run the task at ``path``. Return ``None`` after a cancellation, even before the start."""
         task_id = self.id_at(path)
         assert task_id is not None
         if task_id not in self.cancelled:
@@ -670,18 +669,18 @@ class Tasks:
         return None
 
     def cancel(self, task_id: UUID) -> None:
-        """Stop a task and all tasks below it. Its parent goes on and gets an error."""
+        """Stop a task and all tasks below it. The task's parent gets an error and continues."""
         if task_id not in self.cancelled:
             self.cancelled.add(task_id)
             if asked := self._asked.get(task_id):
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write the ends of a stopped task and its open sub-tasks; return false if none is open."""
+        """Write the ends of a stopped task and its open sub-tasks. Return false if none is open."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED
-            if name_of(query.agent):  # else it is a node that is no agent
+            if name_of(query.agent):  # not for a node that is no agent
                 self._write_stopped(query.path, query.agent, query.usage, why, query.tries)
             del self.open[query]
         return bool(below)
@@ -694,5 +693,5 @@ class Tasks:
 
 
 def name_of(agent: AgentState) -> str:
-    """Return an agent's name in the log; empty for a node of a graph that is no agent."""
+    """Return an agent's name in the log; ``""`` for a graph's node that is no agent."""
     return agent.agent_name

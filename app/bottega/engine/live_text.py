@@ -1,11 +1,11 @@
-"""Live text of model calls, from the worker to the run's subscribers.
+"""Live text of model calls, which the worker sends to the run's subscribers.
 
-Live text must cost little, because ``llm.completed`` has the complete answer anyway. Each piece is
-appended to a list. Every 50 ms, this worker writes the new pieces of its calls, but the pieces of
-one call only every 100 ms. If a call ends before the first write, none of its text is written.
+Live text must cost little, because ``llm.completed`` has the complete answer. Each piece is
+appended to a list. Every 50 ms, the worker writes the new pieces of its calls, but the pieces of
+one call only every 100 ms. If a call ends before the first write, no text of the call is written.
 
-One insert writes the pieces into the table ``live_text``. If the operator has NATS, they are sent
-to the subject of the run; its watchers may ask this worker to repeat the text of the open calls.
+One insert writes the pieces into the table ``live_text``. If the operator has NATS, the pieces are
+sent to the run's subject instead. The run's watchers may then request the open calls' text again.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ FLUSH_S = 0.05
 PER_CALL_S = 0.09
 KEEP_S = 1.0
 CLEAR_S = 0.5
-"""Least time, in seconds, between two deletions of the text of calls that are over."""
+"""Minimum seconds between two deletions of the text of ended calls."""
 MAX_CHARACTERS = 200_000
-"""Most characters of live text per call; the complete answer has the text after them."""
+"""Maximum number of characters of a call's live text. The complete answer has all text."""
 
 _LONGEST_ANSWER = 200_000
-"""Most characters of a run's open calls in one answer, which NATS limits to a megabyte."""
+"""Maximum number of characters in an answer about open calls: NATS allows a megabyte."""
 _LONGEST_REPEATED = 100_000
-"""Most characters of a message that repeats text."""
+"""Maximum number of characters of a message that repeats text."""
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
 
@@ -47,8 +47,8 @@ class CallText:
     """The live text of one model call.
 
     Attributes:
-        started: ``seq`` of its ``llm.started``, which subscribers must see first.
-        has_rows: true if any of the text was written.
+        started: ``seq`` of the call's ``llm.started``, which subscribers must see first.
+        has_rows: true if some text was written.
     """
 
     journal: Journal
@@ -71,14 +71,14 @@ class CallText:
         return self._pieces.append
 
     def restart(self) -> None:
-        """Discard the text, because the try of the model call failed."""
+        """Discard the text, because a try of the model call failed."""
         self._pieces.clear()
         self._written.clear()
         self._at = 0
         self._void = self.has_rows
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the text to write and the offset of its first character, if there is any."""
+        """Return the offset and the text to write, if any."""
         if not (self._pieces or self._void) or now < self._written_at + PER_CALL_S:
             return None
         if not self.journal.is_stored(self.started):
@@ -98,8 +98,8 @@ class CallText:
         return 0, "".join(self._written)
 
     def give_back(self, at: int, text: str) -> None:
-        """Put back text that could not be written."""
-        if self._at == at + len(text):  # false if the try has failed meanwhile
+        """Put back text that could not be written, so that it is written later."""
+        if self._at == at + len(text):  # false after a restart
             self._at = at
             self._written.pop()
             self._pieces.insert(0, text)
@@ -107,7 +107,7 @@ class CallText:
 
 
 class Live(Protocol):
-    """A call whose text or progress is shown while it is under way; see :class:`CallText`.
+    """A call under way with text or progress to show; see :class:`CallText`.
 
     Attributes:
         tool_call_id: id of a tool call; ``None`` for a model call.
@@ -122,13 +122,13 @@ class Live(Protocol):
     tool_call_id: str | None
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the offset and the text to write, if there is any."""
+        """Return the offset and the text to write, or ``None``."""
 
     def so_far(self) -> tuple[int, str] | None:
-        """Return the offset and the text written so far; of a tool, number and newest report."""
+        """Return the offset and the text so far; for a tool, its newest report and number."""
 
     def give_back(self, at: int, text: str) -> None:
-        """Put back text that could not be written."""
+        """Put back text that could not be written, so that it is written later."""
 
 
 Piece = tuple[Live, int, str]
@@ -139,24 +139,24 @@ class TextSink(Protocol):
     """Destination of live text."""
 
     async def write(self, pieces: Sequence[Piece]) -> None:
-        """Write pieces of text; after an error, the caller writes all of them again."""
+        """Write pieces of text. After an error, the caller writes all these pieces again."""
 
     async def clear(self, calls: Sequence[Live]) -> None:
-        """Remove the text of calls that ended a while ago."""
+        """Delete the text of calls that ended some time ago."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        """Repeat a run's live text whenever a watcher asks; return a function that ends this.
+        """Send a run's live text again on request. Return a function that ends this.
 
         Args:
-            calls: all open calls of this worker, of which those of the run are repeated.
+            calls: all open calls of this worker. Only the run's calls are sent again.
         """
 
 
 class TextTable:
-    """Writes live text to the table ``live_text``.
+    """Writer of live text to the table ``live_text``.
 
     Args:
-        wake: called with the run's id when there is new text of it.
+        wake: function that is called with the id of a run with new text.
     """
 
     def __init__(self, pool: asyncpg.Pool, wake: Callable[[UUID], None]) -> None:
@@ -202,7 +202,7 @@ class TextTable:
 
 
 class TextSubjects:
-    """Publishes live text over NATS. Lost text is repeated when a watcher asks for it."""
+    """Publisher of live text over NATS. Lost text is sent again on a watcher's request."""
 
     def __init__(self, nats: NatsSignals) -> None:
         self._nats = nats
@@ -212,7 +212,7 @@ class TextSubjects:
             self._publish(piece)
 
     async def clear(self, calls: Sequence[Live]) -> None:
-        """Do nothing, because NATS keeps no text."""
+        """Do nothing, because NATS stores no text."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
         def answer(data: bytes | None, reply: str) -> None:  # None: requests may have been lost
@@ -254,10 +254,10 @@ def _message(call: Live, at: int, text: str, *, is_repeated: bool = False) -> Te
 
 
 class LiveText:
-    """Writer of the live text, and of the tools' progress, of all runs that this worker executes.
+    """Writer of the live text and the tools' progress of all runs of this worker.
 
     Args:
-        keep_s: seconds that text stays after the call's end; then no subscriber needs it any more.
+        keep_s: seconds from a call's end to the deletion of its text.
     """
 
     def __init__(self, sink: TextSink, *, keep_s: float = KEEP_S) -> None:
@@ -278,11 +278,11 @@ class LiveText:
             self._ended.append((monotonic() + self._keep_s, call))
 
     def repeating(self, journal: Journal) -> Callable[[], None]:
-        """Repeat a run's live text whenever a watcher asks; return a function that ends this."""
+        """Send a run's live text again on request. Return a function that ends this."""
         return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:
-        """Write until cancelled. A failed write is repeated with the next one."""
+        """Write until cancelled. The next write repeats a failed write."""
         while True:
             await self._any.wait()
             await asyncio.sleep(FLUSH_S)
@@ -304,7 +304,7 @@ class LiveText:
             raise
 
     async def _clear(self) -> None:
-        """Remove the text of calls that ended a while ago."""
+        """Delete the text of calls that ended some time ago."""
         now = monotonic()
         gone = [call for due, call in self._ended if due <= now]
         if not gone or now < self._clear_at:
@@ -316,7 +316,7 @@ class LiveText:
 
 
 class ShownCalls(RunObserver):
-    """Shows the text of a run's model calls while it comes in."""
+    """Observer that shows the live text of a run's model calls."""
 
     def __init__(self, live_text: LiveText, tasks: Tasks) -> None:
         self._live_text = live_text

@@ -1,6 +1,6 @@
-"""MCP servers of tenants, made from their definitions, and their tools for the agents of a run.
+"""MCP servers of tenants, built from definitions, and the servers' tools for a run's agents.
 
-A server may report the progress of a call often. The run's subscribers get only the newest report.
+A server may often report the progress of a call. The run's subscribers get only the newest report.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ from bottega.tools.mcp import (
 )
 
 LEAST_S = 0.2
-"""Least time, in seconds, between two reports of a call that subscribers get."""
+"""Minimum seconds between two reports of a call that subscribers get."""
 _SHARE = 0.02
-"""Least time between two reports, as a share of the call's time; so a long call has few rows."""
+"""Minimum time between two reports as a share of the call's time: a long call has few rows."""
 LONGEST_MESSAGE = 1000
 
 
@@ -77,7 +77,7 @@ class CallProgress:
     _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Keep a report of the server, in place of an earlier report that is not written yet."""
+        """Store the server's report. It replaces an earlier report that is not written yet."""
         if not math.isfinite(progress):
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
@@ -90,7 +90,7 @@ class CallProgress:
         }
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the number and the text of the newest report, if it is to be written now."""
+        """Return the newest report's number and text, if the report must be written now."""
         if self._newest is None or now < self._due_at:
             return None
         text, self._newest = to_json(self._newest).decode(), None
@@ -104,12 +104,12 @@ class CallProgress:
         return None if self._written is None else (self._number, self._written)
 
     def give_back(self, at: int, text: str) -> None:
-        """Forget a report that could not be written, because a newer report follows."""
+        """Drop a report that could not be written, because a newer report follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpAccess:
-    """Dependencies of MCP servers that are not in their definitions.
+    """Dependencies of MCP servers that are not in the servers' definitions.
 
     Attributes:
         commands: programs that the operator allows, by key.
@@ -121,10 +121,10 @@ class McpAccess:
     def server(
         self, tenant_id: UUID, tenant: str, name: str, definition: Mapping[str, Any]
     ) -> McpServer:
-        """Return a tenant's server, whose headers are looked up at each connection.
+        """Return a tenant's server. Each connection looks up the headers.
 
         Raises:
-            InvalidInputError: ``unknown_command``: the operator has removed its command.
+            InvalidInputError: ``unknown_command``: the operator has removed the server's command.
         """
         command = definition["command"]
         if command is not None and command not in self.commands:
@@ -169,7 +169,7 @@ _STALE = "SELECT note_stale_tools($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class McpSession:
-    """The MCP connections of one attempt of a run, and the progress of their calls."""
+    """The MCP connections of one attempt of a run, and the progress of these connections' calls."""
 
     connections: McpConnections
     tasks: Tasks
@@ -181,7 +181,7 @@ class McpSession:
 
     @contextmanager
     def progress(self, call: CurrentCall, name: str, known: Redactor) -> Iterator[CallProgress]:
-        """Let subscribers see a call's progress during the block."""
+        """Show a call's progress to subscribers during the block."""
         query = call.query
         parent = None if query.parent is None else self.tasks.id_of(query.parent)
         progress = CallProgress(
@@ -207,20 +207,20 @@ class McpSession:
 
 @dataclass(frozen=True, slots=True)
 class McpSessions:
-    """Makes the sessions of this worker's runs."""
+    """Factory of the MCP sessions of this worker's runs."""
 
     pool: asyncpg.Pool
     egress: Egress
     live_text: LiveText | None
 
     def open(self, run: ClaimedRun, tasks: Tasks, ending: AsyncExitStack) -> McpSession:
-        """Open the session of an attempt; ``ending`` closes it."""
+        """Open the session of an attempt. ``ending`` closes the session."""
         connections = McpConnections(self.egress, partial(self._changed, run.tenant_id))
         ending.push_async_callback(_close, connections)
         return McpSession(connections, tasks, self.live_text)
 
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
-        """Store that a server's stored tools are stale; if that fails, a later run stores it."""
+        """Mark a server's stored tools as stale. If that fails, a later run tries again."""
         try:
             of_server = tenant_id, server.name, server.url
             await self.pool.execute(_STALE, *of_server, timeout=3.0)
@@ -233,17 +233,17 @@ async def _close(connections: McpConnections) -> None:
     try:
         async with asyncio.timeout(_CLOSE_S):
             await connections.aclose()
-    except Exception:  # an error while closing must not change the end of the run
+    except Exception:  # an error while closing must not change the run's end
         logger.exception("mcp.not_closed")
 
 
 class PinnedMcpTool(McpTool):
-    """A tool of a server with a pinned schema; all runs with the same schema share the object."""
+    """A server's tool with a pinned schema. All runs with the same schema share the object."""
 
     session: McpSession | None = None
 
     def within(self, session: McpSession) -> Self:
-        """Return the tool for an attempt of a run, with the attempt's session."""
+        """Return the tool with the session of a run's attempt."""
         tool = copy(self)
         tool.session = session
         return tool
@@ -262,7 +262,7 @@ class PinnedMcpTool(McpTool):
 
 
 class Questions:
-    """The questions to people that a server asks during one call."""
+    """Questions to people that a server asks during one call."""
 
     def __init__(
         self, call: CurrentCall, tool_call: ToolCall, clean: Redactor, server: str
@@ -274,7 +274,7 @@ class Questions:
         self._asked = 0
 
     async def ask(self, message: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return people's answer; ``None``: people gave no answer, or cannot be asked."""
+        """Return people's answer; ``None`` if nobody answered or people cannot be asked."""
         self._asked += 1
         if self._asked > MOST_OF_CALL:
             return None
@@ -305,12 +305,12 @@ def mcp_tools(
     agents: Any,
     known: Redactor,
 ) -> Iterator[PinnedMcpTool]:
-    """Yield an agent's tools of a server; :meth:`McpSession.own` connects them.
+    """Yield an agent's tools of a server. :meth:`McpSession.own` connects the tools.
 
     Args:
-        definition: dump of a :class:`McpToolDefinition`.
-        pinned: definition of its server.
-        server: makes the server from its name and definition.
+        definition: a :class:`McpToolDefinition` as a dict.
+        pinned: pinned definition of the server.
+        server: returns the server for its name and definition.
         agents: the agent's approval rule, as JSON.
     """
     checked = McpToolDefinition.model_validate(definition)

@@ -1,7 +1,7 @@
-"""Memory of earlier runs for a run's root agent: at the start, and after failures.
+"""Memory of earlier runs for a run's root agent, at the start and after failures.
 
-The memory is written into the run's log as ``context.recalled``. A resumed or repeated run reads it
-from the log and makes no new search.
+The memory is written into the run's log as ``context.recalled``. A resumed or repeated run reads
+this memory from the log, without a new search.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
-_HELPS = 8  # most retrievals after failures, per run
-_READ, _ALIKE = 10, 3  # episodes with a similar failure: most that are read, most that are given
+_HELPS = 8  # maximum number of retrievals after failures in a run
+_READ, _ALIKE = 10, 3  # maximum numbers of read and used episodes with a similar failure
 
 _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -63,7 +63,7 @@ logger = structlog.get_logger(__name__)
 
 
 def run_facts(run: ClaimedRun) -> RunFacts:
-    """Return the facts about a claimed run that are known before it starts."""
+    """Return the facts about a claimed run before its start."""
     return RunFacts(
         run.run_id,
         run.session_id,
@@ -82,7 +82,7 @@ def run_facts(run: ClaimedRun) -> RunFacts:
 
 
 def _silent(run: ClaimedRun) -> frozenset[str]:
-    """Return the agents whose work the episode leaves out: those of parts without a full memory."""
+    """Return the agents of parts without full memory. The episode does not have their work."""
     graphs = [] if run.graph is None else [run.graph, *(each for _, each in inner_of(run.graph))]
     modes = [(name, each.get("memory")) for name, each in run.agents.items()]
     modes += [(node.get("agent"), node.get("memory")) for each in graphs for node in each["nodes"]]
@@ -90,7 +90,7 @@ def _silent(run: ClaimedRun) -> frozenset[str]:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with each tool of its MCP servers, as a tool with effects."""
+    """Return an agent's definition with its MCP servers' tools, marked as tools with effects."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:
@@ -104,7 +104,7 @@ def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[s
 
 
 def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
-    """Return a run's input with a text in place of each part that is no text."""
+    """Return a run's input. A text replaces each part that is no text."""
     if isinstance(asked, str):
         return asked
     return [{**message, "content": content_text(message["content"])} for message in asked]
@@ -118,11 +118,11 @@ async def use_memory(
     *,
     limit: int,
 ) -> None:
-    """Give a run's root agent a working memory, filled from earlier runs of its tenant.
+    """Give a run's root agent a working memory with memory of the tenant's earlier runs.
 
     Args:
         sources: memory of earlier runs; ``None``: no memory is retrieved.
-        limit: most tokens of a prompt.
+        limit: maximum number of tokens of a prompt.
     """
     about = run_facts(run)
     assignment = Assignment(run.salt, run.assigned_as, learns=run.memory == "full")
@@ -156,9 +156,9 @@ async def use_memory(
 async def use_facts(
     agent: BaseAgent, run: ClaimedRun, journal: Journal, pool: asyncpg.Pool
 ) -> None:
-    """Give a run's root agent the facts about the run's user, as its definition says.
+    """Give a root agent the facts about the run's user, if the agent's definition asks for facts.
 
-    The facts are written into the log, so a resumed run has the same prompts.
+    The facts are written into the log, so that a resumed run has the same prompts.
     """
     if run.facts_mode == "off" or run.user is None:
         return
@@ -179,9 +179,10 @@ async def use_facts(
 def _goals(
     about: RunFacts, demands: Mapping[str, Sequence[str]], analysis: Mapping[str, Any] | None
 ) -> Goals:
-    """Return the analysis of a task for searches; prompts have no findings of the rules.
+    """Return the analysis of a task for searches. The findings of the rules are not in prompts.
 
-    A field of the request replaces that of a model's analysis, which replaces that of the rules.
+    A field of the request replaces the same field of a model's analysis. A field of a model's
+    analysis replaces the same field of the rules' analysis.
     """
     goals = analyse(
         about.question,
@@ -196,7 +197,7 @@ def _goals(
 async def _analysis(
     about: RunFacts, journal: Journal, sources: MemorySources | None
 ) -> Mapping[str, Any] | None:
-    """Return a model's analysis of the task, if there is such a model; a resumed run replays it."""
+    """Return a model's analysis of the task, if there is a model for analyses."""
     replay = journal.replay
     if replay.analysis is not None:
         known: Mapping[str, Any] = from_json(replay.analysis)
@@ -217,7 +218,7 @@ async def _analysis(
 
 
 class MemoryRetriever:
-    """A retriever of memory about earlier runs, for one run's root agent."""
+    """Retriever of memory about earlier runs for one run's root agent."""
 
     def __init__(
         self,
@@ -239,7 +240,7 @@ class MemoryRetriever:
         self._helps = sum(map(len, journal.replay.helped.values()))
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
-        """Put retrieved memory into the working memory."""
+        """Add retrieved memory to the working memory."""
         items = [ContextReceived.of(data) for data in given]
         self._know(items)
         shown = {item.source: item.content for item in items if item.content}
@@ -248,7 +249,7 @@ class MemoryRetriever:
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
     def _know(self, given: Iterable[ContextReceived]) -> None:
-        """Note the patterns of memory that was given; so none is assigned or given twice."""
+        """Record the patterns in used memory, so that no pattern is used twice."""
         self._patterns.update(
             UUID(item.source.removeprefix(SOURCE))
             for item in given
@@ -256,13 +257,13 @@ class MemoryRetriever:
         )
 
     def result_of(self, given: Sequence[Mapping[str, Any]]) -> str:
-        """Return the result's label in metrics; ``nobody``: the run has no user and no session."""
+        """Return the result's label in metrics. ``nobody``: there is no user or session."""
         if _used(self._about, self._scope) == NO_USER:
             return "nobody"
         return "given" if any(data.get("content") for data in given) else "nothing"
 
     async def found(self) -> list[dict[str, Any]]:
-        """Retrieve memory that may help this run, as event data: patterns, lessons, episodes."""
+        """Return memory that may help this run, as event data: patterns, lessons and episodes."""
         if self._sources is None:
             return []
         patterns = partial(
@@ -297,7 +298,7 @@ class MemoryRetriever:
         return [*insight_events(insights[:MOST_INSIGHTS]), *map(episode_payload, hits)]
 
     async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
-        """Return the results that come in time, in order; write a warning for each other one."""
+        """Return, in order, the results that are in time. Write a warning for each late result."""
         answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
         found: list[dict[str, Any]] = []
         for answer in answers:
@@ -329,7 +330,7 @@ class MemoryRetriever:
                 where=where,
                 domain=self._about.said("domain"),
             )
-        except Exception as error:  # a model must not see the database's message
+        except Exception as error:  # the model must not see the database's message
             logger.warning("memory.unavailable", error=str(error))
             raise UnavailableError("the memory cannot be read now: go on without it") from error
         texts = [render_episode(hit.episode) for hit in found.hits if hit.relevant]
@@ -340,10 +341,10 @@ class MemoryRetriever:
     async def failed(
         self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the help for a tool call of the root agent, if something failed, as event data.
+        """Return help for a failed tool call of the root agent, as event data.
 
         Args:
-            failures: failures of this call and of asynchronous tasks; ignored for a replayed call.
+            failures: failures of this call and of asynchronous tasks. A replayed call ignores them.
         """
         helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -360,7 +361,7 @@ class MemoryRetriever:
     async def _looked_up(
         self, sources: MemorySources, failures: Sequence[ToolFailure]
     ) -> list[Mapping[str, Any]]:
-        """Return the help for several failures; help from the same source comes once."""
+        """Return help for several failures. Each source of help is used only once."""
         found: dict[str, Mapping[str, Any]] = {}
         for failure in failures:
             some = await self._helpful(sources, failure)
@@ -386,9 +387,9 @@ class MemoryRetriever:
     async def _alike(
         self, sources: MemorySources, tool: str, signature: str
     ) -> list[dict[str, Any]]:
-        """Return episodes with a similar failure, successful episodes first.
+        """Return episodes with a similar failure. Successful episodes come first.
 
-        If some of these episodes have a cure, return only these.
+        If some of these episodes have a cure, return only the episodes with a cure.
         """
         found = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ
@@ -414,7 +415,7 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
 
 
 def episode_payload(hit: Hit) -> dict[str, Any]:
-    """Return a found episode as event data, with the reason why it is given."""
+    """Return a found episode as event data, with the reason for its use."""
     return {**episode_event(hit.episode, hit.score), "why": hit.why}
 
 

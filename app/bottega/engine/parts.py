@@ -1,8 +1,8 @@
-"""Memory of a run's parts: of the agent nodes of its graph, and of its sub-agents.
+"""Memory of a run's parts. A part is an agent node of the graph, or a sub-agent.
 
-Before its first model call, a part gets what the same part did in earlier runs of the run's scope.
-The log has what was given as ``context.recalled`` of the part's task, so a resumed run has the same
-prompts and makes no new search. At the run's end, its episode gets what each part did.
+Before its first model call, a part gets the work of the same part in earlier runs of the run's
+scope. The log has this memory as ``context.recalled`` of the part's task, so that a resumed run has
+the same prompts without a search. At the run's end, the run's episode gets the work of each part.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from bottega.memory.prompts import Recalled
 from bottega.subagents.swarm import TaskOfQuery
 
 _PATIENCE_S = 2.0
-_MOST_SEARCHES = 200  # of a run; further parts get nothing
-_MOST_CALLS = 8  # calls of a sub-agent among which the one to keep is chosen
+_MOST_SEARCHES = 200  # maximum number of searches in a run; more parts get no memory
+_MOST_CALLS = 8  # calls of a sub-agent from which one call is chosen
 
 _Given = list[dict[str, Any]]
 """Data of events ``context.recalled``."""
@@ -47,7 +47,7 @@ logger = structlog.get_logger(__name__)
 
 
 class PartRule(NamedTuple):
-    """A part's name, its use of memory, and the checks of its answer."""
+    """A part's name, memory mode, memory scope and success checks."""
 
     part: str
     memory: str
@@ -83,10 +83,10 @@ class RunParts(RunObserver):
         self._found: dict[tuple[str, str], asyncio.Future[_Given]] = {}
         self._given: dict[UUID | None, list[str]] = {}
         self._ended: dict[str, list[RunPart]] = {}
-        self._quiet: set[str | None] = set()  # nodes that leave nothing
+        self._quiet: set[str | None] = set()  # nodes without full memory
 
     def of_node(self, graph: str, node: Mapping[str, Any]) -> PartRule:
-        """Return the rule of an agent node; without checks of its own, its agent's checks hold."""
+        """Return the rule of an agent node. A node without checks has its agent's checks."""
         rule = self._of_agent(f"{graph}/{name_of_node(node)}", node["agent"])
         own = "success_check" in node or "for_each" in node
         return rule._replace(
@@ -108,7 +108,7 @@ class RunParts(RunObserver):
     # Memory of earlier runs
 
     async def remember(self, query: Query) -> None:
-        """Give a query's agent what its part did in earlier runs."""
+        """Give a query's agent the work of its part in earlier runs."""
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
         if rule is None or rule.memory == "off":
             return
@@ -124,7 +124,7 @@ class RunParts(RunObserver):
         if texts or task.calls:
             return texts
         found: _Given | None = None
-        if query.parent is None:  # the parent run has searched for this child run
+        if query.parent is None:  # the parent run has searched
             found = (self._run.parent_task or {}).get("recalled")
         if found is None:
             found = await self.recalled(rule, "" if query.path in self.nodes else _asked(query))
@@ -133,14 +133,14 @@ class RunParts(RunObserver):
         return [data["content"] for data in found]
 
     async def recalled_by(self, agent: str, asked: str) -> _Given:
-        """Return what a sub-agent is given that does a task as a child run."""
+        """Return the memory for a sub-agent that does a task as a child run."""
         return await self.recalled(self._of_agent(agent, agent), asked)
 
     async def recalled(self, rule: PartRule, asked: str = "") -> _Given:
-        """Return what a part is given; a part has one search for each text.
+        """Return the memory for a part. A part makes only one search for each text.
 
         Args:
-            asked: what the part is asked, if the run's question does not say it.
+            asked: the part's question, if it is not the run's question.
         """
         text = "\n".join(filter(None, (self._question, asked)))
         key = rule.part, text
@@ -177,7 +177,7 @@ class RunParts(RunObserver):
     # What the parts do
 
     def node_ended(self, part: RunPart, rule: PartRule) -> None:
-        """Note the end of an agent node, which replaces its end in an earlier turn."""
+        """Record the end of an agent node. It replaces the node's end in an earlier turn."""
         if rule.memory != "full":
             self._quiet.add(part.node)
             return
@@ -185,7 +185,6 @@ class RunParts(RunObserver):
         self._ended[rule.part] = [replace(part, received=others, checks=rule.checks)]
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
-        """Note the end of a sub-agent."""
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
         if rule is not None and query.path not in self.nodes:
             error = EventError(response.error_code or AGENT_FAILED, response.error)
@@ -195,7 +194,7 @@ class RunParts(RunObserver):
     def child_ended(
         self, agent: str, task_id: UUID, asked: str, answered: str | EventError
     ) -> None:
-        """Note the end of a sub-agent that did a task as a child run."""
+        """Record the end of a sub-agent that did a task as a child run."""
         self._task_ended(self._of_agent(agent, agent), task_id, asked, answered)
 
     def _task_ended(
@@ -213,7 +212,7 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Return the parts after their checks: of a sub-agent a call that failed, or the last."""
+        """Return the checked parts. Of a sub-agent's calls, return a failed or the last call."""
         for part in [part for calls in self._ended.values() for part in calls]:
             alone = [each for each in part.checks if each["type"] in ALONE]
             if part.passed is None and part.output is not None and alone:
@@ -224,7 +223,7 @@ class RunParts(RunObserver):
 
 
 def _asked(query: Query) -> str:
-    """Return what a sub-agent was asked for."""
+    """Return the question to a sub-agent."""
     if query.tool_call is None and isinstance(query.task, TaskOfQuery):
         return query.task.handle.prompt
     return next((each.content for each in query.messages if isinstance(each, HumanMessage)), "")

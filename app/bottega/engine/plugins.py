@@ -1,9 +1,9 @@
-"""Plugins: Python code that an operator installs with the service; entry points name them.
+"""Plugins: Python code that an operator installs with the service, found by entry points.
 
 A distribution registers an object in the group ``bottega.plugins``. The object may define
 
-- ``configure_agent(agent, definition)``: called in the worker for every agent that the factory has
-  made, so that agents of the service can have hooks in Python,
+- ``configure_agent(agent, definition)``: called in the worker for every agent that the factory
+  built, so that the service's agents can have hooks in Python,
 - ``check_success``: called for agents whose ``success_check`` names the plugin,
 - ``before_dispatch``: called before each task and each synchronous call of a sub-agent,
 - ``after_subagent_complete``: called after each task (:mod:`bottega.subagents.plugins`).
@@ -30,17 +30,17 @@ Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
 
 
 def configure_agent() -> tuple[Configure, ...]:
-    """Return the ``configure_agent`` functions of all plugins, ordered by entry point name.
+    """Return the ``configure_agent`` functions of all plugins, sorted by entry point name.
 
     Raises:
-        InvalidInputError: a plugin cannot be loaded. The start fails, so no run is without hooks.
+        InvalidInputError: a plugin cannot be loaded. The start fails, so that no run lacks hooks.
     """
     plugins = _defining("configure_agent")
     return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
 
 
 def _named(name: str, configure: Configure) -> Configure:
-    """Wrap ``configure`` so that its errors, and those of its hooks, name the plugin."""
+    """Wrap ``configure``, so that its errors and its hooks' errors contain the plugin's name."""
 
     def configured(agent: BaseAgent, definition: Mapping[str, Any]) -> None:
         before = {id(hook) for hooks in agent.hooks.values() for hook in hooks}
@@ -61,7 +61,7 @@ def _named(name: str, configure: Configure) -> Configure:
 
 
 def subagent_plugins() -> tuple[SubagentPlugin, ...]:
-    """Return the plugins around asynchronous tasks, ordered by entry point name.
+    """Return the plugins that are called before and after tasks, sorted by entry point name.
 
     Raises:
         InvalidInputError: a plugin cannot be loaded, or is a guard without ``before_dispatch``.
@@ -98,7 +98,7 @@ def installed() -> set[str]:
 
 
 def _defining(*names: str) -> list[tuple[str, Any]]:
-    """Return (entry point name, plugin) of the plugins that define one of ``names``."""
+    """Return (entry point name, plugin) for each plugin that defines one of ``names``."""
     found = []
     for entry in _registered(tuple(sys.path)):
         try:
@@ -116,5 +116,5 @@ def _defining(*names: str) -> list[tuple[str, Any]]:
 
 @functools.cache
 def _registered(path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the plugins on an import path. Cached, because this reads a file of each package."""
+    """Return the plugins on an import path. The result is cached: the search reads many files."""
     return sorted(entry_points(group=GROUP), key=lambda entry: entry.name)

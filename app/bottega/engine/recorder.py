@@ -1,8 +1,8 @@
-"""Recorder of a run: it makes, records and replays model calls and tool calls for the agent core.
+"""Recorder of a run, which makes, records and replays model calls and tool calls of agents.
 
-It also records the texts that agents publish and receive. After a failed tool call, it appends help
-from earlier runs to the error in the tool message. It makes the text of the help from the events
-``context.recalled``, so that a resumed run has the same message.
+The recorder also records the texts that agents publish and receive. After a failed tool call, the
+recorder appends help from earlier runs to the error in the tool message. The text of the help comes
+from the events ``context.recalled``, so that a resumed run has the same message.
 """
 
 import asyncio
@@ -67,15 +67,15 @@ from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
 _AT_ONCE = 8
-"""Most pieces of work that begin in one pass of the event loop; each takes about 1 ms."""
+"""Maximum number of model calls and answers, each 1 ms of work, per pass of the event loop."""
 
 
 class FairQueue:
-    """Lets the runs of tenants take turns on the event loop.
+    """Fair queue in which the runs of tenants take turns on the event loop.
 
-    The answers to a large fan-out may arrive at once. Without turns, the loop would work on all of
-    them before a run of another tenant goes on. With turns, only ``_AT_ONCE`` pieces of work begin
-    in each pass of the loop, and a tenant's second piece waits for the first pieces of the others.
+    The answers to a large fan-out may arrive at once. Without turns, the loop would process all
+    answers before a run of another tenant continues. With turns, only ``_AT_ONCE`` pieces of work
+    begin in each pass of the loop, and a tenant's second piece waits for other tenants' first ones.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class FairQueue:
         self._next_pass: asyncio.Handle | None = None
 
     async def enter(self, tenant_id: UUID) -> None:
-        """Wait for the tenant's turn before a piece of work that takes about a millisecond."""
+        """Wait for the tenant's turn before work that takes about a millisecond."""
         loop = asyncio.get_running_loop()
         if self._next_pass is None:
             self._next_pass = loop.call_soon(self._begin_pass)
@@ -103,7 +103,7 @@ class FairQueue:
             line = self._waiting.pop(tenant_id)
             turn = line.popleft()
             if line:
-                self._waiting[tenant_id] = line  # the last of the tenants
+                self._waiting[tenant_id] = line  # behind the other tenants
             if not turn.done():  # a cancelled turn is done
                 turn.set_result(None)
                 self._left -= 1
@@ -112,13 +112,13 @@ class FairQueue:
 
 
 class MemoryLog:
-    """Writes publications and received context to a run's log.
+    """Writer of publications and received context to a run's log.
 
     Args:
-        in_session: also store the publications in the run's session.
+        in_session: true if publications are also stored in the run's session.
 
     Attributes:
-        names: names of the nodes of sub-graphs, by the paths of their queries.
+        names: names of sub-graphs' nodes, by the paths of the nodes' queries.
     """
 
     def __init__(self, journal: Journal, tasks: Tasks, *, in_session: bool) -> None:
@@ -127,17 +127,17 @@ class MemoryLog:
         self._in_session = in_session
         self.names: dict[Path, str] = {}
         self._published: dict[Query, Publication] = {}
-        self._answers: dict[tuple[str, str], int] = {}  # seq by (node of the run's graph, text)
+        self._answers: dict[tuple[str, str], int] = {}  # seq by (the run's node, text)
 
     def published(self, query: Query, publication: Publication) -> None:
-        """Keep a query's publication until the query ends."""
+        """Store a query's publication in memory until the query ends."""
         self._published[query] = publication
 
     def ended(self, query: Query, output: str | None, seq: int | None) -> None:
-        """Write the publication of a query that has ended, if there is one.
+        """Write the publication of a query that has ended, if the query published.
 
-        If the publication's text equals the answer's, it only refers to the answer's event. The
-        texts differ if a QUERY_END hook changed or rejected the answer afterwards.
+        A publication with the answer's text only refers to the answer's event. The texts differ if
+        a QUERY_END hook later changed or rejected the answer.
 
         Args:
             output: text of the answer; ``None``: the query failed.
@@ -159,7 +159,7 @@ class MemoryLog:
         self._answers.setdefault((source, published.content), written)
         is_inner = query.path in self.names
         if not self._in_session or is_inner or not self._journal.is_new(written):
-            return  # the session has a replayed publication, perhaps with newer ones
+            return  # the session has a replayed publication already
         kept = published.to_dict()
         self._journal.publication(
             agent=published.agent_id,
@@ -169,53 +169,51 @@ class MemoryLog:
         )
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
-        """Write the context that a query got from direct predecessors."""
         for item in items:
             edge = [self._source(query, item), self.node_of(query)]
             data = {"edge": edge, "policy": item.policy}
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(query, item) | data)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
-        """Write the context that a query recalled, with the cosine of each item that was found."""
+        """Write a query's recalled context, with the cosine similarity of each found item."""
         for item, score in items:
             data = {} if score is None else {"score": score}
             self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(query, item) | data)
 
     def node_of(self, query: Query) -> str | None:
-        """Return a query's node; in a sub-graph with the names above it: ``draft/2/write``."""
+        """Return the name of a query's node; in a sub-graph, the full name ``draft/2/write``."""
         return self.names.get(query.path, query.agent.agent_id)
 
     def _source(self, query: Query, item: MemoryItem) -> str:
-        """Return the node that published an item, named as in :meth:`node_of`."""
         graph, name = query.agent.memory_graph, self.names.get(query.path)
         if name is None or graph is None or not graph.has_node(item.source_id):
             return item.source_id
         return f"{name.rpartition('/')[0]}/{item.source_id}"
 
     def _about(self, query: Query, item: MemoryItem) -> dict[str, Any]:
-        """Return the data of a memory item, with a reference for its text if the log has it."""
+        """Return a memory item's data, with a reference to the text if the log has the text."""
         data: dict[str, Any] = {"source": item.source_id, "version": item.version}
         if item.metadata:
             data["metadata"] = dict(item.metadata)
         return data | self._text(_of_run(self._source(query, item)), item.content)
 
     def _text(self, source: str, content: str) -> dict[str, Any]:
-        """Return a text, or a reference to the event in which the same source wrote this text.
+        """Return a text, or a reference to the event with the same source and text.
 
-        The reference never leads to an equal text of another node: a fork that executes the other
-        node again would lose the text.
+        The reference never leads to an equal text of another node, because a fork that executes the
+        other node again would lose the text.
         """
         seq = self._answers.get((source, content))
         return {"content": content} if seq is None else {"answer_seq": seq}
 
 
 def _of_run(name: str | None) -> str:
-    """Return the node of the run's own graph in a name: ``draft`` for ``draft/2/write``."""
+    """Return the run's node in a full name: ``draft`` for ``draft/2/write``."""
     return (name or "").partition("/")[0]
 
 
 def storable_result(result: ToolResult) -> ToolResult:
-    """Return a tool's result as the log can store it, so that the model reads the same text."""
+    """Return a tool's result in a form that the log can store. The model reads this form, too."""
     said = {"result": result.result, "error": result.error}
     stored = as_stored(said)
     return result if stored is said else result.model_copy(update=stored)
@@ -224,10 +222,10 @@ def storable_result(result: ToolResult) -> ToolResult:
 def heard_in(
     history: Sequence[StandardMessage], logged: dict[str, ToolResult]
 ) -> dict[str, dict[str, str]]:
-    """Return ``results`` for ``llm.started``: the tool messages that differ from logged results.
+    """Return ``results`` for ``llm.started``: tool messages that differ from logged results.
 
     Args:
-        logged: results in the log since the last model call, by tool call; this empties it.
+        logged: results in the log since the last model call, by tool call. The function empties it.
     """
     found: dict[str, str] = {}
     for message in reversed(history):
@@ -244,7 +242,7 @@ _FAILED_ENDS = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 class FailedTasks(RunObserver):
-    """Failures of asynchronous tasks for which no help was searched in memory yet."""
+    """Failures of asynchronous tasks for which memory was not searched yet."""
 
     def __init__(self) -> None:
         self._failed: dict[str, ToolError] = {}
@@ -255,34 +253,33 @@ class FailedTasks(RunObserver):
             self._failed[agent or ""] = ToolError(code or "error", message or "")
 
     def take(self) -> list[ToolFailure]:
-        """Return the failures since the last call."""
         failed, self._failed = self._failed, {}
         return [ToolFailure(name, error) for name, error in failed.items()]
 
 
 _MOST_FAILURES = 3
-"""Most failures at the same time for which help is searched in memory."""
+"""Maximum number of concurrent failures for which memory is searched."""
 
 
 class JournalRecorder(Recorder):
-    """Makes the calls of a run's agents and records them in its journal, or replays recorded calls.
+    """Recorder that makes the calls of a run's agents and records or replays these calls.
 
     Args:
-        fair: lets this worker's tenants take turns.
-        day: the tenant's budgets of today.
-        live_text: shows the models' text while it comes in.
-        run_files: loads and stores the run's files.
-        waits: called when a model call starts to wait for its next try, or a tool has ended.
+        fair: queue in which this worker's tenants take turns.
+        day: accounts of the tenant's daily budgets.
+        live_text: writer of the models' live text.
+        run_files: the run's access to files.
+        waits: called when a model call begins to wait for its next try, or when a tool has ended.
 
     Attributes:
-        answer_seq: ``seq`` of the root's accepted answer, once there is one.
-        answered: ``seq`` of the answers of asynchronous tasks, by task.
-        child_usage: usage of child runs, by the task that each of them did.
-        accounts: budgets of the run and of its tenant's day.
-        node_accounts: budgets of a graph's nodes, by the paths of their queries.
-        spent: usage of all agents of the run, in all its attempts.
-        spent_below: the part of ``spent`` of some nodes with graphs, by the nodes' paths.
-        memory: writes what agents publish and receive.
+        answer_seq: ``seq`` of the root's accepted answer; ``None``: no accepted answer yet.
+        answered: ``seq`` of asynchronous tasks' answers, by task.
+        child_usage: usage of child runs, by task.
+        accounts: budgets of the run and daily budgets of the tenant.
+        node_accounts: budgets of a graph's nodes, by the paths of the nodes' queries.
+        spent: usage of all agents of the run in all attempts.
+        spent_below: by a node's path: the part of ``spent`` that belongs to the node.
+        memory: writer of published and received texts.
         claimed_at: time of this attempt's claim.
         lessons: memory that helps the root after failures; ``None``: the run has no memory.
         parts: memory of nodes and sub-agents; ``None``: the run has no memory.
@@ -327,7 +324,7 @@ class JournalRecorder(Recorder):
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self.claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
-        # By query: its last answer with the event's seq; tool results since the last model call.
+        # By query: the last answer with its seq, and the tool results since the last model call.
         self._said: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
 
@@ -386,7 +383,7 @@ class JournalRecorder(Recorder):
             super().answer_lost(query, known.lost)
             self.repeat(AgentUsage().plus(known.lost), known.lost, query.path)
         if known.answer is not None:
-            if not known.is_carried:  # a copied answer was paid by the run that this one repeats
+            if not known.is_carried:  # the repeated run paid a copied answer
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
             self.count(query.path, usage_of(known.answer))
@@ -400,7 +397,7 @@ class JournalRecorder(Recorder):
                 return await self._recorded_call(query, partial(invoke, permit))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[Permit | None]:
-        """Reserve the call's tokens; for an asynchronous task, also in the task's own budget."""
+        """Reserve the call's tokens, for an asynchronous task also in the task's own budget."""
         if query.task is not None:
             return query.admission()
         of_node = self.accounts_of(query.path)
@@ -409,7 +406,7 @@ class JournalRecorder(Recorder):
         return reserved_for((*self.accounts.all, *of_node), query)
 
     def accounts_of(self, path: Path) -> Sequence[Account]:
-        """Return the budgets of the nodes that a path leads through."""
+        """Return the budgets of all nodes on a path."""
         if not self.node_accounts:
             return ()
         above = (path[:length] for length in range(1, len(path) + 1))
@@ -420,7 +417,7 @@ class JournalRecorder(Recorder):
     ) -> AssistantMessage:
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
-        target = getattr(query.agent.provider, "target", None)  # a user's provider may lack this
+        target = getattr(query.agent.provider, "target", None)  # a provider may lack it
         heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
         started = self._started(query, about | memory | heard, target)
         await self.journal.commit_if_binding()
@@ -448,7 +445,8 @@ class JournalRecorder(Recorder):
                 **served_by(call.target),
                 **({} if first_ms is None else {"first_token_ms": first_ms}),
                 "message": data_of(message),
-                # Stored as text, so that the model's server gets the keys back in the same order.
+                # The state is stored as text, because the model's server needs the order of the
+                # keys.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.to_dict(),
                 "duration_ms": round((monotonic() - began) * 1000),
@@ -491,14 +489,14 @@ class JournalRecorder(Recorder):
         self.count(query.path, AgentUsage().plus(usage))
 
     def count(self, path: Path, usage: AgentUsage) -> None:
-        """Count usage at a path in the run's usage, and in that of the nodes above it."""
+        """Add usage at a path to the usage of the run and of the nodes above the path."""
         self.spent += usage
         for above in self.spent_below:
             if path[: len(above)] == above:
                 self.spent_below[above] += usage
 
     def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
-        # The live text of an asynchronous task is also its output.
+        # The live text of an asynchronous task is also the task's output.
         output = {"beside": True} if query.task and not query.tool_call else {}
         return self.tasks.add(query, EventType.LLM_STARTED, about | output | served_by(target))
 
@@ -507,13 +505,13 @@ class JournalRecorder(Recorder):
         return next(filter(None, listeners), None)
 
     def repeat(self, usage: AgentUsage, paid: Usage, path: Path = ()) -> None:
-        """Count the usage of tasks that do not run again; this run paid ``paid`` of it."""
+        """Add the usage of tasks that do not run again. ``paid``: the part that this run paid."""
         self.accounts.paid_before(paid)
         self.count(path, usage)
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
         call = self._calls[query]
-        call.goes_on_at = 0.0  # the call waits no longer, even if its pause ended early
+        call.goes_on_at = 0.0  # the call waits no longer, even after a short pause
         if call.target != target:
             call.target = target
             about = {"call": query.model_calls, "attempt": self.journal.attempt}
@@ -543,7 +541,7 @@ class JournalRecorder(Recorder):
         return Failing(tries, max(0.0, self.seconds_since(since)))
 
     def seconds_since(self, at: datetime) -> float:
-        """Return the seconds that have passed since an event of an earlier attempt."""
+        """Return the seconds since an event of an earlier attempt."""
         return (self.claimed_at - at).total_seconds() + monotonic() - self._began
 
     async def tool_call(
@@ -569,7 +567,6 @@ class JournalRecorder(Recorder):
         return result
 
     def known_call(self, query: Query, tool_call: ToolCall) -> ToolCallReplay:
-        """Return the record of a tool call in earlier attempts."""
         task_id = self.tasks.id_of(query)
         return self.journal.replay.tool_call(task_id, query.model_calls, tool_call.id)
 
@@ -605,7 +602,8 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # Only the sub-agent's own calls are replayed, not its result, so that it publishes.
+            # Only the sub-agent's own calls are replayed. Its result is not replayed, so that the
+            # sub-agent publishes.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])
@@ -626,7 +624,7 @@ class JournalRecorder(Recorder):
         return await self.interrupts.decision(query, tool_call, interrupt)
 
     async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return a tool's result as the root's model reads it: an error with help from memory."""
+        """Return a tool's result for the root's model: an error gets help from memory."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return result
         failed = result.status is ToolStatus.ERROR
@@ -667,7 +665,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return the version that an earlier attempt gave: queries may now end in another order."""
+        """Return the recorded version of a publication: queries may now end in another order."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

@@ -1,13 +1,13 @@
-"""Reader of a run's log: all code that needs a run's recorded work gets it from here. Pure.
+"""Reader of a run's log for all code that needs a run's recorded work. Pure.
 
-:func:`replay_run` reads all or some events of a run, in order. Its result has the work of each
-task: its model calls, its tool calls, and the messages that it wrote and received. A resumed run is
-executed again with this result: the run takes recorded answers from the result, and writes no
-recorded event again. Sub-agents are executed again, too. Their own calls are replayed, so they end
-and publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API makes
+:func:`replay_run` reads all or some events of a run, in order. The result has the work of each
+task: the model calls, the tool calls, and the messages that the task wrote and received. A resumed
+run is executed again with this result: the run uses recorded answers from the result, and writes no
+recorded event again. Sub-agents are executed again, too, with replayed calls, so that they end and
+publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API makes
 prompts, messages, rounds and turns of conversations from the same result.
 
-While a task waits for people, its clock and the clocks of waits for it stand still.
+While a task waits for people, the task's clock and the clocks of waits for the task are stopped.
 """
 
 from collections import defaultdict
@@ -76,9 +76,9 @@ from bottega.subagents.handle import (
 )
 
 EPISODE = "episode:"
-"""Prefix of the source of recalled episodes; no agent's name starts with it."""
+"""Prefix of the source of recalled episodes. No agent's name has this prefix."""
 MEMORY_PREFIXES = (EPISODE, SOURCE, INSIGHT)
-"""Prefixes of the sources of all memory of earlier runs."""
+"""Prefixes of all sources of memory of earlier runs."""
 ANALYSIS = "analysis:"
 """Prefix of the source of a model's analysis of the run's task."""
 ENDS = {
@@ -100,7 +100,7 @@ AGENT_CHANGES = (EventType.AGENT_STARTED, EventType.AGENT_WAITING, EventType.AGE
 
 _LONGEST_TYPE = 100
 _SERVED = frozenset(("provider", "model", "first_token_ms"))
-"""Keys of an answer's metadata that ``llm.completed`` has as separate fields."""
+"""Keys of an answer's metadata that are separate fields of ``llm.completed``."""
 _AWAIT = "await_subagent"
 _OVER = frozenset(map(str, ENDS.values()))
 _QUERY_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
@@ -123,11 +123,11 @@ _ABOUT_OTHERS: Mapping[str, Sequence[str]] = {
 }
 
 Key = tuple[Any, ...]
-"""The key of an event, equal in all attempts: the event's type and its subject."""
+"""The key of an event: the event's type and subject. The key is equal in all attempts."""
 
 
 def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
-    """Return the key of an event; it is the same in every attempt."""
+    """Return the key of an event, which is the same in every attempt."""
     about = _ABOUT_OTHERS.get(event_type, _ABOUT)
     return (event_type, task_id, *(data.get(name) for name in about))
 
@@ -137,13 +137,13 @@ class ModelCallReplay:
     """A model call of a task.
 
     Attributes:
-        starts: events ``llm.started``; each attempt has an event for each model that it tried.
-        answer, seq: its answer, and ``seq`` of the event with the answer.
-        is_carried: the answer was copied from another run, which paid for it.
-        is_rejected: a check rejected the answer, so the model was asked again or the query failed.
+        starts: events ``llm.started``: one event for each attempt and each model that was tried.
+        answer, seq: the answer, and ``seq`` of the event with the answer.
+        is_carried: true if the answer was copied from another run, which paid the answer.
+        is_rejected: true if a check rejected the answer.
         failure: the error of the call's last try, if the call failed.
-        failing: (number of failed tries, time of the first failed try).
-        lost: usage of answers that broke off, which this run paid.
+        failing: (number of failed tries, time of the first failed try); ``None``: no pause.
+        lost: usage of broken answers that this run paid.
     """
 
     starts: list[Event] = field(default_factory=list)
@@ -157,7 +157,7 @@ class ModelCallReplay:
 
     @property
     def is_known(self) -> bool:
-        """True if the log has its answer or its final failure."""
+        """True if the log has the call's answer or final failure."""
         return self.answer is not None or self.failure is not None
 
 
@@ -166,9 +166,9 @@ class ToolCallReplay:
     """A call of a tool or a sub-agent.
 
     Attributes:
-        answer: the sub-agent's answer, if ``ended`` refers to an answer.
-        decisions: decisions of people, (interrupt's id, resolution), by the interrupt's kind.
-        ended_at: time of the call's end, or of the last decision on it.
+        answer: the sub-agent's answer, if the call's end refers to an answer.
+        decisions: people's decisions by the interrupt's kind: (interrupt's id, resolution).
+        ended_at: time of the call's end or of the last decision on the call.
     """
 
     started: ToolStarted | None = None
@@ -179,7 +179,7 @@ class ToolCallReplay:
 
     @property
     def result(self) -> ToolResult | None:
-        """The recorded result; ``None``: there is no result, or it is that of a sub-agent."""
+        """The recorded result of a tool; ``None`` for a sub-agent, or without a result."""
         is_own = self.ended is not None and self.ended.answer_seq is None
         return result_of(self.ended) if is_own and self.ended is not None else None
 
@@ -190,24 +190,25 @@ Said = AssistantMessage | ToolEnded | ContextReceived | MessageDelivered
 
 @dataclass(slots=True)
 class TaskReplay:
-    """The work of a task, synchronous or asynchronous, or of the run's own agent.
+    """The work of a synchronous or asynchronous task, or of the run's agent.
 
     Attributes:
-        parent_id: id of its parent task; ``None``: the run's own agent.
-        said: messages that the task wrote and received, each with its event, in order.
-        sources: agents whose answers it got before its first model call; ``None``: no call yet.
-        delivered: messages of users or of its parent, by the model call before which it got them.
-        published: its last publication.
-        output: its answer.
+        parent_id: id of the parent task; ``None``: the parent is the run's agent.
+        said: messages that the task wrote and received, in order, each with its event.
+        sources: agents whose answers the task received before its first model call; ``None``: no
+            model call yet.
+        delivered: messages of users or of the parent, by the model call that follows them.
+        published: the task's last publication.
+        output: the task's answer.
         dispatched, dequeued, ended: events of an asynchronous task.
-        resumed: number of attempts that queued it again.
-        last_try: index in ``said`` at which its present try begins.
-        usage: usage of its model calls, and of the child run that did it.
-        paid: the part of ``usage`` that this run paid, not the run that it repeats.
-        is_received: its parent has read its outcome.
-        tries: events ``agent.completed`` and ``agent.failed`` of its tries.
-        status: the status in its row; ``None``: it has no status yet.
-        began_at: time at which its present try began.
+        resumed: number of attempts that queued the task again.
+        last_try: index in ``said`` at which the present try begins.
+        usage: usage of the task's model calls, and of the child run that did the task.
+        paid: the part of ``usage`` that this run paid. A repeated run paid the rest.
+        is_received: true if the parent has read the task's outcome.
+        tries: events ``agent.completed`` and ``agent.failed`` of all tries.
+        status: the status in the task's row; ``None``: no status yet.
+        began_at: time at which the present try began.
     """
 
     agent: str | None = None
@@ -245,14 +246,14 @@ class TaskReplay:
 
 @dataclass(slots=True)
 class NodeReplay:
-    """A node of a graph whose log has events of nodes.
+    """A node of a graph, if the log has events of nodes.
 
     Attributes:
-        reason: reason for which it was skipped.
-        usage: usage of its child runs.
-        at, seq: time and ``seq`` of its last event.
-        began_at: time of its first event.
-        stopped_by: the node above it whose time was over.
+        reason: reason for which the node was skipped.
+        usage: usage of the node's child runs.
+        at, seq: time and ``seq`` of the node's last event.
+        began_at: time of the node's first event.
+        stopped_by: the node above whose timeout stopped this node.
     """
 
     task_id: UUID | None
@@ -271,28 +272,28 @@ _NO_TOOL_CALL = ToolCallReplay()
 
 
 class RunReplay:
-    """The work of a run's earlier attempts, as the run's log has it.
+    """The work of a run's earlier attempts, read from the run's log.
 
     Attributes:
-        seen: the ``seq`` of each event by its key.
-        tasks: tasks by id, in order of their first events; ``None``: the run's own agent.
-        texts: texts of answers, by the ``seq`` to which an ``answer_seq`` refers.
-        clocks: clocks of tasks, and of waits for tasks.
+        seen: the ``seq`` of each event, by the event's key.
+        tasks: tasks by id, in the order of their first events. The key ``None`` is the run's agent.
+        texts: texts of answers, by the ``seq`` of the event with the text.
+        clocks: clocks of tasks and of waits for tasks.
         versions: versions of each agent's publications, by task.
-        recalled: data of the memory that the root got at its start, in order.
-        helped: data of the memory that the root got after failed calls, in order, by model call and
-            tool call.
+        recalled: data of the memory that the root received at its start, in order.
+        helped: data of the memory that the root received after failed calls, by model call and tool
+            call, in order.
         analysis: a model's analysis of the task, as JSON.
-        facts: data of the facts about the user; ``None``: none were recalled.
-        asked: number of the model call that the root started last; 0: it has started none.
-        asked_people: true if any tool call has waited for people.
-        asks: (task, beginning, end or ``None``) of each wait for people, by interrupt.
-        questions: ids of the interrupts for questions of MCP servers.
-        messages_read: number of users' messages that the root got, except copied messages.
+        facts: data of the facts about the user; ``None``: no facts were recalled.
+        asked: number of the root's last started model call; 0: no call was started.
+        asked_people: true if a tool call has waited for people.
+        asks: by interrupt: (task, beginning, end or ``None``) of the wait for people.
+        questions: ids of the interrupts of MCP servers' questions.
+        messages_read: number of users' messages that the root received, without copied messages.
         writes: (task or ``None``, path, content) of written files, in order.
-        edges: true or false (taken or not) for each decided edge of the graph, by (source, target).
-        nodes: nodes that were started or skipped, by name, if the log has events of nodes.
-        is_over: the run has ended.
+        edges: by (source, target): true if the decided edge is taken, and false otherwise.
+        nodes: started and skipped nodes by name, if the log has events of nodes.
+        is_over: true if the run has ended.
     """
 
     def __init__(self, carried_seq: int = 0, texts: Mapping[int, str | None] | None = None) -> None:
@@ -317,7 +318,7 @@ class RunReplay:
         self.is_over = False
 
     def task(self, task_id: UUID | None) -> TaskReplay:
-        """Return the work of a task; an empty record if the log does not have the task."""
+        """Return the work of a task, which is empty if the log does not have the task."""
         return self.tasks.get(task_id, _NO_TASK)
 
     def model_call(self, task_id: UUID | None, call: int) -> ModelCallReplay:
@@ -329,22 +330,22 @@ class RunReplay:
     def has(
         self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
     ) -> bool:
-        """Return true if the log has the model call, tool call or end that a hook's event is about.
+        """Return true if the log has the model call, tool call or end of a hook's event.
 
         Args:
             calls: number of the query's model calls so far.
-            tool_call_id: id of the tool call that the event is about, if any.
+            tool_call_id: id of the event's tool call, if any.
         """
         if tool_call_id is not None:
             return self.tool_call(task_id, calls, tool_call_id).ended is not None
         if event is AgentEvent.QUERY_END:
             return any(key_of(kind, task_id, {}) in self.seen for kind in _QUERY_ENDS)
         if event in (AgentEvent.QUERY_START, AgentEvent.BEFORE_LLM_CALL):
-            calls += 1  # the event is about the next model call
+            calls += 1  # the event belongs to the next model call
         return self.model_call(task_id, calls).answer is not None
 
     def reopen(self) -> None:
-        """Forget the root's end, because the root has got a message and will end again."""
+        """Remove the root's end: after a new message, the root will end again."""
         for key in [key for key in self.seen if key[0] in _ROOT_ENDS and key[1] is None]:
             del self.seen[key]
         for versions in self.versions.values():
@@ -354,7 +355,7 @@ class RunReplay:
             root.published = None
 
     def line(self, task_id: UUID | None) -> list[UUID]:
-        """Return the ids of a task and of all tasks above it, the task itself first."""
+        """Return the ids of a task and of all tasks above, starting with the task."""
         line = []
         while task_id is not None:
             line.append(task_id)
@@ -362,11 +363,11 @@ class RunReplay:
         return line
 
     def tasks_below(self, ids: Collection[UUID | None]) -> Iterator[UUID | None]:
-        """Yield these tasks, and all tasks below them."""
+        """Yield these tasks and all tasks below these tasks."""
         return (each for each in self.tasks if not set(self.line(each)).isdisjoint(ids))
 
     def people_s(self, ids: Collection[UUID | None], since: datetime, now: datetime) -> float:
-        """Return the seconds since a time in which these tasks, or some below, asked people."""
+        """Return the seconds since a time in which these tasks or tasks below asked people."""
         below = set(self.tasks_below(ids))
         asks = [(began, end or now) for of, began, end in self.asks.values() if of in below]
         total, until = 0.0, since
@@ -376,9 +377,9 @@ class RunReplay:
         return total
 
     def child_runs(self) -> dict[UUID, UUID | None]:
-        """Return the ids of the child runs of finished tasks, by task.
+        """Return the ids of finished tasks' child runs, by task.
 
-        ``None``: the task ended in this run, so that the child run's id follows from the task's id.
+        The id is ``None`` for a task that ended in this run: then it follows from the task's id.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
@@ -390,7 +391,7 @@ class RunReplay:
         return found
 
     def observe(self, event: Event) -> None:
-        """Read the run's next event."""
+        """Process the run's next event."""
         task = self.tasks.get(event.task_id)
         if task is None:
             task = self.tasks[event.task_id] = TaskReplay(event.agent, event.parent_task_id)
@@ -405,11 +406,11 @@ def replay_run(
     carried_seq: int = 0,
     texts: Mapping[int, str | None] = MappingProxyType({}),
 ) -> RunReplay:
-    """Read a run's log, or some events of it, in order.
+    """Return the replay of a run's log, or of some events of the log, in order.
 
     Args:
-        carried_seq: last ``seq`` that was copied from the run that this one repeats.
-        texts: texts of answers to which the events refer but which are not among them, by ``seq``.
+        carried_seq: last ``seq`` that was copied from a repeated run; 0: no events were copied.
+        texts: by ``seq``: texts of answers in other events, to which these events refer.
     """
     replay = RunReplay(carried_seq, texts)
     for event in events:
@@ -417,7 +418,7 @@ def replay_run(
     return replay
 
 
-# One function for each kind of event
+# Functions that process one type of event
 
 
 def _model_call_started(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -534,7 +535,7 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    for each in replay.tasks.values():  # a task that still waits then writes a new event
+    for each in replay.tasks.values():  # a task that waits again writes a new event
         if each.status == RunStatus.WAITING:
             each.status = RunStatus.RUNNING
 
@@ -648,13 +649,13 @@ _READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
 
 
 def _is_write(completed: ToolEnded) -> bool:
-    """Check if a call wrote a file, and was no call of an agent's own tool with the same name."""
+    """Check if a call wrote a file. An agent's own tool may have the same name."""
     result = completed.result
     return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
 
 
 def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
-    """Return the caller's own tasks of which the result of a poll or an await has the outcome."""
+    """Return the caller's own tasks that have ended in the result of a poll or an await."""
     result = completed.result
     if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
@@ -669,7 +670,7 @@ def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> l
 
 
 def _usage_of_child_run(event: Event) -> AgentUsage | None:
-    """Return the usage of the child run that did the task, at the task's end."""
+    """Return the usage of the child run that did the task, from the task's end."""
     usage = SubagentEnded.of(event.data).usage
     return None if usage is None else AgentUsage.from_dict(usage)
 
@@ -679,10 +680,10 @@ def _usage_of_child_run(event: Event) -> AgentUsage | None:
 
 @dataclass(slots=True)
 class _Clock:
-    """A clock that counts from an event on, and that can stand still.
+    """A clock that counts from an event on, and that can be stopped.
 
     Attributes:
-        stood: seconds for which it stood still, without the present stop.
+        stood: seconds of all earlier stops.
         since: beginning of the present stop; ``None``: the clock runs.
     """
 
@@ -691,7 +692,7 @@ class _Clock:
     since: datetime | None = None
 
     def stand(self, is_still: bool, at: datetime) -> None:
-        """Stop the clock, or let it go on."""
+        """Stop the clock, or start it again."""
         if self.since is not None and not is_still:
             self.stood += seconds(self.since, at)
             self.since = None
@@ -705,7 +706,7 @@ class _Clock:
 
 @dataclass(slots=True)
 class _Await:
-    """A wait for tasks that has not ended."""
+    """An open wait for tasks."""
 
     clock: _Clock
     awaited: Sequence[UUID | None]
@@ -714,7 +715,7 @@ class _Await:
 
 
 class Clocks:
-    """The clocks of a run; they observe its events in order."""
+    """The clocks of a run, which process the run's events in order."""
 
     def __init__(self) -> None:
         self._statuses: dict[UUID, SubagentStatus] = {}
@@ -724,16 +725,16 @@ class Clocks:
         self._run_waits = False
 
     def ran(self, task_id: UUID, now: datetime) -> float | None:
-        """Return the seconds since a task got a slot; ``None``: it has never got a slot."""
+        """Return the seconds since a task got a slot; ``None``: the task never had a slot."""
         clock = self._tasks.get(task_id)
         return None if clock is None else clock.passed(now)
 
     def waits(self, now: datetime) -> dict[tuple[Any, ...], float]:
-        """Return the seconds that waits have lasted, by (task, call, tool call)."""
+        """Return the seconds that open waits have lasted, by (task, call, tool call)."""
         return {key: each.clock.passed(now) for key, each in self._awaits.items()}
 
     def observe(self, event: Event) -> None:
-        """Read the run's next event."""
+        """Process the run's next event."""
         at, data = event.at, event.data
         match event.type:
             case EventType.RUN_WAITING | EventType.RUN_RESUMED:
@@ -789,7 +790,7 @@ class Clocks:
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:
-    """Return the wait for which a call asks. A call with invalid arguments ends at once."""
+    """Return the wait of a call. The wait of a call with invalid arguments ends at once."""
     listed = arguments.get("task_ids")
     named = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
     mode, quorum = arguments.get("mode"), arguments.get("quorum")
@@ -814,9 +815,9 @@ class RestoredTasks:
 
     Attributes:
         tasks: asynchronous tasks by id, in the order of dispatch.
-        over: tasks of any kind that do not run again: they finished, or a task above them did.
-        usage: total usage of the tasks in ``over``.
-        paid: the part of ``usage`` that this run paid for, not the run that it repeats.
+        over: tasks that do not run again, because they or a task above have finished.
+        usage: sum of the usage of the tasks in ``over``.
+        paid: the part of ``usage`` that this run paid. A repeated run paid the rest.
         waits: seconds that each open wait has lasted, by (task, call, tool call).
     """
 
@@ -835,11 +836,11 @@ def replay_tasks(
     now: datetime,
     of_children: Mapping[UUID, AgentUsage] = MappingProxyType({}),
 ) -> RestoredTasks:
-    """Return the state of a run's tasks.
+    """Return the state of a run's tasks, from which the run resumes.
 
     Args:
-        now: the present time, by the clock of the events' times.
-        of_children: usage of child runs by task, for tasks that were cancelled before it was known.
+        now: the present time by the database's clock, which is also the clock of events.
+        of_children: by task: usage of child runs, for cancelled tasks whose end has no usage.
     """
     tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
     late = {
@@ -872,7 +873,7 @@ def replay_tasks(
 
 
 def _finished(replay: RunReplay, tasks: Mapping[UUID, TaskReplay]) -> dict[UUID, list[UUID]]:
-    """Map each topmost finished task to itself and all tasks below it."""
+    """Map each topmost finished task to the task itself and all tasks below."""
     below: dict[UUID, list[UUID]] = {}
     for task_id in tasks:
         over = [each for each in replay.line(task_id) if replay.task(each).ended is not None]
@@ -892,8 +893,8 @@ def restored_task(
     """Return the state of an asynchronous task.
 
     Args:
-        ran: seconds since the task got a slot; ``None``: it has never got a slot.
-        usage, publications: those of the task and of all tasks below it, if the task is over.
+        ran: seconds since the task got a slot; ``None``: the task never had a slot.
+        usage, publications: for a finished task: sums for the task and all tasks below.
     """
     asked = SubagentDispatched.of(dispatched.data)
     begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
@@ -916,10 +917,10 @@ def restored_task(
     ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
     spent = task.usage.tokens
     if ended is not None:
-        spent = Usage.from_dict(ended.token_usage)  # includes the agents that the task called
+        spent = Usage.from_dict(ended.token_usage)  # includes called agents
     return RestoredTask(
         params,
-        # If a child run does the task, the child run goes on, and the task begins no new attempt.
+        # If a child run does the task, the child run continues, and the task begins no new attempt.
         attempt=1 + task.resumed + (task.ended is None and not params.spread),
         waited=seconds(dispatched.at, now),
         remaining=remaining,
@@ -945,7 +946,7 @@ def _outcome(task: TaskReplay, event: Event) -> SubagentOutcome:
 
 
 def _publication(task: TaskReplay) -> Publication | None:
-    """Return a task's publication as the log has it, without changes that hooks made later."""
+    """Return a task's publication from the log, without later changes by hooks."""
     if task.published is None:
         return None
     said: list[AssistantMessage | ToolMessage] = []
@@ -978,7 +979,7 @@ def _publication(task: TaskReplay) -> Publication | None:
 
 
 def data_of(message: AssistantMessage) -> dict[str, Any]:
-    """Return the field ``message`` of ``llm.completed``, which :func:`answer_of` reads."""
+    """Return the field ``message`` of ``llm.completed``. :func:`answer_of` reads this field."""
     data: dict[str, Any] = {}
     if message.content:
         data["content"] = message.content
@@ -992,7 +993,7 @@ def data_of(message: AssistantMessage) -> dict[str, Any]:
 def _data_of_call(call: ToolCall) -> dict[str, Any]:
     data: dict[str, Any] = {"id": call.id, "name": call.name}
     if call.arguments:
-        data["arguments"] = deepcopy(call.arguments)  # a tool or hook may change them
+        data["arguments"] = deepcopy(call.arguments)  # a tool or hook may change the arguments
     if call.malformed is not None:
         data["malformed"] = call.malformed
     return data
@@ -1006,7 +1007,7 @@ def answer_of(completed: LlmCompleted) -> AssistantMessage:
 
 
 def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
-    """Return the data of a tool call's end, which :func:`result_of` reads; ``about``: the call."""
+    """Return the event data of a tool call's end. ``about``: data about the call."""
     error = tool_error_of(result)
     failure = None if error is None else error.data
     said = {"status": result.status, "result": result.result, "error": failure}
@@ -1016,7 +1017,7 @@ def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, An
 
 
 def tool_error_of(result: ToolResult) -> ToolError | None:
-    """Return the error of a failed call as the log has it; ``None`` for a success."""
+    """Return the error of a failed call in the form of the log; ``None`` for a success."""
     if result.status is not ToolStatus.ERROR:
         return None
     kind = (result.error_type or TOOL_ERROR)[:_LONGEST_TYPE]
@@ -1024,7 +1025,7 @@ def tool_error_of(result: ToolResult) -> ToolError | None:
 
 
 def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
-    """Return a tool's result; ``answer`` is the text that ``answer_seq`` refers to."""
+    """Return a tool's result. ``answer``: the text to which ``answer_seq`` refers."""
     error = ended.error
     return ToolResult(
         tool_call_id=ended.tool_call_id,

@@ -1,6 +1,6 @@
-"""Choice and rendering of the memory of earlier runs that a run gets.
+"""Selection and rendering of memory of earlier runs for a run's prompts.
 
-The run's log records the choice, so that a resumed run gets the same memory.
+The run's log records the selection, so that a resumed run gets the same memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,27 +31,27 @@ from bottega.memory.text.summaries import EARLIER, summary_of
 
 MOST_PATTERNS = 3
 MOST_EPISODES = 5
-_MOST_PARTS, _PARTS_TOKENS = 2, 600  # of earlier runs, for a node or a sub-agent
+_MOST_PARTS, _PARTS_TOKENS = 2, 600  # parts of earlier runs for a node or sub-agent
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
-_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # parts of an episode; all below 2 KB
+_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # sections of an episode: below 2 KB
 _LONGEST_NAME = 120
-_PINNED = "[lesson, pinned by a person]"  # the first line of its text
+_PINNED = "[lesson, pinned by a person]"  # first line of a lesson's text
 _FOR_ALL = "[lesson for all runs of this agent]"
-_LEAST_WORDS = 3  # content words of a question; with fewer, memory is not searched
+_LEAST_WORDS = 3  # minimum number of content words for a search in memory
 CURE = f"Worked after this failure in an {EARLIER}: "
-"""Beginning of the first line of help: the call that worked."""
+"""Beginning of the first line of help. The call that worked follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The inputs of a run's random assignment to the arms of experiments.
+    """The inputs of a run's pseudo-random assignment to the arms of experiments.
 
     Attributes:
         salt: the tenant's salt.
-        run: the first in the series of runs that this one repeats, or the run itself.
-        learns: true if the run is stored as an episode. If false, it takes part in no experiment
-            and gets the validated patterns.
+        run: id of the first run in a series of retries, or of the run itself.
+        learns: true if the run is stored as an episode. If false, the run is in no experiment and
+            gets the validated patterns.
     """
 
     salt: UUID
@@ -59,7 +59,7 @@ class Assignment:
     learns: bool
 
     def order(self, pattern: Pattern) -> float:
-        """Return a pseudo-random rank, which orders candidates that are equally promising."""
+        """Return a pseudo-random rank that sorts equally promising candidates."""
         return uniform(self.salt, self.run, pattern.key, pattern.version, "order")
 
 
@@ -68,7 +68,7 @@ class MemorySources:
     """Sources of memory about earlier runs.
 
     Attributes:
-        analyst: a model that analyses tasks; ``None``: only rules analyse them.
+        analyst: a model that analyses tasks; ``None``: only rules analyse tasks.
         shared: true if agents may read the episodes of all sessions (``memory_scope: tenant``).
     """
 
@@ -85,7 +85,7 @@ def tells_a_topic(question: str) -> bool:
 
 
 def continues(run: ClaimedRun) -> bool:
-    """Check if a run continues a conversation, which is in its session or in its input."""
+    """Check if a run continues a conversation of its session or of its input."""
     if run.base is not None or isinstance(run.input, str):
         return run.base is not None
     roles = [message["role"] for message in run.input]
@@ -95,7 +95,7 @@ def continues(run: ClaimedRun) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A pattern that applies, with the run's arm in the experiment about it."""
+    """An applicable pattern, with the run's arm in the pattern's experiment."""
 
     pattern: Pattern
     arm: Arm
@@ -108,12 +108,12 @@ def choose(
     assignment: Assignment,
     options: LearningOptions,
 ) -> list[Chosen]:
-    """Choose three patterns: the three best validated ones, or two of them and a candidate. Pure.
+    """Choose at most three patterns: validated patterns, and at most one candidate. Pure.
 
-    A validated pattern that is withheld counts among the three; a withheld candidate does not.
+    A withheld validated pattern counts as one of the three. A withheld candidate does not count.
 
     Args:
-        matches, candidates: validated patterns and candidates that apply, the best first.
+        matches, candidates: applicable validated patterns and candidates, best ones first.
     """
 
     def arm(match: Match) -> Arm:
@@ -137,10 +137,10 @@ async def patterns_for(
     *,
     but: frozenset[UUID] = frozenset(),
 ) -> list[dict[str, Any]]:
-    """Return the patterns assigned to a run, given patterns and withheld ones, as event data.
+    """Return the patterns that are assigned to a run, used or withheld, as event data.
 
     Args:
-        but: patterns that the run has got already.
+        but: keys of patterns that the run already has.
     """
     cache = sources.patterns
     most = MOST_PATTERNS + len(but)
@@ -187,7 +187,7 @@ def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
 
 
 def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
-    """Return pinned lessons, and those for all runs, as event data."""
+    """Return pinned lessons and lessons for all runs as event data."""
     return [
         context_recalled(
             f"{INSIGHT}{each['id']}",
@@ -205,7 +205,7 @@ def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
 
 
 def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return event data without insights whose sentence an insight before them has."""
+    """Return event data without insights that repeat an earlier insight's sentence."""
     kept: dict[str, dict[str, Any]] = {}
     for data in found:
         is_insight = data["source"].startswith(INSIGHT)
@@ -215,7 +215,7 @@ def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str,
 
 
 def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:
-    """Return an episode as event data; its text begins with the ``cure``, the call that worked."""
+    """Return an episode as event data. The text begins with the ``cure``: the call that worked."""
     text = render_episode(episode, cure)
     text = f"{CURE}{cure}\n{text}" if cure else text
     return context_recalled(f"{EPISODE}{episode.id}", text, score=round(score, 4))
@@ -224,20 +224,20 @@ def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str,
 def render_episode(episode: Any, cure: str = "") -> str:
     """Render an episode for a prompt: cause of failure, source, task, steps, errors, result, end.
 
-    The text has at most 2 KB. If there are too many steps, steps in the middle are left out: first
-    those that worked, then those that failed. The first and the last line are trusted. The lines
-    from the episode are indented and labelled, so that none can imitate a trusted line or be read
-    as a line of this run. They have no ids and no addresses.
+    The text has at most 2 KB. If there are too many steps, steps in the middle are dropped: first
+    successful steps, then failed steps. The first and the last line are trusted. The lines from the
+    episode are indented and labelled, so that no such line can imitate a trusted line or a line of
+    this run. These lines have no ids and no addresses.
 
     Args:
-        cure: the call that the caller puts before this text; steps with this call are left out.
+        cure: the call that the caller puts before this text. Steps with this call are dropped.
     """
     summary = episode.summary
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
     if episode.instances > 1:
         head += f", {episode.instances} times"
     steps = summary.steps
-    if episode.trust > IMPORTED:  # the first line of a summary of ours is only for searches
+    if episode.trust > IMPORTED:  # the first line of our own summaries is only for searches
         steps = steps.partition("\n")[2]
     why = episode.failed_because
     told = of_earlier_run(line for line in steps.splitlines() if not (cure and is_call(line, cure)))
@@ -252,7 +252,7 @@ def render_episode(episode: Any, cure: str = "") -> str:
 
 
 def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the first parts of earlier runs as event data: two at most, which fit the limit."""
+    """Return at most two parts of earlier runs as event data, within the limit of tokens."""
     given: list[dict[str, Any]] = []
     left = _PARTS_TOKENS
     for hit, part in found:
@@ -265,7 +265,7 @@ def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[dict[str
 
 
 def _as_episode(episode: Episode, part: Mapping[str, Any]) -> Episode:
-    """Return a part of an episode in the form of an episode, to be rendered like one."""
+    """Return a part of an episode in the form of an episode, for rendering."""
     verdict, error = part["verdict"], part["error"]
     received = [f"received from {each['source']}: {each['content']}" for each in part["received"]]
     return replace(
@@ -289,13 +289,13 @@ def _as_episode(episode: Episode, part: Mapping[str, Any]) -> Episode:
 
 
 def _labelled(name: str, text: str, tokens: int) -> list[str]:
-    """Return a part of an episode as one labelled line; an empty list for an empty text."""
+    """Return a text of an episode as one labelled line; an empty list for an empty text."""
     short = " ".join(summary_of(without_identities(text), tokens).split())
     return of_earlier_run([f"{name}: {short}"]) if short else []
 
 
 def _end(episode: Any) -> str:
-    """Return the end of a run, its outcome, and the outcome's source (``-``: none)."""
+    """Return a line with a run's end, outcome and the outcome's source (``-``: no source)."""
     code = (episode.result.get("error") or {}).get("code")
     if episode.outcome is Outcome.CANCELLED:
         status = RunStatus.CANCELLED
@@ -334,20 +334,20 @@ class FailureMemory(Protocol):
     async def failed(
         self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the help for a tool call, as event data; ``failures`` may be empty."""
+        """Return help for a tool call as event data. ``failures`` may be empty."""
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
-        """Put memory into the working memory."""
+        """Add memory to the working memory."""
 
 
 def help_after(given: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text to append to an error: the cure, then all other help inside a fence.
+    """Return the text to append to an error: the cure, and all other help between marks.
 
-    A pattern names only the tool of a cure. If an earlier run called that tool, the text has this
+    A pattern has only the tool of a cure. If an earlier run called this tool, the text has this
     call with its arguments instead.
 
     Args:
-        given: data of the events ``context.recalled``; data without content were withheld.
+        given: data of the events ``context.recalled``. Data without content are withheld patterns.
     """
     shown = [str(data["content"]) for data in given if data["content"]]
     if not shown:
@@ -360,7 +360,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_cures_once(shown: Sequence[str], told: set[str]) -> Iterator[str]:
-    """Yield texts without the cures in ``told``; add the cures of the texts to ``told``."""
+    """Yield texts without the cures in ``told``. Add the texts' cures to ``told``."""
     for text in shown:
         first, _, rest = text.partition("\n")
         yield rest if first in told else text

@@ -1,6 +1,6 @@
-"""Log lines, metrics and spans of runs under way, and gauges of the worker's load, for operators.
+"""Telemetry for operators: log lines, metrics and spans of runs, and gauges of a worker's load.
 
-Texts in spans have the form of the GenAI conventions: JSON, bounded, without secrets.
+Texts in spans follow OpenTelemetry's GenAI conventions: JSON of limited length, without secrets.
 """
 
 import json
@@ -44,7 +44,7 @@ from bottega.tracing.spans import Span, ids_of
 
 
 class ModelBreakerCount(Protocol):
-    """Counter of the breakers that are open for the model servers that a worker calls."""
+    """Counter of open breakers of the model servers that a worker calls."""
 
     def open_breakers(self) -> int:
         """Return the number of models' breakers that are not closed."""
@@ -69,7 +69,7 @@ _TASK_TIMES = {
 
 
 class MeasuredTotals(Totals):
-    """Totals of tasks that also update the metrics."""
+    """Totals of tasks, which also update the metrics."""
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         super().count(name, value, **attributes)
@@ -130,7 +130,7 @@ class RunLog(RunObserver):
         self._run = run
 
     def began(self) -> None:
-        """Log that this attempt begins; set the trace that its requests carry."""
+        """Log the beginning of the attempt. Set the trace of the attempt's requests."""
         trace_context.current.set(Trace.of(self._run.traceparent, self._run.tracestate))
         attempt = self._run.attempt
         if attempt == 1:
@@ -163,7 +163,7 @@ class RunLog(RunObserver):
 
 
 def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]:
-    """Return the fields of all log lines of a run, or of one of its tasks."""
+    """Return the fields for all log lines of a run or of one of its tasks."""
     trace_id = trace_context.trace_id(run.traceparent)
     return {
         "run_id": str(run.run_id),
@@ -174,22 +174,21 @@ def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]
 
 
 def type_of(tool: ToolBase | None) -> str:
-    """Return the name of a tool's type; ``unknown``: no tool has the name that was called."""
+    """Return the name of a tool's type; ``unknown`` for a call of a tool that does not exist."""
     if tool is None:
         return "unknown"
     return next((name for kind, name in _TYPES.items() if isinstance(tool, kind)), "builtin")
 
 
 MOST_MESSAGES = 50
-"""Most messages of a prompt that a span has; they are the newest."""
+"""Maximum number of a prompt's messages in a span. The newest messages are used."""
 LONGEST = 8192
-"""Most characters of one text in a span."""
+"""Maximum number of characters of a text in a span."""
 
 Clean = Callable[[str], str]
 
 
 def prompt(sent: Sequence[StandardMessage], clean: Clean) -> dict[str, str]:
-    """Return the attributes of a model call's prompt."""
     rules = [each for each in sent if isinstance(each, SystemMessage) and not each.is_context]
     told = [each for each in sent if each not in rules]
     found = {spans.INPUT: messages(told[-MOST_MESSAGES:], clean)}
@@ -200,19 +199,17 @@ def prompt(sent: Sequence[StandardMessage], clean: Clean) -> dict[str, str]:
 
 
 def messages(sent: Sequence[StandardMessage], clean: Clean) -> str:
-    """Return messages as JSON."""
     told = [{"role": each.role, "parts": _parts(each, clean)} for each in sent[-MOST_MESSAGES:]]
     return json.dumps(told, ensure_ascii=False)
 
 
 def answer(content: str, clean: Clean) -> str:
-    """Return an answer as JSON."""
     told = [{"role": "assistant", "parts": [_text(content, clean)]}]
     return json.dumps(told, ensure_ascii=False)
 
 
 def value(found: Any, clean: Clean) -> str:
-    """Return arguments or a result as a bounded text; values that are no text become JSON."""
+    """Return arguments or a result as a text of limited length. Other values become JSON."""
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
     return clean(text)[:LONGEST]
 
@@ -241,7 +238,7 @@ def _text(content: str, clean: Clean) -> dict[str, Any]:
 
 
 def observe(recorder: JournalRecorder, run: ClaimedRun) -> None:
-    """Let an attempt be logged and counted, and make spans if spans are exported."""
+    """Add observers that log and count an attempt, and make spans if spans are exported."""
     recorder.journal.observers.append(RunLog(recorder, run))
     if spans.tracer is not None:
         recorder.journal.observers.append(RunSpans(recorder, run))
@@ -250,7 +247,7 @@ def observe(recorder: JournalRecorder, run: ClaimedRun) -> None:
 class RunSpans(RunObserver):
     """Spans of an attempt, its agents, model calls and tools.
 
-    Replayed work gets no spans, because the earlier attempt that did the work made them.
+    Replayed work gets no spans, because an earlier attempt has made the spans.
     """
 
     def __init__(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
@@ -395,7 +392,7 @@ def _answered(message: AssistantMessage) -> spans.Attributes:
 
 
 def _code_of(error: BaseException) -> str:
-    """Return ``error.type``: the error's code or class, because its text may quote any data."""
+    """Return ``error.type``: the error's code or class. The error's text may contain any data."""
     if isinstance(error, BottegaError):
         return error.code
     return type(error).__name__ if isinstance(error, Exception) else spans.CANCELLED

@@ -1,7 +1,7 @@
-"""Waits of a run in the worker that executes it: for people, tasks, messages, models or a time.
+"""Waits of a run under way: for people, tasks, messages, models or a time.
 
-A run is suspended if none of its agents' loops is at work. A task that waits for people holds no
-slot, and its timeout stands still. The task's row and the log have the status ``waiting``.
+A run is suspended if all its agents wait. A task that waits for people has no slot, and its timeout
+is stopped. The status ``waiting`` is in the task's row and in the log.
 """
 
 import asyncio
@@ -35,18 +35,21 @@ _PATIENCE_S = 3.0
 SUSPENDED_AFTER_S = 30.0
 """Seconds after which a run that only waits for models is suspended."""
 AWAITED_HERE_S = 5.0
-"""Seconds after which a run that only waits for its child runs is suspended. A run that pauses is
-suspended at once if its pause is longer than this."""
+"""Seconds after which a run that only waits for child runs is suspended.
+
+A run with a longer pause is suspended at once.
+"""
 
 
 class Inbox:
-    """The messages for the root agent of one run: see :class:`bottega.agents.query.InboxPort`.
+    """The messages to the root agent of one run; see :class:`bottega.agents.query.InboxPort`.
 
     A message is first stored in a row. The worker records the message's arrival, and later the
-    model call before which the agent got it. A later attempt delivers it before the same call.
+    model call before which the agent received the message. A later attempt delivers the message
+    before the same call.
 
     Attributes:
-        read: number of messages that the agent got.
+        read: number of messages that the agent received.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -57,16 +60,16 @@ class Inbox:
         self.read = 0
 
     def open(self) -> None:
-        """Begin to take messages, once the journal's replay is known."""
+        """Begin to accept messages. The journal must have the replay."""
         self._known = self.read = self._journal.replay.messages_read
 
     @property
     def known(self) -> int | None:
-        """Number of messages that came in; ``None``: the inbox is not open yet."""
+        """Number of received messages; ``None``: the inbox is not open yet."""
         return self._known
 
     def take(self, number: int, message_id: UUID, content: Any) -> None:
-        """Take the message with this number; ignore a message that came in already."""
+        """Accept the message with this number. Ignore a message that was already received."""
         if self._known is None or number != self._known + 1 or self._journal.finishing:
             return
         self._known = number
@@ -97,10 +100,10 @@ class Inbox:
 
 
 async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "Inbox"]]) -> None:
-    """Deliver new messages to runs' inboxes. Waits while the database is away.
+    """Deliver new messages to runs' inboxes. Wait while the database is away.
 
     Args:
-        sent_to: tenant and open inbox, by run.
+        sent_to: by run: the tenant and the open inbox.
     """
     if not sent_to:
         return
@@ -113,17 +116,17 @@ async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "
 
 @dataclass(frozen=True, slots=True)
 class SuspendReason:
-    """The wait of a run while none of its agents' loops is at work.
+    """The wait of a run whose agents all wait.
 
     Attributes:
-        left_s: seconds until the run is suspended; may be negative.
-        reason: ``person``, ``client`` (only client tools), ``children``, ``model``, or ``time``.
-        until_s: seconds until a model is tried again, a wait for tasks times out, or a pause is
-            over; ``None``: no time ends the wait.
-        groups: interrupts, grouped by model message: the run goes on when all interrupts of one
+        left_s: seconds until the run is suspended. The number may be negative.
+        reason: ``person``, ``client`` (only client tools), ``children``, ``model`` or ``time``.
+        until_s: seconds until a model is tried again, a wait for tasks times out, or a pause ends;
+            ``None``: the wait has no end time.
+        groups: interrupts, grouped by model message. The run continues when all interrupts of one
             group are decided.
-        children: the run goes on when at most this number of its child runs have not ended;
-            ``None``: it awaits none.
+        children: the run continues when at most this number of child runs have not ended; ``None``:
+            the run awaits no child runs.
     """
 
     left_s: float
@@ -138,10 +141,10 @@ class ModelCall:
     """A model call under way.
 
     Attributes:
-        target: the model and its server; ``None`` if the provider does not name them.
-        goes_on_at: end of the pause before its next try; in the past while it does not pause.
-        failing_since: time of its first failed try, in any attempt of the run.
-        lost: usage of an answer that broke off, until an event reports it.
+        target: the model and its server; ``None`` if the provider has no such data.
+        goes_on_at: end of the pause before the next try. Without a pause, this time is in the past.
+        failing_since: time of the call's first failed try in all attempts of the run.
+        lost: usage of a broken answer that no event has reported yet.
     """
 
     target: ModelTarget | None
@@ -151,15 +154,15 @@ class ModelCall:
     lost: Usage | None = None
 
     def take_lost(self) -> dict[str, Any]:
-        """Return data for an event: the model, and usage of a broken answer if not yet reported."""
+        """Return data for an event: the model, and the unreported usage of a broken answer."""
         lost, self.lost = self.lost, None
         return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
 
 
 def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
-    """Return the seconds until the run is suspended, and until the first model call goes on.
+    """Return the seconds until the run is suspended, and until the first call's next try.
 
-    The seconds until the suspension may be negative. ``None``: a call does not wait.
+    The seconds until the suspension may be negative. Return ``None`` if a call does not wait.
     """
     goes_on_at = min((call.goes_on_at for call in calls), default=now)
     if goes_on_at <= now:
@@ -173,10 +176,10 @@ class AwaitedRuns:
     """The child runs that a node of a graph awaits.
 
     Attributes:
-        left: number of child runs that are still to be created.
+        left: number of child runs that were not created yet.
         unstored: number of child runs that are being stored.
         unended: number of stored child runs that have not ended.
-        most: number of ends after which the node goes on, even if more child runs are open.
+        most: number of ended child runs after which the node continues, even if others are open.
     """
 
     left: int
@@ -186,16 +189,16 @@ class AwaitedRuns:
 
     @property
     def fewest_ends(self) -> int:
-        """Number of ends after which the node goes on."""
+        """Number of ended child runs after which the node continues."""
         return 1 if self.left else min(self.most, self.unended)
 
 
 class NodeClock:
-    """The time that the present try of a node has left; it stands still in waits for people.
+    """The remaining time of a node's present try. The clock stops in waits for people.
 
     Attributes:
-        path: the node's; its own queries are at or below it.
-        expired: set once no time is left.
+        path: the node's path. The node's queries are at or below this path.
+        expired: event that is set when no time is left.
     """
 
     def __init__(self, path: Path, left_s: float) -> None:
@@ -206,13 +209,13 @@ class NodeClock:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left; ``None``: the clock stands still."""
+        """Remaining seconds; ``None``: the clock is stopped."""
         if self._timer is None:
             return None
         return self._timer[0] - asyncio.get_running_loop().time()
 
     def stand(self, is_still: bool) -> None:
-        """Stop the clock, or let it go on."""
+        """Stop the clock, or start it again."""
         if not is_still and self._timer is None:
             loop, left_s = asyncio.get_running_loop(), max(0.0, self._left_s)
             self._timer = loop.time() + left_s, loop.call_later(left_s, self.expired.set)
@@ -223,15 +226,15 @@ class NodeClock:
 
 
 class RunActivity:
-    """The loops of a run's agents: whether each is at work, and for what it waits.
+    """The activity of a run's agents: which agents work, and which agents wait.
 
     Args:
         queries: queries under way.
         calls: open model calls.
 
     Attributes:
-        between: returns true if a loop is about to begin, or has just ended.
-        tasks: returns the asynchronous tasks that have not ended.
+        between: returns true if an agent is about to begin or has just ended.
+        tasks: returns the unfinished asynchronous tasks.
         child_runs: child runs that nodes await, by the nodes' queries.
     """
 
@@ -253,7 +256,7 @@ class RunActivity:
 
     @contextmanager
     def admission(self, query: Query) -> Iterator[Callable[[], None]]:
-        """Mark that a query's model call waits for admission; yield a function that ends this."""
+        """Mark that a model call waits for its budgets. Yield a function that ends the mark."""
         self._admitted[query] += 1
         ended = False
 
@@ -270,7 +273,6 @@ class RunActivity:
 
     @contextmanager
     def tool_call(self, query: Query, tool: ToolBase | None, call: CurrentCall) -> Iterator[None]:
-        """Mark that a tool call of a query is under way."""
         self._decided.discard((query, call.index))
         if isinstance(tool, SubAgentWrapper):
             place = (query.model_calls, call.index)
@@ -289,7 +291,7 @@ class RunActivity:
 
     @contextmanager
     def asking(self, query: Query, interrupt_id: UUID, kind: str) -> Iterator[None]:
-        """Mark that a query's tool call waits for people during the block, and works after it."""
+        """Mark that a tool call waits for people during the block, and works after the block."""
         call = current_call.get()
         assert call is not None
         self._decided.discard((query, call.index))
@@ -303,12 +305,11 @@ class RunActivity:
             _count(self._askers, query, -1)
 
     def is_pausing(self, query: Query) -> bool:
-        """Return true if a query pauses before its next try."""
         return query in self._pauses
 
     @contextmanager
     def pausing(self, query: Query, seconds: float) -> Iterator[None]:
-        """Mark that a query pauses before its next try; a long pause may suspend the run."""
+        """Mark that a query pauses before its next try. A long pause may suspend the run."""
         self._pauses[query] = monotonic() + seconds
         try:
             yield
@@ -317,7 +318,7 @@ class RunActivity:
 
     @contextmanager
     def timed(self, path: Path, left_s: float) -> Iterator[NodeClock]:
-        """Run the clock of a node's try in the block."""
+        """Run the clock of a node's try during the block."""
         clock = NodeClock(path, left_s)
         clock.stand(False)
         self._clocks.append(clock)
@@ -328,7 +329,7 @@ class RunActivity:
             clock.stand(True)
 
     def look_at_clocks(self) -> None:
-        """Stop the clocks of nodes that cannot go on without people; let the others go on."""
+        """Stop the clocks of nodes that need people to continue. Start the other clocks."""
         if not self._clocks:
             return
         needing = {query for query, needs in self.needing_people() if needs}
@@ -339,13 +340,13 @@ class RunActivity:
 
     @property
     def needs_a_model(self) -> bool:
-        """True if all open model calls wait and no tool is at work, so the run cannot end soon."""
+        """True if all open model calls wait and no tool works, so that the run cannot end soon."""
         is_busy = any(self._has_tool_at_work(query) for query in self._queries)
         return not is_busy and _wait_for_models(self._calls.values(), monotonic()) is not None
 
     @property
     def wait(self) -> SuspendReason | None:
-        """The wait of the run; ``None``: one of its loops is at work."""
+        """The wait of the run; ``None``: an agent works."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
         left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
         if wait is not None and wait.reason not in ("person", "client") and left:
@@ -358,7 +359,7 @@ class RunActivity:
         return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
 
     def _with_pauses(self, now: float) -> SuspendReason | None:
-        """Return the run's wait, which ends with the first pause to end, or earlier."""
+        """Return the run's wait. The wait ends at the latest with the end of the first pause."""
         if not self._pauses:
             return self._wait_at(now) if self._queries else None
         wait = self._wait_at(now) if self._queries else SuspendReason(0.0, "time")
@@ -368,7 +369,7 @@ class RunActivity:
         left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
         if wait.until_s is not None:
             until_s = min(until_s, wait.until_s)
-        # In a wait for people, the run's clock would stand still; in a pause, it must go on.
+        # The run's clock stops in a wait for people, but must not stop in a pause.
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
@@ -399,7 +400,7 @@ class RunActivity:
     def _wait_for_children(
         self, unended: int, groups: tuple[tuple[UUID, ...], ...]
     ) -> SuspendReason | None:
-        """Return the wait of a run that awaits tasks, at least one of them done by a child run."""
+        """Return the wait of a run that awaits at least one child run."""
         waits = [wait for query in self._queries for wait in _waits_of(query)]
         ends = [wait.fewest_ends for wait in waits]
         ends += [awaited.fewest_ends for awaited in self.child_runs.values()]
@@ -410,14 +411,13 @@ class RunActivity:
 
     @property
     def any_asks(self) -> bool:
-        """True if a tool call waits for people."""
         return bool(self._asking)
 
     def needing_people(self) -> Iterator[tuple[Query, bool]]:
-        """Yield each query, deepest first, with true if it cannot go on without people.
+        """Yield each query, and true if it needs people to continue. Deep queries come first.
 
-        The caller may change the state of a query's task before it reads the next query. A query
-        that has just begun or ended is left out.
+        The caller may change the state of a query's task before the next query. A query that has
+        just begun or ended is not yielded.
         """
         found: set[Query] = set()
         for query in sorted(self._queries, key=lambda query: -query.depth):
@@ -449,14 +449,14 @@ class RunActivity:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
-        # While models are away, waiting model calls may hold the slots that the task needs.
+        # While models are unavailable, waiting model calls may occupy the slots of the task.
         return bool(self._calls or handle.holds)
 
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
-        """Return true if a query cannot go on without people; ``None``: not known yet.
+        """Return true if a query needs people to continue; ``None``: not known yet.
 
         Args:
-            found: the queries below it that cannot go on without people.
+            found: the queries below that need people to continue.
         """
         if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
             return False
@@ -467,7 +467,7 @@ class RunActivity:
             parts.append(True)
         for path, tool in self._delegated_by(query):
             below = [each for each in self._queries if each.path == path]
-            if not below and not tool.stateless:  # the call waits for the agent's other query
+            if not below and not tool.stateless:  # the call waits for another query of the agent
                 below = [each for each in self._queries if each.agent is tool.agent]
             parts.append(bool(below) and all(each in found for each in below))
         return all(parts) if parts else None
@@ -481,14 +481,13 @@ class RunActivity:
         return [each for (path, _), each in self._delegated.items() if path == query.path]
 
     def _is_open(self, path: Path, tool: SubAgentWrapper) -> bool:
-        """Check if a sub-agent's query has begun, or waits for another query of the same agent."""
+        """Check if a sub-agent's query has begun or waits for another query of the same agent."""
         if any(query.path == path for query in self._queries):
             return True
         return not tool.stateless and tool.agent.turn().locked()
 
 
 def _waits_of(query: Query) -> list[Waiter]:
-    """Return a query's open waits for asynchronous tasks."""
     scope = query.scope
     return [wait for wait in scope.waits if wait.is_open] if isinstance(scope, QueryScope) else []
 
@@ -500,7 +499,7 @@ def _count(counter: Counter[Query], query: Query, change: int) -> None:
 
 
 def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Let a running task wait for people."""
+    """Set a running task to ``waiting``, and release its slot."""
     if handle.status not in (SubagentStatus.RUNNING, SubagentStatus.STREAMING):
         return
     handle.pause(registry.scheduler.now())
@@ -510,21 +509,21 @@ def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Let a task go on after its sub-tasks waited for people, at first without a slot."""
+    """Continue a task whose sub-tasks waited for people, at first without a slot."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
         _run(registry, handle)
 
 
 async def hold_slot_again(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Wait until a task holds a slot again after people have decided."""
+    """Wait until a task has a slot again, after people have decided."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
     if handle.status is SubagentStatus.QUEUED:
         try:
             async with registry.scheduler.calling(handle):
                 pass
-        finally:  # even if only this call is cancelled, because the task's other calls go on
+        finally:  # even after a cancellation of this call: other calls continue
             _run_if_queued(registry, handle)
 
 
@@ -548,7 +547,7 @@ def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 class WaitingTasks:
-    """The tasks that cannot go on without people: they ask people, or await a task that asks."""
+    """The tasks that need people to continue. They ask people, or await a task that asks people."""
 
     def __init__(self, tasks: Tasks, loops: RunActivity) -> None:
         self._tasks = tasks
@@ -556,7 +555,7 @@ class WaitingTasks:
         self._waiting: set[Query] = set()
 
     def show(self) -> None:
-        """Write an event for each task that has begun to wait for people or goes on again."""
+        """Write an event for each task that begins to wait for people or continues."""
         self._loops.look_at_clocks()
         if not (self._loops.any_asks or self._waiting):
             return
@@ -580,13 +579,13 @@ class WaitingTasks:
 
 
 def task_of(query: Query) -> TaskOfQuery | None:
-    """Return the asynchronous task that this query executes; ``None``: it executes none."""
+    """Return the asynchronous task that this query executes, if any."""
     task = query.task
     return task if isinstance(task, TaskOfQuery) and task.handle.path == query.path else None
 
 
 class Debounced:
-    """Calls a function once in the event loop's next pass, even after several requests for it."""
+    """Debounced function: several requests cause one call in the event loop's next pass."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -604,24 +603,25 @@ class Debounced:
 
 _DECIDED = "SELECT run_id, id, decided FROM decided_interrupts($1, $2)"
 MOST_OF_CALL, _MOST_OF_RUN = 10, 50
-"""Most questions of MCP servers that reach people, for each tool call and for each run."""
+"""Maximum number of MCP servers' questions to people, for a tool call and for a run."""
 
 Decided = Mapping[str, Any]
 """``status``, ``resolution`` and ``by`` of an interrupt."""
 
 
 class OpenInterrupts:
-    """The interrupts of one run.
+    """The open interrupts of one run.
 
-    A tool call asks people, and waits in this object. If no other part of the run goes on, the run
-    is suspended; its next attempt reaches the same call, and finds the decision in the log. While a
-    worker has the run, a new decision is only in the interrupt's row until the worker records it.
+    A tool call asks people, and waits in this object. If no other part of the run works, the run is
+    suspended. The next attempt reaches the same call, and reads the decision from the log. While a
+    worker executes the run, a new decision is only in the interrupt's row until the worker records
+    the decision.
 
     Args:
-        waits: called when a call has begun to wait, or goes on.
+        waits: function that is called when a tool call begins to wait or continues.
 
     Attributes:
-        tasks: writes which tasks wait.
+        tasks: writer of events about waiting tasks.
     """
 
     def __init__(
@@ -638,15 +638,15 @@ class OpenInterrupts:
         self._questions: set[str] = set()
 
     def decide(self, interrupt_id: UUID, decided: Decided) -> None:
-        """Take a decision that was stored. Idempotent."""
+        """Accept a stored decision. Idempotent."""
         self._decided[interrupt_id] = decided
         if waiting := self._waiting.get(interrupt_id):
             waiting.set()
 
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
-        """Return the decision of people on a call; ask them and wait, unless the log has it.
+        """Return people's decision on a call from the log, or ask people and wait.
 
-        Questions of MCP servers beyond the bounds return an empty resolution at once.
+        A question of an MCP server beyond the limits returns an empty resolution at once.
         """
         task_id = self._tasks.id_of(query)
         key = (task_id, query.model_calls, tool_call.id)
@@ -677,7 +677,7 @@ class OpenInterrupts:
         return Resolution(decided["resolution"])
 
     def _is_too_many(self, interrupt_id: str) -> bool:
-        """Return true if the run's MCP servers asked too often already; else count the question."""
+        """Return true if the run's MCP servers have asked too often. Else count the question."""
         asked = self._journal.replay.questions | self._questions
         if interrupt_id in asked:
             return False
@@ -729,10 +729,10 @@ class OpenInterrupts:
 async def take_decisions(
     pool: asyncpg.Pool, asking: Mapping[UUID, tuple[UUID, OpenInterrupts]]
 ) -> None:
-    """Deliver decisions on interrupts to their runs. Waits while the database is away.
+    """Deliver decisions on interrupts to the runs. Wait while the database is away.
 
     Args:
-        asking: tenant and interrupts, by run.
+        asking: by run: the tenant and the open interrupts.
     """
     if not asking:
         return

@@ -1,4 +1,4 @@
-"""Workers: the lease of this worker, with its reports, and the load of all workers."""
+"""Workers: the lease of this worker, which reports extend, and the load of all workers."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ _ALIVE = text("SELECT * FROM live_workers()")
 
 
 class RunLease(NamedTuple):
-    """A run that a worker executes, with its fence."""
+    """A run that a worker executes, with the number of its attempt."""
 
     tenant_id: UUID
     run_id: UUID
@@ -38,13 +38,13 @@ class RunLease(NamedTuple):
 
 
 class LeaseOwner(Protocol):
-    """Executor of the runs that a worker's lease is for."""
+    """Executor of the runs that belong to a worker's lease."""
 
     def leases(self) -> Sequence[RunLease]:
-        """Return the runs that this worker executes; called in another thread."""
+        """Return the runs that this worker executes. Another thread calls this method."""
 
     def lose(self, run: RunLease) -> None:
-        """Stop a run that has ended in the database, or that another worker has."""
+        """Stop a run that has ended in the database, or that another worker executes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,18 @@ class Load:
     Attributes:
         pool: sums over all tenants, which every tenant may see: ``size``, ``min`` and ``max`` of
             the pool, ``busy``, ``parked`` and ``queued`` tasks, ``queue`` (waiting tasks by
-            priority), and ``runs`` that are under way.
-        tenants: for each tenant with any load, its own part: ``running``, ``parked`` and ``queued``
-            tasks, ``queue``, and ``breakers`` that are not closed: ``run_id``, ``agent``,
-            ``state``, ``failures``, ``retry_after_ms``; and ``models``: calls of model servers
-            that are ``under_way`` and ``waiting``, by ``provider`` and ``is_operators``.
+            priority), and ``runs`` under way.
+        tenants: for each tenant with any load: ``running``, ``parked`` and ``queued`` tasks;
+            ``queue``; ``breakers``, the breakers that are not closed, with ``run_id``, ``agent``,
+            ``state``, ``failures`` and ``retry_after_ms``; ``models``, the ``under_way`` and
+            ``waiting`` calls of model servers, by ``provider`` and ``is_operators``.
     """
 
     pool: Mapping[str, Any]
     tenants: Mapping[UUID, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_models(self, calls: Mapping[UUID, Sequence[Mapping[str, Any]]]) -> "Load":
-        """Return this load with the tenants' calls of model servers."""
+        """Return this load with the numbers of the tenants' calls of model servers."""
         models = {tenant: {"models": each} for tenant, each in calls.items()}
         both = {**models, **self.tenants}
         return Load(
@@ -74,15 +74,15 @@ class Load:
 
 
 class WorkerLease:
-    """The lease of this worker.
+    """The lease of this worker, which reports to the database extend.
 
     Args:
         worker_id: id of this process as a worker; a new process is another worker.
-        lease_s: seconds that the lease lasts after a report.
+        lease_s: length of the lease in seconds, from each report on.
         places: returns the number of places. ``places`` and ``load`` are called in the event loop.
-        begin: called in the event loop whenever the lease begins, also after a lost connection.
-        listen: called in the event loop after each report; true: this worker is one of those that
-            get the next runs.
+        begin: called in the event loop when the lease begins, also after a lost connection.
+        listen: called in the event loop after each report. The argument is true if this worker may
+            get one of the next runs.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class WorkerLease:
 
     @asynccontextmanager
     async def kept(self, connect: Connect, pool: asyncpg.Pool) -> AsyncIterator[None]:
-        """Send reports in a thread during the block; end the lease after the block."""
+        """Send reports in a thread during the block. End the lease after the block."""
         self._measure()
         loop = asyncio.new_event_loop()
         reporting = loop.create_task(self._report_regularly(connect))
 
         def run() -> None:
-            # The runner ends the tasks of a lost connection before it closes the loop.
+            # The runner ends the tasks of a lost connection before the loop is closed.
             runner = asyncio.Runner(loop_factory=lambda: loop)
             with runner, contextlib.suppress(asyncio.CancelledError):
                 runner.get_loop().run_until_complete(reporting)
@@ -128,14 +128,14 @@ class WorkerLease:
             await self.leave(pool)
 
     async def leave(self, pool: asyncpg.Pool) -> None:
-        """Report that this worker claims no more runs. If that fails, the next report says so."""
+        """Report that this worker claims no more runs. If that fails, the next report says it."""
         self._is_over, self._open = True, 0
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LEAVE_S):
                 await pool.fetch(_REPORT, *self._values(self._owner.leases()))
 
     def _measure(self) -> None:
-        """Measure places and load in the event loop, for the next report of the thread."""
+        """Measure places and load in the event loop. The thread's next report sends both."""
         self._open = 0 if self._is_over else self._places()
         load = self._load()
         age_s = monotonic() - self._began
@@ -154,7 +154,7 @@ class WorkerLease:
             while True:
                 runs = self._owner.leases()
                 rows = await connection.fetch(_REPORT, *self._values(runs), timeout=every_s)
-                self._open = 0  # so that no claims follow while the event loop does not answer
+                self._open = 0  # no claims while the event loop does not answer
                 self._loop.call_soon_threadsafe(self._measure)
                 if is_first:
                     self._loop.call_soon_threadsafe(self._begin)
@@ -172,17 +172,16 @@ class WorkerLease:
 
 
 async def any_alive(pool: asyncpg.Pool) -> bool:
-    """Return true if a worker is alive."""
     return bool(await pool.fetchval(_ANY_ALIVE))
 
 
 async def alive(connection: AsyncConnection) -> Sequence[RowMapping]:
-    """Return live workers, oldest first; ``state`` is the part of the transaction's tenant."""
+    """Return live workers, sorted from old to new. ``state`` has only the tenant's part."""
     return (await connection.execute(_ALIVE)).mappings().all()
 
 
 async def load_of(connection: AsyncConnection, tenant_id: UUID) -> dict[str, Any]:
-    """Return a tenant's queued and waiting runs, and its quotas: SQL function ``tenant_load``."""
+    """Return a tenant's queued runs, waiting runs and quotas; see SQL's ``tenant_load``."""
     load = dict((await connection.execute(select(func.tenant_load(tenant_id)))).scalar_one())
     for quota in load["quotas"]:
         if quota["name"] == "cost_per_day":
